@@ -35,13 +35,9 @@ class MockModel(torch.nn.Module):
 
     device, dtype = torch.device("cpu"), torch.float32
     config = LlamaConfig(
-        hidden_size=4,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        vocab_size=7,
-        max_position_embeddings=64,
-    )
+        hidden_size=4, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+        vocab_size=7, max_position_embeddings=64,
+    )  # fmt: skip
 
     def __init__(self, logits=logits_of):
         super().__init__()
@@ -69,9 +65,8 @@ class MockModel(torch.nn.Module):
             keys, _ = past_key_values.update(keys, keys, 0)
         self.forwarded.append(int(attention_mask[:, -input_ids.shape[1] :].sum()))
         rows = []
-        for row, mask in zip(
-            keys[:, 0, :, 0].long().tolist(), attention_mask.tolist(), strict=True
-        ):
+        ids = keys[:, 0, :, 0].long().tolist()
+        for row, mask in zip(ids, attention_mask.tolist(), strict=True):
             read = [t for t, m in zip(row, mask, strict=True) if m]
             ends = range(1, len(read) + 1) if logits_to_keep == 0 else [len(read)]
             rows.append([self.logits(tuple(read[:end])) for end in ends])

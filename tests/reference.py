@@ -17,11 +17,6 @@ BASELINES = {
     "best-of-n": ("reward", None, True),
     "best-of-n-lagrangian": ("lagrangian", None, True),
     "best-of-n-augmented": ("augmented", None, True),
-    "beam-reward": (
-        "reward",
-        None,
-        False,
-    ),  # no method of the package: what `beam-lagrangian` is at lambda 0
     "beam-lagrangian": ("lagrangian", None, False),
     "beam-lagrangian-freq": ("lagrangian", None, False),
     "beam-augmented": ("augmented", None, False),
@@ -108,9 +103,8 @@ def search(
     start = tuple(LETTERS.index(c) for c in prompt)
 
     def is_safe(c):
-        if (
-            order == "critic"
-        ):  # the cost is not known before the end, and neither is what is left of the budget
+        # the cost is not known before the end, and neither is what is left of the budget
+        if order == "critic":
             return not c.done or letter_cost(c.text) <= budget
         return c.peaks[-1] <= budget
 
@@ -150,19 +144,13 @@ def search(
             number, drawn = 0, []
             for parent, count in zip(live, share, strict=True):
                 for k in range(count):
-                    reference = (
-                        round_ == 0
-                        or diversity == "none"
-                        or (diversity == "half" and k < math.ceil(count / 2))
-                    )
+                    half = diversity == "half" and k < math.ceil(count / 2)
+                    reference = round_ == 0 or diversity == "none" or half
                     tokens = list(parent.tokens)
                     for i in range(min(block, length - len(parent.tokens))):
                         key = random_key(seed, prompt_id, round_, number, len(tokens))
-                        tokens.append(
-                            pick(
-                                start + tuple(tokens), key, set() if reference else seen[i] - {EOS}
-                            )
-                        )
+                        banned = set() if reference else seen[i] - {EOS}
+                        tokens.append(pick(start + tuple(tokens), key, banned))
                         if tokens[-1] == EOS:
                             break
                     new = Candidate(tuple(tokens), tokens[-1] == EOS or len(tokens) == length, ())

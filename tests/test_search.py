@@ -32,61 +32,38 @@ from igcore import (
     METHODS,
     Guard,
     ParameterError,
-    PolicyError,
     Prompt,
-    ScorerError,
     budget,
     decode,
     decoding,
 )
 from igcore.beams import method_of
-from igcore.contract import TEXTS as FIXED
 from igcore.critic.network import Critic
 from igcore.critic.rollouts import Rollout, targets
 from igcore.critic.training import CriticConfig, spec_of
 from igcore.engine.agreement import cache_for
 from igcore.engine.kv_cache import History, cache_name
-from igcore.errors import ScorerWarning
 from igcore.policy import PROBE, Policy
 from igcore.runs.decode_params import Settings
 
 ASKING = [method for method in METHODS if method_of(method).asks_critic]
-ALONE = [
-    method
-    for method in METHODS
-    if method not in ASKING and method_of(method).network != "value network"
-]  # without a network of their own
+ALONE = [method for method in METHODS if not method_of(method).network]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
-SETTINGS = dict(
-    budget=1.0,
-    n_samples=3,
-    keep=2,
-    block_size=3,
-    max_new_tokens=8,
-    rounds=2,
-    lagrange_multiplier=0.7,
-    top_k=4,
-)
+SETTINGS = dict(budget=1.0, n_samples=3, keep=2, block_size=3, max_new_tokens=8)
+SETTINGS |= dict(rounds=2, lagrange_multiplier=0.7, top_k=4)
 
 
 def answers(
     method, prompts=PROMPTS, cost=None, reward=None, seed=0, critic=None, on_block=None, **settings
 ):
+    guard = guard_of(mock_policy(), cost, reward, critic, **settings)
+    return list(decode(method, guard, prompts, seed=seed, on_block=on_block))
+
+
+def guard_of(policy, cost=None, reward=None, critic=None, **settings):
     config = Settings(**(SETTINGS | settings))
-    scorers = {
-        "reward": reward or LetterReward(),
-        "cost": cost or LetterCost(),
-        "critic": critic or LetterCritic(),
-    }
-    return list(
-        decode(
-            method,
-            Guard(mock_policy(), **scorers, config=config),
-            prompts,
-            seed=seed,
-            on_block=on_block,
-        )
-    )
+    scorers = cost or LetterCost(), reward or LetterReward()
+    return Guard(policy, *scorers, config, critic or LetterCritic())
 
 
 def ids(prompts):
@@ -132,9 +109,8 @@ def test_the_loop_with_a_critic_equals_a_second_implementation(method, threshold
     """
     number = 1 - 0.01 ** (2 / 3) if threshold == "matched" else threshold  # 3 samples for 2 beams
     critic = {"critic": (letter_f1, f2), "threshold": number, "eta": 0.7, "gamma_task": 0.9}
-    compare_with_reference(
-        method, dict(budget=d, threshold=threshold, eta=0.7, gamma_task=0.9), critic
-    )
+    settings = dict(budget=d, threshold=threshold, eta=0.7, gamma_task=0.9)
+    compare_with_reference(method, settings, critic)
 
 
 @pytest.mark.parametrize("score_threshold", [-1.0, 0.0, 0.4])
@@ -143,12 +119,8 @@ def test_retries_by_score_equal_a_second_implementation(score_threshold, diversi
     """Guards the other reason for a retry: every c_task + lambda C is above a threshold of one's
     own, 0 among them.
     """
-    settings = dict(budget=0.5, score_threshold=score_threshold)
-    compare_with_reference(
-        "beam-lagrangian-freq",
-        settings | {"diversity": diversity},
-        {"score_threshold": score_threshold},
-    )
+    own = dict(score_threshold=score_threshold)
+    compare_with_reference("beam-lagrangian-freq", own | dict(budget=0.5, diversity=diversity), own)
 
 
 def compare_with_reference(method, settings, more):
@@ -156,28 +128,14 @@ def compare_with_reference(method, settings, more):
     reference alone.
     """
     d, diversity = settings["budget"], settings.get("diversity", "half")
+    own = 3, 2, 3, 8, 2, diversity, SETTINGS["lagrange_multiplier"]
     for seed in range(3):
         mock = LetterCritic(*more["critic"]) if "critic" in more else None
-        out = answers(
-            method, ids(PROMPTS), seed=seed, probe_fail_open=True, critic=mock, **settings
-        )
+        probing = settings | dict(probe_fail_open=True, critic=mock)
+        out = answers(method, ids(PROMPTS), seed=seed, **probing)
         for prompt, got in zip(ids(PROMPTS), out, strict=True):
-            best, abstained = reference_search(
-                method,
-                prompt.text,
-                prompt.id,
-                seed,
-                d,
-                3,
-                2,
-                3,
-                8,
-                2,
-                diversity,
-                SETTINGS["lagrange_multiplier"],
-                top_k=4,
-                **more,
-            )
+            given = method, prompt.text, prompt.id, seed, d
+            best, abstained = reference_search(*given, *own, top_k=4, **more)
             assert (got.status == "abstained") == abstained
             assert got.fail_open_cost == letter_cost(best.text)
             if not abstained:
@@ -190,29 +148,23 @@ def test_the_comparison_above_meets_every_kind_of_ending():
     """Guards the test above against vacuity: abstentions, retries, end tokens and broken budgets
     all occur in its settings.
     """
-    out = [
-        r
-        for d in (0.0, 0.5, 2.0)
-        for seed in range(3)
-        for r in answers("inferenceguard", ids(PROMPTS), seed=seed, budget=d)
-    ]
+    out = []
+    for d, seed in itertools.product((0.0, 0.5, 2.0), range(3)):
+        out += answers("inferenceguard", ids(PROMPTS), seed=seed, budget=d)
     assert {r.status for r in out} == {"verified_safe", "abstained"}
-    assert any(
-        len({t["block"] for t in r.trace}) < len(r.trace) for r in out
-    )  # some block took a second round
-    assert any(
-        0 < r.n_tokens < 8 or len(r.text) < r.n_tokens for r in out if r.status == "verified_safe"
-    )
-    assert any(
-        r.status == "unverified_unsafe" for r in answers("best-of-n", ids(PROMPTS), budget=0.0)
-    )
+    assert any(len(blocks_of(r)) < len(r.trace) for r in out)  # some block took a second round
+    safe = [r for r in out if r.status == "verified_safe"]
+    assert any(0 < r.n_tokens < 8 or len(r.text) < r.n_tokens for r in safe)
+    unsafe = answers("best-of-n", ids(PROMPTS), budget=0.0)
+    assert any(r.status == "unverified_unsafe" for r in unsafe)
     for d in (0.0, 0.5):  # retries by score: of some blocks
-        trace = [
-            (r.prompt_id, t["block"], t["round"])
-            for r in answers("beam-lagrangian-freq", ids(PROMPTS), budget=d)
-            for t in r.trace
-        ]
-        assert len(trace) / 2 < len({name[:2] for name in trace}) < len(trace)
+        found = answers("beam-lagrangian-freq", ids(PROMPTS), budget=d)
+        rounds = sum(len(r.trace) for r in found)
+        assert rounds / 2 < sum(len(blocks_of(r)) for r in found) < rounds
+
+
+def blocks_of(answer):
+    return {t["block"] for t in answer.trace}
 
 
 def block_probability(prompt, length, wanted):
@@ -234,19 +186,10 @@ def test_probability_of_no_safe_block_is_a_power(n, rounds):
     """
     p = block_probability("ab", 2, lambda text: letter_cost(text) == 0)
     prompts = [Prompt(f"id{i}", "ab", "mock") for i in range(1500)]
-    settings = dict(
-        budget=0.0,
-        n_samples=n,
-        rounds=rounds,
-        keep=1,
-        block_size=2,
-        max_new_tokens=2,
-        diversity="none",
-    )
-    abstained = sum(
-        r.status == "abstained"
-        for r in answers("inferenceguard", prompts, group_size=500, **settings)
-    )
+    settings = dict(budget=0.0, n_samples=n, rounds=rounds, keep=1, group_size=500)
+    settings |= dict(block_size=2, max_new_tokens=2, diversity="none")
+    out = answers("inferenceguard", prompts, **settings)
+    abstained = sum(r.status == "abstained" for r in out)
     assert 0.15 < p < 0.5
     assert binomtest(abstained, 1500, (1 - p) ** (n * rounds)).pvalue > 1e-3
 
@@ -255,17 +198,15 @@ def test_results_depend_neither_on_order_nor_on_company():
     """Guards the coordinates of the random numbers: a prompt alone, in a group or in reversed order
     gives the same answer.
     """
-    together = {r.prompt_id: (r.text, r.z_trace) for r in answers("inferenceguard", ids(PROMPTS))}
-    alone = {
-        r.prompt_id: (r.text, r.z_trace)
-        for p in ids(PROMPTS)
-        for r in answers("inferenceguard", [p])
-    }
-    backwards = {
-        r.prompt_id: (r.text, r.z_trace)
-        for r in answers("inferenceguard", ids(PROMPTS)[::-1], group_size=4)
-    }
-    assert together == alone == backwards
+
+    def found(prompts, **settings):
+        out = answers("inferenceguard", prompts, **settings)
+        return {r.prompt_id: (r.text, r.z_trace) for r in out}
+
+    together, alone = found(ids(PROMPTS)), {}
+    for prompt in ids(PROMPTS):
+        alone |= found([prompt])
+    assert together == alone == found(ids(PROMPTS)[::-1], group_size=4)
 
 
 def test_the_seed_and_the_prompt_set_change_the_answer():
@@ -277,17 +218,12 @@ def unlike(some, others):
     """Return the fields in which answers differ, seconds excepted."""
     compared = [f.name for f in dataclasses.fields(some[0]) if f.compare]
     names = [name for name in compared if not name.endswith("_s")]
-    return {
-        name
-        for a, b in zip(some, others, strict=True)
-        for name in names
-        if getattr(a, name) != getattr(b, name)
-    }
+    pairs = list(zip(some, others, strict=True))
+    return {n for n in names if any(getattr(a, n) != getattr(b, n) for a, b in pairs)}
 
 
-SAMPLING = [
-    method for method in ALONE if not method_of(method).abstains and not method.startswith("args")
-]
+EMITTING = [method for method in ALONE if not method_of(method).abstains]
+SAMPLING = [method for method in EMITTING if not method.startswith("args")]
 SCORED = {"counts", "trace", "finals"}  # what shows that a score was asked which changed nothing
 
 
@@ -313,9 +249,8 @@ def test_the_first_finals_of_a_large_run_are_those_of_a_small_one(method):
         if method == "best-of-n":
             assert set(costs) == {None} and max(rewards) == r.reward
         elif method == "best-of-n-augmented":
-            assert [reward is None for reward in rewards] == [
-                cost > 1.0 for cost in costs
-            ]  # not asked of the unsafe
+            unasked = [reward is None for reward in rewards]
+            assert unasked == [cost > 1.0 for cost in costs]
         else:
             assert min(-a + 0.7 * b for a, b in r.finals) == -r.reward + 0.7 * r.cost
 
@@ -324,18 +259,10 @@ def test_a_final_whose_score_has_failed_is_there_and_says_so():
     """Guards subsampling: a candidate left out would move all that come after it, and no infinity
     gets into a file.
     """
-    plain = answers("best-of-n-lagrangian", ids(PROMPTS), n_samples=9)
-    failing = answers(
-        "best-of-n-lagrangian",
-        ids(PROMPTS),
-        n_samples=9,
-        cost=Tampered(math.nan, lambda text, call: "e" in text),
-    )
-    finals = [
-        (a, b)
-        for p, f in zip(plain, failing, strict=True)
-        for a, b in zip(p.finals, f.finals, strict=True)
-    ]
+    bad, method = Tampered(math.nan, lambda text, call: "e" in text), "best-of-n-lagrangian"
+    plain = [x for r in answers(method, ids(PROMPTS), n_samples=9) for x in r.finals]
+    failing = [x for r in answers(method, ids(PROMPTS), bad, n_samples=9) for x in r.finals]
+    finals = list(zip(plain, failing, strict=True))
     assert all(a[0] == b[0] and b[1] in (None, a[1]) for a, b in finals)
     assert 0 < sum(b[1] is None for _, b in finals) < len(finals)
 
@@ -350,23 +277,12 @@ def test_lambda_zero_is_the_vanilla_method(method, vanilla):
     assert "text" in unlike(found, answers(method, ids(PROMPTS), lagrange_multiplier=5.0))
 
 
-def test_beam_search_at_lambda_zero_ranks_by_reward():
-    """Guards the weight on the way: the second implementation looks at no cost at all."""
-    for seed in range(3):
-        out = answers("beam-lagrangian", ids(PROMPTS), seed=seed, lagrange_multiplier=0.0)
-        for prompt, got in zip(ids(PROMPTS), out, strict=True):
-            best, _ = reference_search(
-                "beam-reward", prompt.text, prompt.id, seed, 0.0, 3, 2, 3, 8, 1, "none", 0.0
-            )
-            assert got.text == best.text
-
-
 def test_a_threshold_that_every_score_meets_leaves_beam_search_as_it_is():
     """Guards `beam-lagrangian-freq`: it is `beam-lagrangian` with a reason to try a block again."""
     plain = answers("beam-lagrangian", ids(PROMPTS))
     assert not unlike(answers("beam-lagrangian-freq", ids(PROMPTS), score_threshold=99.0), plain)
     tried = answers("beam-lagrangian-freq", ids(PROMPTS), score_threshold=-99.0, rounds=3)
-    assert all(r.counts.rounds_used == 3 * len({t["block"] for t in r.trace}) for r in tried)
+    assert all(r.counts.rounds_used == 3 * len(blocks_of(r)) for r in tried)
 
 
 def test_scores_are_compared_with_lambda_times_the_budget_unless_another_threshold_is_given():
@@ -376,15 +292,10 @@ def test_scores_are_compared_with_lambda_times_the_budget_unless_another_thresho
     config = Settings(budget=0.4, lagrange_multiplier=5.0)
     assert config.lagrangian_threshold == 2.0
     assert dataclasses.replace(config, score_threshold=0.0).lagrangian_threshold == 0.0
+    ones = Tampered(1.0, lambda *_: True)
     for d, rounds in ((1.0, 1), (0.9, 2)):
-        (r,) = answers(
-            "beam-lagrangian-freq",
-            ["ab"],
-            cost=Tampered(1.0, lambda *_: True),
-            reward=Silent(),
-            budget=d,
-        )
-        assert r.counts.rounds_used == rounds * len({t["block"] for t in r.trace})
+        (r,) = answers("beam-lagrangian-freq", ["ab"], ones, Silent(), budget=d)
+        assert r.counts.rounds_used == rounds * len(blocks_of(r))
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.7])
@@ -392,12 +303,10 @@ def test_what_could_not_be_scored_is_the_last_choice_whatever_lambda(lam):
     """Guards 0 times infinity, which is NaN: sorted, it leaves its neighbours where they stand, and
     wins when it comes first.
     """
-    failed = 0
+    failed, method = 0, "best-of-n-lagrangian"
     for seed in range(4):
         cost = Tampered(math.nan, lambda text, call: text > "c")
-        for r in answers(
-            "best-of-n-lagrangian", ids(PROMPTS), cost=cost, seed=seed, lagrange_multiplier=lam
-        ):
+        for r in answers(method, ids(PROMPTS), cost, seed=seed, lagrange_multiplier=lam):
             known = [b for _, b in r.finals if b is not None]
             assert (r.text > "c") == (not known)
             failed += 0 < len(known) < len(r.finals)
@@ -411,22 +320,12 @@ def test_forward_tokens_are_what_the_policy_reads(method, monkeypatch):
     """
     for module in ("sampling", "local"):
         monkeypatch.setattr(f"igcore.engine.{module}.NEAR_TIE", 0.0)
-    for d, max_new_tokens in itertools.product((0.0, 2.0), (8, 3, 1)):
-        policy, config = (
-            mock_policy(),
-            Settings(
-                **(
-                    SETTINGS
-                    | dict(
-                        budget=d, max_new_tokens=max_new_tokens, block_size=min(3, max_new_tokens)
-                    )
-                )
-            ),
-        )
-        scorers = {"reward": LetterReward(), "cost": LetterCost(), "critic": LetterCritic()}
+    for d, length in itertools.product((0.0, 2.0), (8, 3, 1)):
+        policy, settings = mock_policy(), dict(budget=d, max_new_tokens=length)
+        guard = guard_of(policy, **settings, block_size=min(3, length))
         cache_for(policy.model)  # tried once, before anything is counted
         policy.model.forwarded.clear()
-        out = list(decode(method, Guard(policy, **scorers, config=config), ids(PROMPTS)))
+        out = list(decode(method, guard, ids(PROMPTS)))
         assert sum(r.counts.forward_tokens for r in out) == policy.model.tokens_forwarded
         assert all(r.counts.forward_tokens >= len(r.prompt) for r in out)
 
@@ -435,18 +334,9 @@ def test_tokens_that_the_policy_all_but_excludes_can_be_reported():
     """Guards the trace: the perplexity of tokens of log-probability -1000 is no number that a float
     can hold.
     """
-    policy, config = mock_policy(lambda prefix: [0.0, 0.0] + [-5e3] * 5), Settings(**SETTINGS)
-    (r,) = decode(
-        "args", Guard(policy, reward=LetterReward(), cost=LetterCost(), config=config), ["ab"]
-    )
+    policy = mock_policy(lambda prefix: [0.0, 0.0] + [-5e3] * 5)
+    (r,) = decode("args", guard_of(policy), ["ab"])
     assert r.trace[0]["perplexity"] == math.inf and r.trace[0]["kl"] == 0
-
-
-def test_z_trace_is_the_budget_minus_the_running_maximum():
-    for r in answers("inferenceguard", ids(PROMPTS)):
-        scores = [letter_cost(r.text[:end]) for end in r.block_ends]
-        assert r.z_trace == [s.z for s in budget.trace(scores, 1.0)]
-        assert r.block_ends[-1] == len(r.text)
 
 
 def test_reward_is_asked_only_of_safe_candidates():
@@ -467,10 +357,9 @@ def test_reward_is_asked_only_of_safe_candidates():
 def test_only_prompts_without_a_safe_candidate_are_retried():
     """Guards the cost of retries: N samples per round that a prompt needed, and no more."""
     for r in answers("inferenceguard", ids(PROMPTS), budget=0.5):
-        assert (
-            r.counts.samples_drawn == 3 * r.counts.rounds_used == sum(t["drawn"] for t in r.trace)
-        )
-        for block in {t["block"] for t in r.trace}:
+        drawn = sum(t["drawn"] for t in r.trace)
+        assert r.counts.samples_drawn == 3 * r.counts.rounds_used == drawn
+        for block in blocks_of(r):
             rounds = [t for t in r.trace if t["block"] == block]
             assert all(t["safe"] == 0 for t in rounds[:-1])
 
@@ -479,9 +368,8 @@ def test_work_is_counted_before_the_cache():
     """Guards the equal-compute columns against the cache, and against being charged for the tables'
     own measurements.
     """
-    base, best, augmented = (
-        answers(m, ["ab"])[0].counts for m in ("base", "best-of-n", "best-of-n-augmented")
-    )
+    methods = "base", "best-of-n", "best-of-n-augmented"
+    base, best, augmented = (answers(method, ["ab"])[0].counts for method in methods)
     assert (base.samples_drawn, base.scorer_calls) == (1, 0)
     assert (best.samples_drawn, best.scorer_calls) == (3, 3)
     assert best.scorer_tokens == best.policy_tokens <= 3 * 8
@@ -502,118 +390,27 @@ def test_a_broken_scorer_and_a_policy_block_have_different_reasons():
     """Guards the reason: 'nothing safe was found' must never be said of a prompt whose candidates
     could not be scored.
     """
-    broken = {p.id for p in ids(PROMPTS)[:2]}
-    prompts = {p.text for p in ids(PROMPTS)[:2]}
+    broken = PROMPTS[:2]
 
     class Broken(LetterCost):
-        def score(self, texts, responses, finished):
-            return [
-                math.nan if p in prompts else letter_cost(r)
-                for p, r in zip(texts, responses, strict=True)
-            ]
+        def score(self, prompts, responses, finished):
+            found = super().score(prompts, responses, finished)
+            return [math.nan if p in broken else x for p, x in zip(prompts, found, strict=True)]
 
     for r in answers("inferenceguard", ids(PROMPTS), cost=Broken(), budget=0.0):
-        if r.prompt_id in broken:
-            assert (r.status, r.reason, r.text) == (
-                "abstained",
-                "scorer_error",
-                None,
-            )  # nor could the refusal be scored
+        if r.prompt in broken:  # nor could the refusal be scored
+            assert (r.status, r.reason, r.text) == ("abstained", "scorer_error", None)
         else:
             assert r.reason in ("", "exhausted")
 
 
-def test_a_reward_that_fails_makes_its_candidate_unsafe():
-    class Half(LetterReward):
-        def score(self, prompts, responses, finished):
-            return [math.nan if r.startswith("d") else 0.0 for r in responses]
-
-    for r in answers("inferenceguard", ids(PROMPTS), reward=Half(), budget=5.0):
-        assert r.status == "abstained" or not r.text.startswith("d")
-
-
-@pytest.mark.parametrize(
-    ("scores", "message"),
-    [
-        (lambda n: [math.nan] * n, "texts; mend"),
-        (lambda n: [math.inf] * n, "texts; mend"),
-        (lambda n: [0.0] * (n + 1), r"texts, .* returned scores of shape \(2,\) for 1 texts; mend"),
-        (
-            lambda n: [[0.0]] * n,
-            r"texts, .* returned \[0.0\] \(list\), which is no number; .*; mend",
-        ),
-        (lambda n: ["0.1"] * n, r"texts, .* returned '0.1' \(str\), which is no number; .*; mend"),
-        (lambda n: 1 / 0, "texts, .* raised ZeroDivisionError: division by zero; mend"),
-    ],
-)
-def test_a_scorer_that_fails_for_all_stops_the_run(scores, message):
-    """Guards hours of abstentions, where a hundred texts have shown that nothing can be scored."""
-
-    class Failing(LetterCost):
-        def score(self, prompts, responses, finished):
-            known = set(FIXED).issuperset(responses)  # else no guard would be made
-            return [0.0] * len(responses) if known else scores(len(responses))
-
-    with pytest.raises(ScorerError, match=rf"'letters' failed on \d{{3}} of \d{{3}} {message}"):
-        answers("inferenceguard", cost=Failing(), n_samples=100)
-
-
-def test_the_last_check_sees_the_exact_text_and_no_cache():
-    """Guards the gate: a scorer that changes its mind about the emitted text must be asked again
-    and believed.
-    """
-
-    class Fickle(LetterCost):
-        def score(self, prompts, responses, finished):
-            is_last = prompts == ["fed"] and finished == [True] and responses != [""]
-            return [9.0] if is_last else [letter_cost(r) for r in responses]
-
-    with pytest.warns(ScorerWarning, match="asked in the search and once more, it gave 9 and"):
-        (r,) = answers("inferenceguard", ["fed"], cost=Fickle(), budget=3.0)
-    assert (r.status, r.reason, r.text) == ("abstained", "scorer_contract", "")
-
-
-@pytest.mark.parametrize(
-    ("refusal", "empty_is_safe", "expected"),
-    [("fff", True, "fff"), ("aaa", True, ""), ("aaa", False, None)],
-)
-def test_an_abstention_passes_the_same_gate(refusal, empty_is_safe, expected):
-    """Guards the refusal: it is a text like any other, and when even silence fails nothing is
-    emitted.
-    """
-    cost = Tampered(
-        9.0,
-        lambda text, call: (
-            "f" not in text and (text != "" or not empty_is_safe) or set(text) - {"f"}
-        ),
-    )
-    settings = dict(budget=0.0, n_samples=2, rounds=1, refusal=refusal)
-    out = [
-        r
-        for seed in range(5)
-        for r in answers("inferenceguard", ["ab"], cost=cost, seed=seed, **settings)
-    ]
-    failed = [r for r in out if r.status == "abstained"]
-    assert failed
-    for r in failed:
-        assert (r.reason, r.text) == ("exhausted", expected)
-        assert (r.cost, r.reward) == (None, None) if expected is None else r.cost == 0
-
-
 def test_truncation_emits_the_last_certified_prefix():
-    out = [
-        r
-        for seed in range(10)
-        for r in answers(
-            "inferenceguard", ids(PROMPTS), on_failure="truncate", budget=0.0, seed=seed
-        )
-    ]
+    out, settings = [], dict(on_failure="truncate", budget=0.0)
+    for seed in range(10):
+        out += answers("inferenceguard", ids(PROMPTS), seed=seed, **settings)
     cut = [r for r in out if r.reason == "truncated"]
-    assert cut and all(
-        r.status == "verified_safe" and letter_cost(r.text) == 0 and r.n_tokens % 3 == 0
-        for r in cut
-    )
-    assert not any(r.finished for r in cut)
+    assert cut and {(r.status, r.finished) for r in cut} == {("verified_safe", False)}
+    assert all(letter_cost(r.text) == 0 and r.n_tokens % 3 == 0 for r in cut)
 
 
 def test_paper_mode_emits_the_least_unsafe_and_says_so():
@@ -629,10 +426,7 @@ def test_paper_mode_emits_the_least_unsafe_and_says_so():
     for i, (a, b, c) in enumerate(zip(paper, probed, plain, strict=True)):
         assert a.cost == b.fail_open_cost
         assert (b.text, b.counts, b.trace) == (c.text, c.counts, c.trace)
-        assert (a.status == "unverified_unsafe", a.reason == "exhausted") == (
-            i in failed,
-            i in failed,
-        )
+        assert (a.status == "unverified_unsafe") == (a.reason == "exhausted") == (i in failed)
         assert c.fail_open_cost == (None if i in failed else c.cost)
 
 
@@ -648,21 +442,14 @@ def test_credit_that_was_banked_never_makes_an_unsafe_path_safe(accounting, on_f
             return [letter_cost(r) - 1.0 for r in responses]
 
     settings = dict(accounting=accounting, on_failure=on_failure, budget=0.0)
-    out = [
-        r
-        for seed in range(6)
-        for r in answers("inferenceguard", ids(PROMPTS), Signed(), seed=seed, **settings)
-    ]
+    out = []
+    for seed in range(6):
+        out += answers("inferenceguard", ids(PROMPTS), Signed(), seed=seed, **settings)
     assert {r.status for r in out} > {"verified_safe"}
     for r in out:
         safe = r.z_trace[-1] >= 0 and r.cost <= 0
-        assert r.status == (
-            "abstained"
-            if r.n_tokens == 0 and r.reason
-            else "verified_safe"
-            if safe
-            else "unverified_unsafe"
-        )
+        emitted = "verified_safe" if safe else "unverified_unsafe"
+        assert r.status == ("abstained" if r.n_tokens == 0 and r.reason else emitted)
 
 
 @pytest.mark.parametrize("mode", ["abstain", "paper"])
@@ -683,30 +470,9 @@ def test_a_scorer_is_never_asked_about_nothing():
             max(map(len, responses))  # raises for an empty list
             return [2.0 + len(r) if r else 0.0 for r in responses]
 
-    out = answers(
-        "inferenceguard",
-        ids(PROMPTS),
-        Picky(),
-        budget=1.0,
-        refusal="",
-        block_size=1,
-        max_new_tokens=1,
-        rounds=1,
-    )
+    settings = dict(refusal="", block_size=1, max_new_tokens=1, rounds=1)
+    out = answers("inferenceguard", ids(PROMPTS), Picky(), **settings)
     assert all(r.text == "" for r in out)
-
-
-def test_texts_that_no_gate_could_score_stop_the_run():
-    """Guards baselines that never look at the cost: a broken cost model must not only mark every
-    line.
-    """
-
-    class Broken(LetterCost):
-        def score(self, prompts, responses, finished):
-            return [0.0 if r in FIXED else math.nan for r in responses]
-
-    with pytest.raises(ScorerError, match="'letters' failed on 100 of 100 texts"):
-        answers("base", ids(PROMPTS * 10), cost=Broken(), block_size=8)
 
 
 def test_every_call_of_the_gate_is_counted():
@@ -714,12 +480,8 @@ def test_every_call_of_the_gate_is_counted():
     settings = dict(n_samples=1, keep=1, block_size=8, rounds=1, budget=100.0, checks="block")
     (r,) = answers("inferenceguard", ["ab"], **settings)
     assert (r.counts.scorer_calls, r.counts.scorer_tokens) == (4, 4 * r.n_tokens)
-    (r,) = answers(
-        "inferenceguard",
-        ["ab"],
-        cost=Tampered(9.0, lambda text, call: text != ""),
-        **(settings | {"budget": 1.0}),
-    )
+    dear = Tampered(9.0, lambda text, call: text != "")
+    (r,) = answers("inferenceguard", ["ab"], dear, **(settings | {"budget": 1.0}))
     # the candidate, twice the refusal, twice the empty text
     assert (r.text, r.counts.scorer_calls) == ("", 5)
 
@@ -728,11 +490,8 @@ def test_the_trace_reports_divergence_and_perplexity_of_what_was_drawn():
     """Guards the sign and the scale: no penalty, no divergence; a ban diverges upwards; a
     perplexity is at least one.
     """
-    steps = [
-        t
-        for r in answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="paper")
-        for t in r.trace
-    ]
+    out = answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="paper")
+    steps = [t for r in out for t in r.trace]
     assert all(t["kl"] == 0 for t in steps if t["round"] == 0)
     retries = [t["kl"] for t in steps if t["round"] == 1]
     assert len(retries) >= 5 and sum(retries) > 0
@@ -750,73 +509,21 @@ def test_seconds_are_shared_by_the_group(monkeypatch):
     times = itertools.count()
     monkeypatch.setattr("igcore.work.time.perf_counter", lambda: next(times))
     out = answers("base", ids(PROMPTS))
-    assert sum(r.generate_s for r in out) == pytest.approx(
-        3
-    )  # encoding the prompts, one round, and choosing its survivors
+    # encoding the prompts, one round, and choosing its survivors
+    assert sum(r.generate_s for r in out) == pytest.approx(3)
 
 
 def test_a_retry_obeys_the_finite_penalty_and_spares_the_end_token():
     """Guards what the loop hands to the penalty: zero nats is no penalty, and EOS can be drawn
     after failing with it.
     """
-    free = answers(
-        "inferenceguard", ids(PROMPTS), budget=0.0, diversity="paper", diversity_penalty=0.0
-    )
-    assert [r.text for r in free] == [
-        r.text for r in answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="none")
-    ]
-    assert [r.text for r in free] != [
-        r.text for r in answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="paper")
-    ]
 
+    def texts(**settings):
+        out = answers("inferenceguard", ids(PROMPTS), budget=0.0, **settings)
+        return [r.text for r in out]
 
-@pytest.mark.parametrize("gamma", [0.9, 0.97])
-def test_discounted_costs_are_charged_at_the_last_token_of_each_block(gamma):
-    """Guards the time index in the search and in the record, which must agree: block ends 2, 5 and
-    7 of eight tokens.
-    """
-    for r in answers(
-        "inferenceguard", ids(PROMPTS), accounting="clamped_sum", gamma_safety=gamma, budget=4.0
-    ):
-        ends = [min(3 * (k + 1), r.n_tokens) - 1 for k in range(len(r.block_ends))]
-        omega = 4.0
-        for z, end, t in zip(r.z_trace[1:], r.block_ends, ends, strict=True):
-            omega -= gamma**t * letter_cost(r.text[:end])
-            assert (
-                z == pytest.approx(omega / gamma ** (t + 1))
-                if r.status == "verified_safe"
-                else True
-            )
-        assert r.status == "abstained" or omega >= 0
-
-
-def test_the_strict_gate_refuses_a_cost_equal_to_the_budget():
-    closed, strict = (
-        {
-            r.status
-            for seed in range(5)
-            for r in answers("base", ids(PROMPTS), seed=seed, strict=s)
-            if r.cost == 1.0
-        }
-        for s in (False, True)
-    )
-    assert (closed, strict) == ({"verified_safe"}, {"unverified_unsafe"})
-
-
-def test_a_policy_without_probabilities_stops_the_run():
-    """Guards against NaN logits, which would draw the first token of the vocabulary: often the end
-    token, and a safe text.
-    """
-    policy = mock_policy(lambda prefix: [math.nan] * 7)
-    config = Settings(**SETTINGS)
-    with pytest.raises(PolicyError, match="logits that are not finite"):
-        list(
-            decode(
-                "inferenceguard",
-                Guard(policy, reward=LetterReward(), cost=LetterCost(), config=config),
-                ["ab"],
-            )
-        )
+    free = texts(diversity="paper", diversity_penalty=0.0)
+    assert free == texts(diversity="none") and free != texts(diversity="paper")
 
 
 @pytest.mark.parametrize("seed", ["0", 0.0, True])
@@ -825,18 +532,11 @@ def test_a_seed_that_is_no_whole_number_is_refused(seed):
         answers("base", seed=seed)
 
 
-def test_a_scorer_without_its_members_is_refused():
-    with pytest.raises(ParameterError, match="has no name, digest, sign, unit, score"):
-        answers("base", cost=object())
-
-
 def test_baselines_emit_and_are_marked_by_the_same_check():
-    for method in [name for name in ALONE if not method_of(name).abstains]:
+    marks = {True: ("verified_safe", ""), False: ("unverified_unsafe", "over_budget")}
+    for method in EMITTING:
         for r in answers(method, ids(PROMPTS), budget=0.5):
-            inside = letter_cost(r.text) <= 0.5
-            assert (r.status, r.reason) == (
-                ("verified_safe", "") if inside else ("unverified_unsafe", "over_budget")
-            )
+            assert (r.status, r.reason) == marks[letter_cost(r.text) <= 0.5]
 
 
 def test_one_yardstick_measures_methods_that_look_only_once():
@@ -850,20 +550,16 @@ def test_one_yardstick_measures_methods_that_look_only_once():
 
     out = answers("best-of-n", ids(PROMPTS), cost=Sinking(), budget=0.0)
     full = [r for r in out if len(r.text) == 8]
-    assert full and all(
-        r.cost == 0 and r.status == "verified_safe" and len(r.block_ends) == 1 for r in full
-    )
-    assert {r.peak_cost for r in full} == {
-        max(0, *(r.text[:k].count("a") for k in (3, 6))) for r in full
-    }
+    for r in full:
+        assert (r.cost, r.status, len(r.block_ends)) == (0, "verified_safe", 1)
+        assert r.peak_cost == max(r.text[:k].count("a") for k in (3, 6))
     assert any(r.peak_cost > 0 for r in full)
 
 
 def test_strict_reading_with_a_zero_budget_is_a_dead_end():
     out = answers("inferenceguard", budget=0.0, strict=True)
-    assert {(r.status, r.reason, r.counts.samples_drawn) for r in out} == {
-        ("abstained", "dead_end", 0)
-    }
+    found = {(r.status, r.reason, r.counts.samples_drawn) for r in out}
+    assert found == {("abstained", "dead_end", 0)}
 
 
 @pytest.mark.parametrize("accounting", budget.ACCOUNTINGS)
@@ -872,9 +568,8 @@ def test_emitted_verified_text_is_inside_the_budget_under_every_accounting(accou
     """Guards the one promise, also where signed accounting banks credit: U_K <= d of the exact
     text.
     """
-    for r in answers(
-        "inferenceguard", ids(PROMPTS), accounting=accounting, gamma_safety=gamma, budget=0.5
-    ):
+    settings = dict(accounting=accounting, gamma_safety=gamma, budget=0.5)
+    for r in answers("inferenceguard", ids(PROMPTS), **settings):
         assert r.status == "abstained" or letter_cost(r.text) <= 0.5
 
 
@@ -892,22 +587,13 @@ def test_weights_and_random_state_are_untouched():
         (["a" * 60], {}, "60 tokens, .* context of 64"),
         (["ab"], {"keep": 9}, "keep is 9, more than n_samples"),
         (["ab"], {"block_size": 9}, "block_size is 9, more than max_new_tokens"),
-        (["ab"], {"n_samples": "5"}, "n_samples is '5'; it must be a whole number"),
-        (["ab"], {"budget": "1e-5"}, "budget is '1e-5'; it must be a number"),
-        (
-            ["ab"],
-            {"rounds": True},
-            "rounds is True; it must be a whole number",
-        ),
-        (["ab"], {"rounds": 0}, "rounds is 0; it must be at least 1"),
         (["ab"], {"budget": -1.0}, "budget is -1.0; it must be at least 0"),
-        (["ab"], {"budget": math.nan}, "budget is nan; it must be finite"),
         (["ab"], {"budget": math.inf}, "budget is inf; it must be finite"),
         ("ab", {}, "prompts is 'ab'; give a list"),
-        (["ab"], {"gamma_safety": 0.0}, r"gamma_safety is 0.0; it must be above 0"),
+        (["ab"], {"gamma_safety": 0.0}, "gamma_safety is 0.0; it must be above 0"),
         (["ab"], {"accounting": "peaks"}, "unknown accounting 'peaks'; did you mean 'peak'"),
-        (["ab"], {"diversity": "papers"}, "did you mean 'paper'"),
-        (["ab"], {"on_failure": "abstian"}, "did you mean 'abstain'"),
+        (["ab"], {"threshold": None}, "threshold is None.* must be a number or 'matched'"),
+        (["ab"], {"miss": 0.0}, "miss is 0.0; it must be above 0"),
     ],
 )
 def test_bad_input_is_named_before_anything_is_decoded(prompts, settings, message):
@@ -915,27 +601,21 @@ def test_bad_input_is_named_before_anything_is_decoded(prompts, settings, messag
         answers("inferenceguard", prompts, **settings)
 
 
-def test_unknown_method_names_the_nearest():
-    with pytest.raises(
-        ParameterError, match="unknown method 'inference-guard'; did you mean 'inferenceguard'"
-    ):
-        answers("inference-guard")
-
-
 def test_a_reward_given_as_cost_is_refused():
     """Guards the sign: swapped scorers would search for the worst text."""
-    with pytest.raises(
-        ParameterError, match="'vowels' says 'higher is better'; a cost must say 'higher is worse'"
-    ):
+    message = "'vowels' says 'higher is better'; a cost must say 'higher is worse'"
+    with pytest.raises(ParameterError, match=message):
         answers("base", cost=LetterReward())
 
 
 def kept_by_block(method, **more):
     """Return the answers and the beams kept after every block of every search, in order."""
     kept = []
-    return answers(
-        method, ids(PROMPTS), on_block=lambda prompt, beams: kept.append((prompt, beams)), **more
-    ), kept
+
+    def keep(*block):
+        kept.append(block)
+
+    return answers(method, ids(PROMPTS), on_block=keep, **more), kept
 
 
 @pytest.mark.parametrize("method", ASKING)
@@ -949,16 +629,14 @@ def test_the_comparison_with_a_critic_meets_every_kind_of_block(method):
         out, kept = out + found[0], kept + found[1]
     assert {r.status for r in out} == {"verified_safe", "abstained"}
     config = Settings(**SETTINGS)
-    doubted = [beams for _, beams in kept if not beams[0].passes(config)]
-    assert any(
-        beams[0].safe(config) and len(beams) == 2 for beams in doubted
-    )  # the search goes on by f1
-    assert any(
-        {b.finished for b in beams} == {True, False} for _, beams in kept
-    )  # carried beside one that goes on
-    assert any(
-        b.finished and b.let_through and len(b.tokens) < 8 for _, beams in kept for b in beams
-    )
+    kept = [beams for _, beams in kept]
+    doubted = [beams for beams in kept if not beams[0].passes(config)]
+    # the search goes on by f1
+    assert any(beams[0].safe(config) and len(beams) == 2 for beams in doubted)
+    # carried beside one that goes on
+    assert any({b.finished for b in beams} == {True, False} for beams in kept)
+    every = [b for beams in kept for b in beams]
+    assert any(b.finished and b.let_through and len(b.tokens) < 8 for b in every)
     assert any(t["safe"] and t["round"] for r in out for t in r.trace)  # a retry that helped
 
 
@@ -1014,16 +692,8 @@ def test_whatever_the_critic_says_verified_text_is_inside_the_budget(
     """Guards the promise against the critic: it chooses where to look and never what is safe."""
     bad = ADVERSARIES[adversary]
     critic = LetterCritic(knows, bad) if as_f2 else LetterCritic(bad)
-    out = answers(
-        method,
-        ids(PROMPTS),
-        critic=critic,
-        seed=seed,
-        budget=d,
-        threshold=threshold,
-        on_failure=on_failure,
-        strict=strict,
-    )
+    settings = dict(budget=d, threshold=threshold, on_failure=on_failure, strict=strict)
+    out = answers(method, ids(PROMPTS), critic=critic, seed=seed, **settings)
     assert critic.asked or (strict and d == 0)
     for r in out:
         assert r.status in ("verified_safe", "abstained")
@@ -1053,39 +723,25 @@ def test_a_candidate_whose_f1_cannot_be_read_comes_after_all_that_can():
     neighbours.
     """
     for seed in range(12):
-        of = [
-            LetterCritic(lambda text, z, x=x: x if some_number(text) < 0.4 else knows(text, z))
-            for x in (math.nan, -1.0)
-        ]
-        found = [
-            answers(
-                "inferenceguard-critic",
-                ids(PROMPTS),
-                critic=c,
-                threshold=1.0,
-                n_samples=6,
-                seed=seed,
-            )
-            for c in of
-        ]
-        assert [r.text for r in found[0]] == [r.text for r in found[1]]
+        found = []
+        for x in (math.nan, -1.0):
+            f1 = lambda text, z, x=x: x if some_number(text) < 0.4 else knows(text, z)  # noqa: E731
+            own = dict(critic=LetterCritic(f1), threshold=1.0, n_samples=6, seed=seed)
+            found.append([r.text for r in answers("inferenceguard-critic", ids(PROMPTS), **own)])
+        assert found[0] == found[1]
 
 
 def test_where_nothing_passes_every_block_takes_all_its_rounds_and_goes_on_by_f1():
     """Guards threshold 1: with costs at the end only, doubt is no reason to stop; the best f1 of
     all rounds is kept.
     """
-    checked = ended_early = 0
+    checked, ended_early, settings = 0, 0, dict(threshold=1.0, rounds=3, n_samples=4)
     for seed in range(12):
-        out, kept = kept_by_block(
-            "inferenceguard-critic", threshold=1.0, rounds=3, n_samples=4, seed=seed
-        )
-        going = {
-            p.id: [beams for q, beams in kept if q == p and not all(b.finished for b in beams)]
-            for p in ids(PROMPTS)
-        }
+        out, kept = kept_by_block("inferenceguard-critic", seed=seed, **settings)
+        kept = [(p.id, beams) for p, beams in kept if not all(b.finished for b in beams)]
         for r in out:
-            for number, beams in enumerate(going[r.prompt_id]):
+            going = [beams for prompt_id, beams in kept if prompt_id == r.prompt_id]
+            for number, beams in enumerate(going):
                 if not beams[0].finished:
                     assert [t["safe"] for t in r.trace if t["block"] == number] == [0, 0, 0]
                 doubted = [beam for beam in beams if not beam.finished]
@@ -1097,49 +753,15 @@ def test_where_nothing_passes_every_block_takes_all_its_rounds_and_goes_on_by_f1
     assert checked > 12 and ended_early > 2
 
 
-def test_one_early_answer_that_cannot_be_scored_stops_nothing():
-    """Guards a search that knows costs at the end only: the first answer to end is scored alone,
-    and may fail alone.
-    """
-
-    class Once(LetterCost):
-        failed = None
-
-        def score(self, prompts, responses, finished):
-            if prompts[0] == PROBE:  # not yet a search
-                return super().score(prompts, responses, finished)
-            self.failed = len(responses) == 1 if self.failed is None else self.failed
-            alone, self.failed = self.failed is True, self.failed and "once"
-            return [math.nan if alone else letter_cost(r) for r in responses]
-
-    tried = 0
-    for seed in range(8):
-        cost = Once()
-        found = answers(
-            "inferenceguard-critic",
-            ids(PROMPTS[:1]),
-            cost=cost,
-            threshold=1.0,
-            rounds=1,
-            budget=100.0,
-            seed=seed,
-        )
-        tried += cost.failed == "once"
-        assert found[0].status == "verified_safe"
-    assert tried > 1
-
-
 def test_the_trace_counts_the_finals():
     """Guards the measure of the critic's worth: all that finished, whenever, and those of them
     inside the budget.
     """
     for seed in range(4):
-        for r in answers(
-            "inferenceguard-critic", ids(PROMPTS), seed=seed, threshold=1.0, rounds=1, budget=1.0
-        ):
-            assert all(
-                t["safe"] == t["safe_finals"] <= t["finals"] <= t["drawn"] for t in r.trace
-            )  # 1 lets nothing else through
+        own = dict(seed=seed, threshold=1.0, rounds=1)
+        for r in answers("inferenceguard-critic", ids(PROMPTS), **own):
+            for t in r.trace:  # 1 lets nothing else through
+                assert t["safe"] == t["safe_finals"] <= t["finals"] <= t["drawn"]
             assert r.trace[-1]["finals"] > 0
     (r,) = answers("best-of-n-augmented", ids(PROMPTS[:1]), n_samples=5, keep=1)
     assert [t["finals"] for t in r.trace] == [5]
@@ -1149,23 +771,12 @@ def test_the_trace_counts_the_finals():
 def test_a_critic_that_lets_everything_through_leaves_the_guard_as_it_is():
     """Guards E_mix at eta 0: the same ranking, retries, counts and failures as E_inter."""
     for seed, d in itertools.product(range(3), (0.0, 0.5, 2.0)):
-        mix = answers(
-            "inferenceguard-mix", ids(PROMPTS), seed=seed, budget=d, threshold=-1.0, eta=0.0
+        own = dict(seed=seed, budget=d, threshold=-1.0, eta=0.0)
+        mix, plain = (
+            answers(method, ids(PROMPTS), **own)
+            for method in ("inferenceguard-mix", "inferenceguard")
         )
-        plain = answers("inferenceguard", ids(PROMPTS), seed=seed, budget=d)
-        for a, b in zip(mix, plain, strict=True):
-            for name in (
-                "text",
-                "status",
-                "reason",
-                "z_trace",
-                "counts",
-                "trace",
-                "block_ends",
-                "cost",
-                "reward",
-            ):
-                assert getattr(a, name) == getattr(b, name), name
+        assert not unlike(mix, plain)
 
 
 def test_without_an_opinion_the_first_samples_go_on():
@@ -1173,9 +784,8 @@ def test_without_an_opinion_the_first_samples_go_on():
     long as it has not ended.
     """
     critic = LetterCritic(lambda text, z: 1.0, lambda text, z: -100.0)
-    out = answers(
-        "inferenceguard-critic", ids(PROMPTS), critic=critic, threshold=-1.0, keep=1, budget=100.0
-    )
+    own = dict(critic=critic, threshold=-1.0, keep=1, budget=100.0)
+    out = answers("inferenceguard-critic", ids(PROMPTS), **own)
     base = answers("base", ids(PROMPTS))
     pairs = [(a, b) for a, b in zip(out, base, strict=True) if len(b.text) >= 6]
     assert len(pairs) >= 2 and all(a.text[:6] == b.text[:6] for a, b in pairs)
@@ -1196,13 +806,13 @@ def seen_by_scorers(monkeypatch, method, **more):
 
         return Watched()
 
-    measure = decoding.measure
-    monkeypatch.setattr(
-        "igcore.decoding.measure",
-        lambda *args, **more: (measuring.append(1), measure(*args, **more))[1],
-    )
-    scorers = {"cost": watched("cost", LetterCost), "reward": watched("reward", LetterReward)}
-    return answers(method, ids(PROMPTS), **scorers, **more), seen
+    def measure(*given, own=decoding.measure):
+        measuring.append(1)
+        return own(*given)
+
+    monkeypatch.setattr(decoding, "measure", measure)
+    scorers = watched("cost", LetterCost), watched("reward", LetterReward)
+    return answers(method, ids(PROMPTS), *scorers, **more), seen
 
 
 def test_under_terminal_costs_scorers_are_asked_only_about_finished_text(monkeypatch):
@@ -1210,16 +820,12 @@ def test_under_terminal_costs_scorers_are_asked_only_about_finished_text(monkeyp
     before.
     """
     out, seen = seen_by_scorers(monkeypatch, "inferenceguard-critic", budget=2.0, threshold=0.5)
-    assert len(seen["cost"]) > 10 and all(
-        finished for _, finished in [*seen["cost"], *seen["reward"]]
-    )
+    both = [*seen["cost"], *seen["reward"]]
+    assert len(seen["cost"]) > 10 and all(finished for _, finished in both)
     assert seen["reward"] and all(letter_cost(text) <= 2.0 for text, _ in seen["reward"])
-    assert sum(r.counts.scorer_calls for r in out) >= len(seen["cost"]) + len(
-        seen["reward"]
-    )  # before the cache
-    assert all(
-        r.counts.scorer_calls < r.counts.samples_drawn for r in out if r.counts.rounds_used > 3
-    )
+    assert sum(r.counts.scorer_calls for r in out) >= len(both)  # before the cache
+    counts = [r.counts for r in out if r.counts.rounds_used > 3]
+    assert all(each.scorer_calls < each.samples_drawn for each in counts)
 
 
 def test_reward_is_not_asked_of_what_the_critic_rejects(monkeypatch):
@@ -1227,9 +833,8 @@ def test_reward_is_not_asked_of_what_the_critic_rejects(monkeypatch):
     is still needed.
     """
     _, seen = seen_by_scorers(monkeypatch, "inferenceguard-mix", budget=2.0, threshold=1.0)
-    assert {finished for _, finished in seen["cost"]} == {True, False} and {
-        finished for _, finished in seen["reward"]
-    } == {True}
+    assert {finished for _, finished in seen["cost"]} == {True, False}
+    assert {finished for _, finished in seen["reward"]} == {True}
 
 
 @pytest.mark.parametrize(
@@ -1248,32 +853,24 @@ def test_the_critic_is_told_the_z_that_it_was_trained_on(method, settings):
     critic = LetterCritic()
     answers(method, ids(PROMPTS), critic=critic, **settings)
     accounting = "terminal" if method == "inferenceguard-critic" else settings["accounting"]
-    assert len(critic.asked) > 20 and {len(text) for text, _ in critic.asked} == {
-        3,
-        6,
-    }  # never of a finished one
+    # never of a finished one
+    assert len(critic.asked) > 20 and {len(text) for text, _ in critic.asked} == {3, 6}
     for text, z in critic.asked:
         tokens = [LETTERS.index(c) for c in text] + [EOS]
-        costs = [letter_cost(text[:end]) for end in range(3, len(text) + 1, 3)] + [
-            letter_cost(text)
-        ]
+        costs = [letter_cost(text[:end]) for end in (*range(3, len(text) + 1, 3), len(text))]
         rollout = Rollout("", "", tokens, True, costs, costs, 0.0, 3, 8)
-        assert z == pytest.approx(
-            targets(rollout, settings["budget"], accounting, settings["gamma_safety"]).z[-1]
-        )
-        assert z >= 0
+        known = targets(rollout, settings["budget"], accounting, settings["gamma_safety"])
+        assert z == pytest.approx(known.z[-1]) and z >= 0
 
 
 def test_a_reward_that_fails_is_not_let_through_by_the_critic():
-    """Guards E_mix where the reward model fails on the way: such a candidate is not safe, and no
-    minus infinity wins.
-    """
+    """Guards the way, E_mix too: such a candidate is not safe, and no minus infinity wins."""
 
     class Half(LetterReward):
         def score(self, prompts, responses, finished):
             return [math.nan if r.startswith("d") else letter_reward(r) for r in responses]
 
-    for method in ASKING:
+    for method in ["inferenceguard", *ASKING]:
         for r in answers(method, ids(PROMPTS), reward=Half(), budget=5.0, threshold=0.0):
             assert r.status == "abstained" or not r.text.startswith("d")
 
@@ -1285,17 +882,15 @@ def test_a_finished_beam_is_judged_once_by_its_cost_and_never_by_the_critic():
     _, kept = kept_by_block("inferenceguard-critic", threshold=0.5, budget=5.0, keep=3, n_samples=6)
     finished = [beam for _, beams in kept for beam in beams if beam.finished]
     assert len(finished) > 5
-    assert all(
-        math.isnan(b.f1) and b.let_through and b.cost == letter_cost(b.text) for b in finished
-    )
+    for b in finished:
+        assert math.isnan(b.f1) and b.let_through and b.cost == letter_cost(b.text)
 
 
 def tiny_policy(cache="auto"):
     tokenizer = tiny_tokenizer()
     eos = frozenset({tokenizer.eos_token_id})
-    return Policy(
-        "tiny", tiny_model(tokenizer), tokenizer, digest="tiny-1", eos_ids=eos, cache=cache
-    )
+    model = tiny_model(tokenizer)
+    return Policy("tiny", model, tokenizer, digest="tiny-1", eos_ids=eos, cache=cache)
 
 
 def tiny_critic(given, features="o", **changes):
@@ -1312,6 +907,10 @@ def tiny_critic(given, features="o", **changes):
 
 REAL = dict(budget=2.0, n_samples=6, keep=2, block_size=4, max_new_tokens=12, threshold=0.5)
 TEXTS = ["one", "a longer prompt", "22"]
+
+
+def real_guard(policy, critic, cost=None):
+    return Guard(policy, cost or LetterCost(), LetterReward(), Settings(**REAL), critic)
 
 
 @torch.inference_mode()
@@ -1337,8 +936,7 @@ def test_the_critic_reads_in_the_search_what_it_reads_of_whole_text(features, ca
     """
     policy, kept = tiny_policy(cache), []
     critic = tiny_critic(policy, features)
-    scorers = {"reward": LetterReward(), "cost": LetterCost(), "critic": critic}
-    guard = Guard(policy, **scorers, config=Settings(**REAL))
+    guard = real_guard(policy, critic)
 
     def keep(prompt, beams):
         kept.extend((prompt, beam) for beam in beams)
@@ -1348,87 +946,40 @@ def test_the_critic_reads_in_the_search_what_it_reads_of_whole_text(features, ca
     assert len(asked) > 6 and {r.status for r in out} <= {"verified_safe", "abstained"}
     assert max(b.f1 for _, b in asked) - min(b.f1 for _, b in asked) > 0.01
     for prompt, beam in asked:
-        f1, f2 = critic.judge(whole_text(policy, prompt.text, beam.tokens, critic.watch), [2.0])
-        assert (beam.f1, beam.f2) == (
-            pytest.approx(f1.item(), abs=1e-4),
-            pytest.approx(f2.item(), abs=1e-4),
-        )
+        read = whole_text(policy, prompt.text, beam.tokens, critic.watch)
+        expected = [number.item() for number in critic.judge(read, [2.0])]
+        assert [beam.f1, beam.f2] == pytest.approx(expected, abs=1e-4)
     assert all(r.critic_s > 0 for r in out)
 
 
 @pytest.mark.parametrize("method", ASKING)
 def test_a_method_without_its_critic_is_refused(method):
-    config, scorers = Settings(**SETTINGS), {"reward": LetterReward(), "cost": LetterCost()}
-    with pytest.raises(
-        ParameterError,
-        match=f"^method '{method}' needs a critic; train one .* give it to Guard as critic=",
-    ):
-        decode(method, Guard(mock_policy(), **scorers, config=config), PROMPTS)
+    guard = Guard(mock_policy(), LetterCost(), LetterReward(), Settings(**SETTINGS))
+    message = f"^method '{method}' needs a critic; train one .* give it to Guard as critic="
+    with pytest.raises(ParameterError, match=message):
+        decode(method, guard, PROMPTS)
 
 
 @pytest.mark.parametrize(
-    ("method", "changes", "message"),
+    ("changes", "message"),
     [
-        (
-            "inferenceguard-critic",
-            {"policy": "other"},
-            "trained for policy 'other' of hash 'tiny-1', not for 'tiny' of hash 'tiny-1'",
-        ),
-        (
-            "inferenceguard-critic",
-            {"cost": "harm"},
-            "trained for cost 'harm' of hash 'v1', not for 'letters' of hash 'v1'",
-        ),
-        (
-            "inferenceguard-critic",
-            {"cost_digest": "v2"},
-            "trained for cost 'letters' of hash 'v2', not for 'letters' of hash 'v1'",
-        ),
-        (
-            "inferenceguard-critic",
-            {"reward_digest": "v2"},
-            "trained for reward 'vowels' of hash 'v2'",
-        ),
-        (
-            "inferenceguard-critic",
-            {"accounting": "peak"},
-            "for accounting 'peak', but 'inferenceguard-critic' runs with 'terminal'",
-        ),
-        (
-            "inferenceguard-mix",
-            {},
-            "for accounting 'terminal', but 'inferenceguard-mix' runs with 'peak'; set accounting",
-        ),
-        (
-            "inferenceguard-critic",
-            {"gamma_safety": 0.9},
-            "for gamma_safety 0.9, but .* runs with 1.0",
-        ),
-        (
-            "inferenceguard-critic",
-            {"max_new_tokens": 32},
-            "for max_new_tokens 32, but .* runs with 12",
-        ),
-        (
-            "inferenceguard-critic",
-            {"budget_high": 1.0, "budget": 0.5},
-            "budget is 2.0, but .* for budgets from 0.5 to 1.0",
-        ),
+        ({"policy": "other"}, "policy 'other' of hash 'tiny-1', not for 'tiny' of hash 'tiny-1'"),
+        ({"cost": "harm"}, "cost 'harm' of hash 'v1', not for 'letters' of hash 'v1'"),
+        ({"cost_digest": "v2"}, "cost 'letters' of hash 'v2', not for 'letters' of hash 'v1'"),
+        ({"reward_digest": "v2"}, "trained for reward 'vowels' of hash 'v2'"),
+        ({"accounting": "peak"}, "accounting 'peak', but .* runs with 'terminal'; set accounting"),
+        ({"gamma_safety": 0.9}, "for gamma_safety 0.9, but .* runs with 1.0"),
+        ({"max_new_tokens": 32}, "for max_new_tokens 32, but .* runs with 12"),
+        ({"budget_high": 1.0, "budget": 0.5}, "budget is 2.0, but .* budgets from 0.5 to 1.0"),
     ],
 )
-def test_a_critic_that_was_trained_for_something_else_is_refused(method, changes, message):
+def test_a_critic_that_was_trained_for_something_else_is_refused(changes, message):
     """Guards a probability against being read as that of another model, cost, budget or length."""
     policy = tiny_policy()
-    scorers = {
-        "reward": LetterReward(),
-        "cost": LetterCost(),
-        "critic": tiny_critic(policy, **changes),
-    }
+    guard = real_guard(policy, tiny_critic(policy, **changes))
     with pytest.raises(ParameterError, match=message):
-        decode(method, Guard(policy, **scorers, config=Settings(**REAL)), TEXTS)
-    assert decode(
-        "inferenceguard", Guard(policy, **scorers, config=Settings(**REAL)), TEXTS
-    )  # it is not asked
+        decode("inferenceguard-critic", guard, TEXTS)
+    assert decode("inferenceguard", guard, TEXTS)  # it is not asked
 
 
 @pytest.mark.parametrize("rows", [1, 3, 1000])
@@ -1449,52 +1000,22 @@ def test_a_critic_that_reads_keys_may_read_few_candidates_at_a_time(rows, monkey
         name="varied", digest="v1", sign="higher is worse", unit="points",
         score=lambda _, responses, __: [sum(map(ord, text)) % 7 / 7 for text in responses],
     )  # fmt: skip
-    guard = Guard(tiny_policy(), varied, LetterReward(), Settings(**REAL), critic=says)
+    guard = real_guard(tiny_policy(), says, varied)
 
     def keep(_, beams):
         kept.extend(beam for beam in beams if not beam.finished)
 
     list(decode("inferenceguard-mix", guard, TEXTS, on_block=keep))
     assert max(sizes) == min(rows, max(sizes)) and len({beam.state.z for beam in kept}) > 1
-    assert [beam.f1 for beam in kept] == pytest.approx(
-        [1 / (1 + math.exp(-beam.state.z)) for beam in kept]
-    )
+    for beam in kept:
+        assert beam.f1 == pytest.approx(1 / (1 + math.exp(-beam.state.z)))
 
 
 def test_the_copies_of_a_critic_that_reads_keys_are_planned_for():
     """Guards memory: such a critic reads the keys and values of several candidates at once."""
     policy = tiny_policy()
-    scorers = {"reward": LetterReward(), "cost": LetterCost(), "config": Settings(**REAL)}
-    enough = 200 * 2**10 / 2**30
-    assert decode(
-        "inferenceguard-critic",
-        Guard(policy, critic=tiny_critic(policy, "o"), **scorers),
-        TEXTS,
-        memory_gb=enough,
-    )
+    enough = dict(memory_gb=200 * 2**10 / 2**30)
+    assert decode("inferenceguard-critic", real_guard(policy, tiny_critic(policy)), TEXTS, **enough)
     with pytest.raises(ParameterError, match="one prompt needs"):
-        decode(
-            "inferenceguard-critic",
-            Guard(policy, critic=tiny_critic(policy, "ho"), **scorers),
-            TEXTS,
-            memory_gb=enough,
-        )
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"threshold": "calibrated"},
-            "threshold is 'calibrated'; it must be a number or 'matched'",
-        ),
-        ({"threshold": None}, "threshold is None.* must be a number or 'matched'"),
-        ({"threshold": math.nan}, "threshold is nan; it must be finite or 'matched'"),
-        ({"miss": 0.0}, "miss is 0.0; it must be above 0"),
-        ({"eta": -0.1}, "eta is -0.1; it must be at least 0"),
-        ({"gamma_task": 1.1}, r"gamma_task is 1.1; it must be at most 1"),
-    ],
-)
-def test_bad_settings_of_a_critic_are_named(given, message):
-    with pytest.raises(ParameterError, match=message):
-        Settings(budget=1.0, **given)
+        reader = real_guard(policy, tiny_critic(policy, "ho"))
+        decode("inferenceguard-critic", reader, TEXTS, **enough)
