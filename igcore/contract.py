@@ -17,7 +17,7 @@ import numpy.typing as npt
 from .errors import ParameterError
 from .policy import PROBE
 from .scorers import Scorer, keeps_cache, uncached
-from .scoring import Cached, Store, Tally, asked_once, checked_score, warn
+from .scoring import Cached, Tally, asked_once, checked_score, warn
 
 # mild texts of several lengths and scripts, with and without an end; the empty one is a prefix, too
 TEXTS = (
@@ -165,7 +165,7 @@ class Scoring:
         The scorers by role, each with its contract. Without a reward model rewards are the
         policy's own likelihoods, which the search knows.
     prompts : sequence of str
-    pool : Store, optional
+    pool : igcore.pool.Pool, optional
         Keeps the scores of searches.
 
     Attributes
@@ -182,7 +182,7 @@ class Scoring:
         self,
         contracts: Mapping[str, Contract],
         prompts: Sequence[str],
-        pool: Store | None = None,
+        pool: Any = None,
     ):
         self.contract = contracts["cost"]  # of the final check, which uses no cache
         self.search, self.reported = {}, {}

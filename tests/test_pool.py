@@ -376,7 +376,7 @@ def test_what_cannot_be_kept_is_said(tmp_path):
     with pytest.raises(ParameterError, match="policy 'mock' has no digest"):
         answered(replace(mock_policy(), digest=""), "base", Pool(tmp_path))
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot write in .*Not a directory.; move the file away"):
+    with pytest.raises(RunError, match="cannot write in .*Not a directory.; free some space"):
         Pool(tmp_path / "file" / "pool")
 
 

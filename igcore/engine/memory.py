@@ -44,11 +44,6 @@ def _kv_width(layer: PreTrainedConfig) -> int:
     return 2 * heads * head_dim
 
 
-def _shares_prompts(model: PreTrainedModel, cache: str) -> bool:
-    """Say whether the KV cache of a prompt is kept once for all its rows."""
-    return cache == "shared" or (cache == "auto" and fits(model))
-
-
 def search_bytes(
     model: PreTrainedModel, config: Any, prompt_tokens: int, cache: str = "auto"
 ) -> int:
@@ -66,7 +61,7 @@ def search_bytes(
     cache.
     """
     rows = config.n_samples + 2 * config.keep  # candidates, their beams, and what may be kept
-    if _shares_prompts(model, cache):
+    if cache == "shared" or (cache == "auto" and fits(model)):
         kv = kv_bytes(model, 2, prompt_tokens, rows, config.max_new_tokens)
     else:  # every row has its prompt, and a step needs the original beside the copy
         kv = kv_bytes(model, 0, 0, 2 * rows, prompt_tokens + config.max_new_tokens)
@@ -75,9 +70,7 @@ def search_bytes(
     return kv + logits
 
 
-def session_bytes(
-    model: PreTrainedModel, config: Any, prompt_tokens: int, cache: str = "auto"
-) -> int:
+def session_bytes(model: PreTrainedModel, config: Any, prompt_tokens: int) -> int:
     """Return the bytes of the KV cache that a scorer keeps for the texts of one prompt.
 
     It has the prompt, the candidates of all rounds of a block, the beams that they continue and
@@ -87,7 +80,7 @@ def session_bytes(
 
     Where the prompt cannot be shared, a scorer keeps no cache.
     """
-    if not _shares_prompts(model, cache):
+    if not fits(model):
         return 0
     rows = config.rounds * config.n_samples + 2 * config.keep  # all rounds stay selectable
     return kv_bytes(model, 1, prompt_tokens, rows, config.max_new_tokens)
