@@ -63,19 +63,11 @@ class History:
     owner: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(
-        cls,
-        states: Tensor,
-        watch: int | None,
-        keys: list[Tensor],
-        values: list[Tensor],
-        prompts: "History | None",
-        owner: list[int],
-    ) -> "History":
+    def of(cls, states: Tensor, watch: int | None, **others: Any) -> "History":
         """Split states (R, n, H or 2 H) of rows of one length, as `forward` joins them."""
         hidden, middle = (states, None) if watch is None else states.chunk(2, dim=-1)
         mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
-        return cls(mask, hidden, middle, keys, values, prompts, owner)
+        return cls(mask, hidden, middle, **others)
 
 
 def cache_name(model: Any) -> str:
@@ -257,10 +249,10 @@ class DynamicRows:
         return History.of(
             self.past[rows],
             self.watch,
-            [_last(x.keys, new)[rows] for x in layers],
-            [_last(x.values, new)[rows] for x in layers],
-            prompts if keys else None,
-            rows,
+            keys=[_last(x.keys, new)[rows] for x in layers],
+            values=[_last(x.values, new)[rows] for x in layers],
+            prompts=prompts if keys else None,
+            owner=rows,
         )
 
 

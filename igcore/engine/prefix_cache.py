@@ -169,10 +169,10 @@ class SharedRows:
         return History.of(
             self.slab.hidden[slots, :n],
             self.watch,
-            [x[slots, :, :n] for x in self.slab.keys[:layers]],
-            [x[slots, :, :n] for x in self.slab.values[:layers]],
-            History(given.mask, keys=given.keys, values=given.values) if keys else None,
-            [slot // self.slab.width for slot in slots],
+            keys=[x[slots, :, :n] for x in self.slab.keys[:layers]],
+            values=[x[slots, :, :n] for x in self.slab.values[:layers]],
+            prompts=History(given.mask, keys=given.keys, values=given.values) if keys else None,
+            owner=[slot // self.slab.width for slot in slots],
         )
 
 
