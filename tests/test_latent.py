@@ -22,31 +22,26 @@ def token_by_token(model, prompt, response, layer=LAYER, keys=True):
     out = {"hidden": [], "middle": [], "keys": [], "values": []}
     for n in range(1, len(response) + 1):
         seen, cache = {}, DynamicCache(config=model.config)
+
+        def at_head(_, args, seen=seen):
+            seen["hidden"] = args[0]
+
+        def at_layer(_, args, out, seen=seen):
+            seen["middle"] = out[0] if isinstance(out, tuple) else out
+
         hooks = [
-            model.get_output_embeddings().register_forward_pre_hook(
-                lambda _, args, s=seen: s.update(hidden=args[0])
-            ),
-            model.get_decoder()
-            .layers[layer]
-            .register_forward_hook(
-                lambda _, __, out, s=seen: s.update(
-                    middle=out[0] if isinstance(out, tuple) else out
-                )
-            ),
+            model.get_output_embeddings().register_forward_pre_hook(at_head),
+            model.get_decoder().layers[layer].register_forward_hook(at_layer),
         ]
-        model(
-            input_ids=torch.tensor([prompt + response[:n]]),
-            use_cache=True,
-            **{cache_name(model): cache},
-        )
+        ids = torch.tensor([prompt + response[:n]])
+        model(input_ids=ids, use_cache=True, **{cache_name(model): cache})
         [hook.remove() for hook in hooks]
         for name, states in seen.items():
             out[name].append(states[0, -1])
         for name in ("keys", "values") if keys else ():
             out[name].append(torch.stack([getattr(x, name)[0, :, -1] for x in cache.layers]))
-    return {
-        name: torch.stack(rows) for name, rows in out.items() if rows
-    }  # (n, H), (n, layers, heads, head_dim)
+    # (n, H), (n, layers, heads, head_dim)
+    return {name: torch.stack(rows) for name, rows in out.items() if rows}
 
 
 def of_layers(want):
@@ -60,15 +55,10 @@ def test_one_forward_pass_gives_what_every_prefix_alone_gives(name):
     by far more than 1e-4.
     """
     model = tiny(name)
-    both, middle = (
-        read(model, PROMPTS, RESPONSES, "ho"),
-        read(model, PROMPTS, RESPONSES, "m", LAYER),
-    )
-    assert (
-        both.mask.tolist()
-        == middle.mask.tolist()
-        == [[True] * 4, [True] + [False] * 3, [True] * 3 + [False]]
-    )
+    both = read(model, PROMPTS, RESPONSES, "ho")
+    middle = read(model, PROMPTS, RESPONSES, "m", LAYER)
+    mask = [[True] * 4, [True] + [False] * 3, [True] * 3 + [False]]
+    assert both.mask.tolist() == middle.mask.tolist() == mask
     for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
         want, n = token_by_token(model, prompt, response), len(response)
         torch.testing.assert_close(both.hidden[row, :n], want["hidden"], atol=1e-4, rtol=0)
@@ -82,10 +72,8 @@ def test_models_with_another_state(name):
     several tokens at once.
     """
     model = tiny(name)
-    hidden, middle = (
-        read(model, PROMPTS, RESPONSES, "o").hidden,
-        read(model, PROMPTS, RESPONSES, "m", LAYER).middle,
-    )
+    hidden = read(model, PROMPTS, RESPONSES, "o").hidden
+    middle = read(model, PROMPTS, RESPONSES, "m", LAYER).middle
     for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
         want, n = token_by_token(model, prompt, response, keys=False), len(response)
         torch.testing.assert_close(hidden[row, :n], want["hidden"], atol=1e-4, rtol=0)
@@ -106,25 +94,17 @@ def test_features_of_training_are_those_of_the_search(cache, dtype):
     second = engine.sample_block([1, 0, 1], numbers(3, 2, "then"))
     states = engine.history([2, 0, 1])
     found, watched = latents(states, "ho"), latents(states, "m")
-    owners = [
-        (0, 1, 2),
-        (0, 1, 0),
-        (2, 3, 1),
-    ]  # prompt, candidate of the first block, of the second
-    prompts, responses = (
-        [PROMPTS[p] for p, _, _ in owners],
-        [first.tokens[a] + second.tokens[b] for _, a, b in owners],
-    )
-    want, middle = (
-        read(model, prompts, responses, "ho"),
-        read(model, prompts, responses, "m", LAYER),
-    )
+    # prompt, candidate of the first block, of the second
+    owners = [(0, 1, 2), (0, 1, 0), (2, 3, 1)]
+    prompts = [PROMPTS[p] for p, _, _ in owners]
+    responses = [first.tokens[a] + second.tokens[b] for _, a, b in owners]
+    want = read(model, prompts, responses, "ho")
+    middle = read(model, prompts, responses, "m", LAYER)
     assert found.mask.tolist() == watched.mask.tolist() == want.mask.tolist()
     pairs = [(found.hidden, want.hidden), (watched.middle, middle.middle), (found.kv, want.kv)]
     for ours, theirs in pairs:
-        scale = (
-            1e-5 if dtype == torch.float32 else 16 * torch.finfo(dtype).eps ** 0.75
-        )  # as much as any two attention paths differ
+        # as much as any two attention paths differ
+        scale = 1e-5 if dtype == torch.float32 else 16 * torch.finfo(dtype).eps ** 0.75
         assert (ours - theirs).abs().max() <= scale * theirs.abs().max()
 
 

@@ -9,8 +9,7 @@ from tinymodels import FITTING, PROMPTS, Counter, reencode, tiny
 from igcore.engine import agreement
 from igcore.engine.agreement import fits
 from igcore.engine.attention import NOT_PLAIN, Packing, attend
-from igcore.engine.kv_cache import DynamicRows, forward
-from igcore.engine.memory import kv_bytes
+from igcore.engine.kv_cache import DynamicRows
 from igcore.engine.prefix_cache import SharedRows
 from igcore.engine.prepack import packed
 
@@ -239,32 +238,6 @@ def test_a_sequence_of_a_long_prompt_is_read_alone_from_where_the_prompt_ends(
     torch.testing.assert_close(logits[0], expected[-1:], rtol=0, atol=1e-4)
 
 
-def test_the_models_own_attention_comes_back(llama):
-    """Guards the user's model: after a step, and after one that failed, it generates as before."""
-    model = tiny("llama", attn_implementation="eager")
-    ids = torch.tensor([[5, 9, 11]])
-
-    def answer():
-        return model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=8,
-            pad_token_id=0,
-        )
-
-    before = answer()
-    root = SharedRows.open(model, PROMPTS)
-    rows = root.gather([(root, row) for row in (0, 1, 2)], room=2).step(range(3), [1, 2, 3])
-    assert model.config._attn_implementation == "eager" and torch.equal(answer(), before)
-    hook = model.base_model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        rows.step(range(3), [1, 2, 3])
-    hook.remove()
-    assert model.config._attn_implementation == "eager" and torch.equal(answer(), before)
-    assert not model.lm_head._forward_pre_hooks
-
-
 @pytest.mark.parametrize("name", NOT_PLAIN)
 def test_an_attention_that_is_not_plain_is_refused(llama, name):
     """Guards against ignoring what a model asks of its attention."""
@@ -321,42 +294,3 @@ def test_half_precision_is_as_good_as_transformers_own():
         (hidden(model, kind) - truth).norm() / truth.norm() for kind in (SharedRows, DynamicRows)
     )
     assert ours < 1.5 * theirs < 0.05
-
-
-def test_history_of_half_precision_is_that_of_a_forward_pass():
-    """Guards the type of what a critic reads: no silent conversion, and equal to rounding."""
-    model = tiny("llama", torch.bfloat16)
-    for kind in (SharedRows, DynamicRows):
-        root = kind.open(model, PROMPTS)
-        rows = root.gather([(root, 0), (root, 2)], room=3)
-        for tokens in ([1, 2], [3, 4], [5, 6]):
-            rows = rows.step(range(2), tokens)
-        history = rows.history()
-        assert {x.dtype for x in (history.hidden, *history.keys, *history.values)} == {
-            torch.bfloat16
-        }
-        for row, ids in enumerate((PROMPTS[0] + [1, 3, 5], PROMPTS[2] + [2, 4, 6])):
-            hidden = forward(model, input_ids=torch.tensor([ids]), logits_to_keep=1)
-            assert torch.allclose(
-                history.hidden[row, -1].float(), hidden[0][0, -1].float(), atol=0.1
-            )
-
-
-def test_bytes_of_known_models():
-    """Guards the formula on numbers that can be looked up: Llama-2-7B keeps half a MiB per token,
-    Llama-3-8B a quarter of that.
-    """
-
-    def model(**more):
-        small = tiny("llama")
-        for name, value in more.items():
-            setattr(small.config, name, value)
-        return small.bfloat16()
-
-    seven = model(
-        num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32, head_dim=128
-    )
-    eight = model(num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, head_dim=128)
-    assert kv_bytes(seven, 1, 1, 0, 0) == kv_bytes(seven, 0, 0, 1, 1) == 2**19 and kv_bytes(
-        eight, 2, 3, 5, 7
-    ) == 2**17 * (6 + 35)

@@ -27,15 +27,15 @@ LATENT = SIZE | dict(
     first_k_dense_replace=1, moe_intermediate_size=16, n_group=1, topk_group=1,
 )  # fmt: skip
 GPT2 = dict(
-    vocab_size=97,
-    n_positions=64,
-    n_embd=32,
-    n_layer=2,
-    n_head=4,
-    bos_token_id=None,
-    eos_token_id=None,
-    initializer_range=0.3,
-)
+    vocab_size=97, n_positions=64, n_embd=32, n_layer=2, n_head=4,
+    bos_token_id=None, eos_token_id=None, initializer_range=0.3,
+)  # fmt: skip
+
+SHORT = dict(vocab_size=97, initializer_range=0.3)
+MAMBA = dict(
+    mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=4, mamba_n_groups=1,
+    mamba_chunk_size=8,
+)  # fmt: skip
 
 FITTING = {  # models whose attention is plain
     "llama": ("Llama", GROUPED),
@@ -61,37 +61,14 @@ OTHERS = {  # models that need transformers' own cache
     "gemma3": ("Gemma3Text", SMALL_HEADS | dict(sliding_window=4)),
     "gpt-oss": ("GptOss", SMALL_HEADS | EXPERTS | dict(sliding_window=4)),
     "gpt-oss-full": ("GptOss", SMALL_HEADS | EXPERTS | FULL),  # attention sinks in every layer
-    "bloom": (
-        "Bloom",
-        dict(vocab_size=97, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3),
-    ),  # biased by distance
-    "mpt": (
-        "Mpt",
-        dict(
-            vocab_size=97, d_model=32, n_layers=2, n_heads=4, max_seq_len=64, initializer_range=0.3
-        ),
-    ),
+    "bloom": ("Bloom", SHORT | dict(hidden_size=32, n_layer=2, n_head=4)),  # biased by distance
+    "mpt": ("Mpt", SHORT | dict(d_model=32, n_layers=2, n_heads=4, max_seq_len=64)),
     "deepseek-v2": ("DeepseekV2", LATENT | dict(q_lora_rank=None, v_head_dim=8)),
-    "deepseek-v3": (
-        "DeepseekV3",
-        LATENT | dict(q_lora_rank=16, v_head_dim=12),
-    ),  # keys as wide as values
-    "lfm2": (
-        "Lfm2",
-        GROUPED | dict(layer_types=["conv", "full_attention"]),
-    ),  # convolution and attention
-    "falcon-h1": (
-        "FalconH1",  # state space and attention in one layer
-        GROUPED
-        | dict(
-            mamba_d_ssm=32,
-            mamba_n_heads=4,
-            mamba_d_head=8,
-            mamba_d_state=4,
-            mamba_n_groups=1,
-            mamba_chunk_size=8,
-        ),
-    ),
+    # keys as wide as values
+    "deepseek-v3": ("DeepseekV3", LATENT | dict(q_lora_rank=16, v_head_dim=12)),
+    # convolution and attention
+    "lfm2": ("Lfm2", GROUPED | dict(layer_types=["conv", "full_attention"])),
+    "falcon-h1": ("FalconH1", GROUPED | MAMBA),  # state space and attention in one layer
 }
 
 
