@@ -333,7 +333,7 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
         ),
         (({"template": "raw"},), "has no name"),
         (("smollm2-raw", "float31"), "unknown dtype 'float31'; did you mean 'float32'"),
-        (("smollm2-raw", "float32", "gpuu"), "device 'gpuu' is no torch device"),
+        (("smollm2-raw", "float32", "gpuu"), "device is 'gpuu', which this machine does not have"),
         (
             ({"name": "smollm2-raw", "template": "chats"},),
             "unknown template 'chats'; did you mean 'chat'",

@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM
 
 from igcore import AssetError, ParameterError, load_policy
-from igcore.engine.device import GIB
 from igcore.models.pretrained import (
     check_vocabulary,
     contents_of,
@@ -25,9 +24,7 @@ from igcore.models.pretrained import (
     load_model,
     load_tokenizer,
     one_sentence,
-    placement,
     tensors_of,
-    weight_bytes,
 )
 from tests.rehearsal.checkpoints import build_checkpoints
 from tests.rehearsal.weights import save
@@ -245,10 +242,6 @@ def test_other_weights_behind_a_decoy_have_another_hash(sharded):
         (lambda name: f"w/{name}", "names ['w/"),
         (lambda name: f"/outside/{name}", "names ['/outside/"),
         (
-            lambda name: "pytorch_model.bin",
-            "names ['pytorch_model.bin'], but may name .safetensors files",
-        ),
-        (
             lambda name: "model-00003-of-00003.safetensors",
             "model-00003-of-00003.safetensors",
         ),
@@ -256,10 +249,7 @@ def test_other_weights_behind_a_decoy_have_another_hash(sharded):
     ],
 )
 def test_an_index_that_names_no_file_of_its_folder_is_refused(sharded, change, message):
-    """Bug: weights from anywhere on the disk, which no hash covers; a pickle for which transformers
-    then takes another one.
-    """
-    torch.save({}, sharded / "pytorch_model.bin")
+    """Bug: weights from anywhere on the disk, which no hash covers."""
     named(sharded, change=change)
     refusal(sharded, message)
     with pytest.raises(AssetError, match="model.safetensors.index.json|No such file"):
@@ -274,50 +264,11 @@ def test_a_damaged_index_is_refused(sharded, content):
         contents_of(sharded)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "adapter_config.json",
-            "adapter_config.json adds weights that are not read here; merge them",
-        ),
-        (
-            "shard-00000-model-00001-of-00001.safetensors",
-            "safetensors adds weights that are not read here",
-        ),
-    ],
-)
-def test_weights_of_other_kinds_are_refused(copy, name, message):
-    """Bug: transformers adds an adapter or takes a part of a training in place of the model, and
-    the digest stays.
-    """
+def test_an_adapter_beside_a_model_is_refused(copy):
+    """Bug: transformers adds the adapter, and the digest stays."""
     folder = copy(ALPACA)
-    (folder / name).write_text("{}")
-    refusal(folder, message)
-
-
-@pytest.mark.parametrize(
-    ("file", "setting"),
-    [
-        ("config.json", {"transformers_weights": "other.safetensors"}),
-        ("config.json", {"text_config": {"transformers_weights": "other.safetensors"}}),
-        ("tokenizer_config.json", {"fast_tokenizer_files": ["../outside/tokenizer.4.0.0.json"]}),
-        ("tokenizer_config.json", {"gguf_file": "../outside/x.gguf"}),
-        (
-            "tokenizer_config.json",
-            {"vocab": "/outside/vocab.json", "merges": "/outside/merges.txt"},
-        ),
-    ],
-)
-def test_settings_that_lead_to_other_files_are_refused(copy, file, setting):
-    """Bug: transformers reads a vocabulary or weights under a name that no hash covers, outside the
-    folder even.
-    """
-    folder = copy(ALPACA)
-    reconfigure(folder, file, **setting)
-    refusal(folder, f"{file} sets ", "where transformers would look for files")
-    with pytest.raises(AssetError, match=file):
-        loaded(folder)
+    (folder / "adapter_config.json").write_text("{}")
+    refusal(folder, "has an adapter_config.json; merge the adapter into its model")
 
 
 def test_no_weights_are_refused(copy):
@@ -344,10 +295,6 @@ def prefixed(begins, **more):
         state.update(moved | {name: torch.zeros(1, 32) for name in more.values()})
 
     return lambda folder: rewrite(folder, change)
-
-
-def in_whole_numbers(folder):
-    rewrite(folder, lambda state: state.update({"model.norm.weight": torch.ones(32).int()}))
 
 
 @pytest.mark.parametrize(
@@ -379,13 +326,10 @@ def in_whole_numbers(folder):
         (prefixed("_orig_mod."), "it holds a model of torch.compile; save model._orig_mod"),
         (prefixed("module."), "it holds a DataParallel wrapper; save model.module"),
         (prefixed("", head="v_head.summary.weight"), "of TRL with a value head; save"),
-        (in_whole_numbers, "holds whole numbers as the weights ..model.norm.weight"),
     ],
 )
 def test_each_fault_of_a_folder_has_its_own_remedy(copy, damage, message):
-    """Bug: "download or save the whole model again" for all of them, which helps none; and whole
-    numbers that were taken as weights.
-    """
+    """Bug: "download or save the whole model again" for all of them, which helps none."""
     damage(folder := copy(ALPACA))
     with pytest.raises(AssetError, match=message) as caught:
         load_policy(str(folder))
@@ -397,26 +341,6 @@ def test_a_file_is_no_folder(copy):
     file = copy(ALPACA) / "config.json"
     with pytest.raises(AssetError, match="config.json' is a file; give the folder"):
         load_policy(str(file))
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        dict(hidden_size=3 * 10**9),
-        dict(num_hidden_layers=2 * 10**7),
-        dict(intermediate_size=10**13),
-        dict(vocab_size=10**10),
-        dict(num_key_value_heads=10**9, head_dim=10**9),
-        dict(hidden_size=1024, intermediate_size=20000),  # as big as a real one
-    ],
-)
-def test_sizes_that_the_weights_do_not_have_take_no_memory(copy, sizes):
-    """Bug: hours for ten million layers, and a model of 10^9 units that accelerate put on the disk
-    and called loaded.
-    """
-    reconfigure(folder := copy(ALPACA), **sizes)
-    with pytest.raises(AssetError, match="config.json"):
-        load_model(AutoModelForCausalLM, folder, "float32", "auto")
 
 
 def test_a_panic_of_the_tokenizers_is_one_sentence(monkeypatch):
@@ -539,8 +463,6 @@ def test_a_damaged_settings_file_is_refused(copy, name):
     path = folder / name
     path.write_text(path.read_text().rstrip()[:-1] if path.exists() else "{")
     refusal(folder, f"{path} cannot be loaded (JSONDecodeError")
-    with pytest.raises(AssetError, match=name):
-        loaded(folder)
 
 
 @torch.inference_mode()
@@ -685,7 +607,6 @@ def test_what_can_be_no_path_is_an_unknown_policy(name):
 def test_a_bad_placement_is_named(mirror):
     for options, message in (
         ({"dtype": "float31"}, "unknown dtype 'float31'; did you mean 'float32'"),
-        ({"device": "gpuu"}, "device 'gpuu' is no torch device"),
         ({"device": "cuda:99"}, "device is 'cuda:99', which this machine does not have; choose"),
         ({"device": "meta"}, "device is 'meta', which this machine does not have; choose one of"),
     ):
@@ -693,45 +614,15 @@ def test_a_bad_placement_is_named(mirror):
             load_policy(mirror / ALPACA, **options)
 
 
-def test_a_model_stands_whole_on_one_of_several_gpus(mirror, monkeypatch):
-    """Bug: accelerate cuts a model that one device holds, so that no session fits and the plan of
-    memory is another's.
-    """
-    folder = mirror / ALPACA
-    size = 2 * sum(parameter.numel() for parameter in loaded(folder)[0].parameters())
-    assert (weight_bytes(folder, "bfloat16"), weight_bytes(folder, "float32")) == (size, 2 * size)
-    for dtype, free, at in (  # bytes on every GPU -> where a model of so many bytes goes
-        ("bfloat16", [], "auto"),  # no GPU, or one: as ever
-        ("bfloat16", [80 * GIB], "auto"),
-        ("bfloat16", [40 * GIB, 80 * GIB, 79 * GIB], "cuda:1"),
-        ("bfloat16", [79 * GIB, 79 * GIB + 1000], "cuda:0"),
-        ("bfloat16", [size - 1, size], "cuda:1"),
-        ("float32", [size, size], "auto"),
-    ):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda free=free: len(free))
-        monkeypatch.setattr(
-            "igcore.models.pretrained.free_bytes", lambda device, free=free: free[device.index]
-        )
-        assert placement(folder, dtype, "auto") == at, free
-        assert [placement(folder, dtype, device) for device in ("cpu", "cuda", "cuda:1")] == [
-            "cpu",
-            "cuda",
-            "cuda:1",
-        ]
-
-
-def test_the_place_that_was_chosen_is_taken(mirror, monkeypatch):
-    """Bug: a place that is found and left aside."""
+def test_accelerate_fills_one_gpu_after_the_other(mirror, monkeypatch):
+    """Bug: accelerate splits a model that one device holds, and every token waits for all."""
     asked, report = [], dict.fromkeys(("unexpected_keys", "mismatched_keys", "missing_keys"), ())
 
     class Kind:
         def from_pretrained(folder, **given):
             asked.append(given["device_map"])
-            if asked == ["meta"]:  # what does not fit is found there
-                return torch.nn.Identity(), report
-            raise OSError("there is no GPU here")
+            return torch.nn.Identity(), report
 
-    monkeypatch.setattr("igcore.models.pretrained.placement", lambda *given: f"after {given[1:]}")
-    with pytest.raises(AssetError, match="there is no GPU here"):
-        load_model(Kind, mirror / ALPACA, "bfloat16", "auto")
-    assert asked == ["meta", "after ('bfloat16', 'auto')"]
+    load_model(Kind, mirror / ALPACA, "bfloat16", "auto")
+    load_model(Kind, mirror / ALPACA, "bfloat16", "cpu")
+    assert asked == ["meta", "sequential", "meta", "cpu"]

@@ -415,7 +415,7 @@ def test_a_download_that_broke_off_is_refused(spoilt, name):
         ),
         (RM_NAME, {"text_format": ["raw"]}, "parameter text_format is ['raw']"),
         (RM_NAME, {"dtype": "float8"}, "unknown dtype 'float8'"),
-        (RM_NAME, {"device": "gpu"}, "device 'gpu' is no torch device"),
+        (RM_NAME, {"device": "gpu"}, "device is 'gpu', which this machine does not have"),
         (RM_NAME, {"revision": 7}, "parameter revision is 7"),
         (
             RM_NAME,

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import AssetError
+from ..errors import AssetError, said
 
 MIRROR = "IGCORE_HUB"
 # settings and tokenizers
@@ -48,7 +48,7 @@ def snapshot(
             raise AssetError(f"{kind} {repo!r} is not in {MIRROR}={mirror}; copy it to {folder}")
         return folder
     if kind == "dataset":
-        return _download(repo, revision, kind, None)
+        return _download(repo, revision, kind)
     if not weights:
         return _download(repo, revision, kind, SMALL)
     for pattern in WEIGHTS:
@@ -58,20 +58,18 @@ def snapshot(
     raise AssetError(f"model {repo!r} has no weights ({', '.join(WEIGHTS)}); check the name")
 
 
-def _download(repo: str, revision: str | None, kind: str, patterns: Sequence[str] | None) -> Path:
-    """Download a repository from the hub."""
+def _download(
+    repo: str, revision: str | None, kind: str, patterns: Sequence[str] | None = None
+) -> Path:
+    """Return the snapshot of a repository in the cache of the hub, fetched if it is not there."""
     from huggingface_hub import snapshot_download
 
+    where = {"revision": revision, "repo_type": kind}
     try:
-        where = {"revision": revision, "repo_type": kind}
         return Path(snapshot_download(repo, **where, allow_patterns=patterns))
     except Exception as error:  # what the network, the hub or the disk may raise has no common base
-        cause = error.__cause__ or error
-        reason = next(iter(str(cause).strip().splitlines()), "")[:200]
-        place = repo if kind == "model" else f"datasets/{repo}"
         raise AssetError(
-            f"{kind} {repo!r} cannot be fetched ({type(cause).__name__}: {reason}); check its "
-            f"name and revision {revision!r}, ask for access at "
-            f"https://huggingface.co/{place} and log in with `hf auth login` if it is "
-            f"gated, or put a copy into the folder that {MIRROR} names"
+            f"{kind} {repo!r} cannot be fetched ({said(error.__cause__ or error)}); check its name "
+            f"and revision {revision!r}, ask on its page of the hub for access and log in with `hf "
+            f"auth login` if it is gated, or put a copy into the folder that {MIRROR} names"
         ) from error

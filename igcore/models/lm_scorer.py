@@ -28,7 +28,6 @@ from ..settings import settings
 from .backbone import Backbone, Session
 from .hub import snapshot
 from .pretrained import (
-    Device,
     Dtype,
     check_vocabulary,
     contents_of,
@@ -187,7 +186,7 @@ class Checkpoint:
     repo: str
     revision: str | None = None
     dtype: Dtype = "bfloat16"
-    device: Device = "auto"
+    device: str = "auto"
     self_check: bool = True
     # the score that separates safe from unsafe, where the scale has one
     boundary: ClassVar[float | None] = None

@@ -20,7 +20,6 @@ from . import assets
 from .hub import snapshot
 from .pretrained import (
     DTYPES,
-    Device,
     Dtype,
     automatic_dtype,
     check_settings,
@@ -91,7 +90,7 @@ class PolicyOptions:
     """How a policy is loaded, see `load_policy`."""
 
     dtype: Dtype = "float32"
-    device: Device = "auto"
+    device: str = "auto"
     template: TextFormat | None = None
     revision: str | None = None
     chat_options: Options | None = None

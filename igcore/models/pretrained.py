@@ -2,23 +2,20 @@
 
 Weights are safetensors, or pickles of which only tensors are read; no code that comes with a model
 runs. A missing or unexpected key stops the loading, because transformers would go on with random
-numbers in its place. So does a setting that would make transformers open other files than those
-that `contents_of` hashes.
+numbers in its place.
 """
 
 import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import AfterValidator
 
-from ..engine.device import GIB, free_bytes, multiplies_bfloat16, usable
-from ..errors import AssetError, IgcoreError, ParameterError
+from ..engine.device import multiplies_bfloat16, usable
+from ..errors import AssetError, IgcoreError
 from ..files import file_digest
 from ..settings import one_of
 from .convert import quiet_transformers
@@ -29,10 +26,6 @@ VOCABULARY = ("token", "vocab", "merges", "spiece", "bpe", ".model", ".spm")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # transformers takes the first that is there, or whose index is
 WHOLE = ("model.safetensors", "pytorch_model.bin")
-# files that add other weights to these, or replace them: an adapter, a distributed checkpoint
-FOREIGN = ("adapter_config.json", "shard-*-model-*-of-*.safetensors")
-# settings by which transformers opens files of other names and folders
-ELSEWHERE = ("transformers_weights", "gguf_file", "vocab", "merges", "fast_tokenizer_files")
 TEMPLATES = "additional_chat_templates/*.jinja"
 RECORD = "asset.json"  # written by `igcore.models.assets`; transformers does not read it
 AGAIN = "download or save the whole model again"
@@ -51,7 +44,7 @@ INSTEAD = {
     "*.gguf": "read the GGUF file by from_pretrained(folder, gguf_file=...), and save the model",
     "*": "give a folder as save_pretrained of transformers writes it",
 }
-# beginning of keys -> what the saved object was, and what helps
+# beginning of unknown keys -> what the saved object was, and what helps
 WRAPPED = {
     "_orig_mod.": "a model of torch.compile; save model._orig_mod",
     "module.": "a DataParallel wrapper; save model.module",
@@ -59,21 +52,7 @@ WRAPPED = {
     "base_model.": "a PEFT wrapper; save model.merge_and_unload()",
     "model.encoder.": "an encoder-decoder model; choose a decoder-only one",
 }
-# a setting that is a size, and its value
-SIZE = re.compile(r'"(\w*(?:size|dim|layers?|heads|experts|embd|d_model|d_ff))"\s*:\s*(\d+)')
-
-
-def _check_device(device: str) -> str:
-    """Refuse a device that torch does not know."""
-    try:
-        torch.device("cpu" if device == "auto" else device)
-    except RuntimeError as error:
-        raise ParameterError(f"device {device!r} is no torch device, such as cuda:0") from error
-    return device
-
-
 Dtype = Annotated[str, one_of(DTYPES)]
-Device = Annotated[str, AfterValidator(_check_device)]
 
 
 # --- the files of a folder ------------------------------------------------------------------------
@@ -85,15 +64,12 @@ def files_of(folder: Path) -> list[Path]:
     Raises
     ------
     AssetError
-        When an index is damaged or names a file outside the folder, or when transformers would load
-        more than these files.
+        When an index is damaged or names a file outside the folder, or beside an adapter, which
+        transformers would add.
     """
-    foreign = [path for pattern in FOREIGN for path in folder.glob(pattern)]
-    if foreign:
-        raise AssetError(
-            f"{foreign[0]} adds weights that are not read here; merge them into the model and save "
-            "it whole"
-        )
+    adapter = "adapter_config.json"
+    if (folder / adapter).is_file():
+        raise AssetError(f"{folder} has an {adapter}; {INSTEAD[adapter]}")
     for name in WHOLE:
         path, index = folder / name, folder / f"{name}.index.json"
         if path.is_file():
@@ -101,12 +77,10 @@ def files_of(folder: Path) -> list[Path]:
         if index.is_file():
             with one_sentence(index):
                 shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-                known = [Path(shard).suffix == path.suffix for shard in shards]
                 own = [Path(shard).name == shard for shard in shards]
-            if not shards or not all(known + own):
+            if not all(own):
                 raise AssetError(
-                    f"{index} names {shards}, but may name {path.suffix} files in its own folder "
-                    f"only; {AGAIN}"
+                    f"{index} names {shards}, but may name files in its own folder only; {AGAIN}"
                 )
             return [folder / shard for shard in shards]
     return []
@@ -140,26 +114,10 @@ def contents_of(folder: Path, weights: bool = True) -> Contents:
 
 
 def check_settings(folder: Path) -> None:
-    """Raise ``AssetError`` for settings that are damaged or lead transformers to other files.
-
-    transformers ignores some damaged settings, such as end tokens.
-    """
+    """Raise ``AssetError`` for damaged settings; transformers ignores some, such as end tokens."""
     for path in sorted(folder.glob("*.json")):
         with one_sentence(path):
-            json.loads(path.read_bytes(), object_hook=partial(_check_place, path))
-
-
-def _check_place(path: Path, settings: dict) -> dict:
-    """Raise ``AssetError`` if settings name a file outside the folder; else return them."""
-    for name in ELSEWHERE:
-        value = settings.get(name)
-        # a tokenizer.json has its own vocabulary under some of these names
-        if isinstance(value, str) or value and name == "fast_tokenizer_files":
-            raise AssetError(
-                f"{path} sets {name} to {str(value)[:100]!r}, where transformers would look for "
-                "files; give them their usual names in this folder, and remove the setting"
-            )
-    return settings
+            json.loads(path.read_bytes())
 
 
 def settings_of(folder: Path) -> str:
@@ -175,54 +133,18 @@ def lacking(folder: Path, what: str) -> AssetError:
     return AssetError(f"{folder} has no {what}; {[*helps, f'it is empty: {AGAIN}'][0]}")
 
 
-def check_sizes(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Raise ``AssetError`` for sizes that the weights cannot have: building it would not end."""
-    numbers = sum(tensor.numel() for tensor in tensors.values())
-    for name, value in SIZE.findall(settings_of(folder)):
-        # settings that this model does not read may have the values of a usual one
-        if int(value) > (max(len(tensors), 10**3) if "layer" in name else max(numbers, 10**6)):
-            raise AssetError(
-                f"{folder / 'config.json'} sets {name} to {value:.20}, but the weights are "
-                f"{len(tensors)} tensors of {numbers} numbers; {AGAIN}"
-            )
-
-
-# --- where a model is put -------------------------------------------------------------------------
-
-
-def placement(folder: Path, dtype: str, device: str) -> str:
-    """Return where to put a model: with ``auto``, whole on the GPU with most room if one holds it.
-
-    accelerate alone would split every model over all GPUs: each token would wait for every device,
-    and no device would be left to the next model.
-    """
-    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    if device != "auto" or len(gpus) < 2:
-        return device
-    needed = weight_bytes(folder, dtype)
-    free = {gpu: free_bytes(torch.device(gpu)) for gpu in gpus}
-    # whole GiB: small changes of free memory do not move a resumed run to another GPU
-    room = {gpu: free[gpu] // GIB for gpu in gpus if needed <= free[gpu]}
-    return max(room, key=room.__getitem__, default="auto")
-
-
-def weight_bytes(folder: Path, dtype: str) -> int:
-    """Return the bytes that all weights of a folder take in `dtype`, whatever they are saved in."""
-    numbers = sum(tensor.numel() for tensor in _tensors(folder).values())
-    return numbers * DTYPES[dtype].itemsize
-
-
 def automatic_dtype(folder: Path, device: str) -> str:
     """Return the type in which weights were saved if a device has units for it, else ``float32``.
 
-    A GPU has them for ``bfloat16`` and ``float16``, a processor at most for ``bfloat16``: without
-    them it takes ten times as long. Nothing is rounded that was saved in more digits.
+    The type is that which config.json names. A GPU has units for ``bfloat16`` and ``float16``, a
+    processor at most for ``bfloat16``: without them it takes ten times as long.
     """
-    dtypes = {x.dtype for x in _tensors(folder).values() if x.is_floating_point()}
+    with one_sentence(folder / "config.json"):
+        settings = json.loads(settings_of(folder))
+    saved = settings.get("dtype") or settings.get("torch_dtype")
     gpu = device != "cpu" and torch.accelerator.is_available()
-    for name in ("bfloat16", "float16"):
-        if dtypes == {DTYPES[name]} and (gpu or name == "bfloat16" and multiplies_bfloat16()):
-            return name
+    if saved in DTYPES and (gpu or saved == "bfloat16" and multiplies_bfloat16()):
+        return saved
     return "float32"
 
 
@@ -266,7 +188,8 @@ def load_model(
     dtype : str
         A key of `DTYPES`.
     device : str
-        A torch device, or ``auto``, see `placement`.
+        A torch device, or ``auto``: accelerate fills one GPU after the other, so that a model is
+        whole on the first if it fits there.
     heads : sequence of str
         Keys that the files hold besides those of the model.
     optional : sequence of str
@@ -286,20 +209,19 @@ def load_model(
         When files are missing or damaged, or their keys or shapes are not those of the model.
     """
     quantised = "quantization_config" in settings_of(folder)
-    check_settings(folder)
     found = files_of(folder)
     if not found:
         raise lacking(folder, f"weights ({' or '.join(WHOLE)}, or their index)")
-    check_sizes(folder, tensors := _tensors(folder))
-    whole = [key for key, x in tensors.items() if not (x.is_floating_point() or quantised)]
-    device = placement(folder, dtype, usable(device))
+    device = usable(device)
+    # "auto" of accelerate would split every model over all GPUs
+    place = "sequential" if device == "auto" else device
     # first without memory: what does not fit would fill it, or be left out by accelerate
-    for place in (device,) if quantised else ("meta", device):
+    for device_map in (place,) if quantised else ("meta", place):
         with one_sentence(folder), quiet_transformers():
             model, report = kind.from_pretrained(
                 folder,
                 dtype=DTYPES[dtype],
-                device_map=place,
+                device_map=device_map,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=found[0].suffix == ".safetensors",
@@ -309,24 +231,22 @@ def load_model(
             )
         # without the rotary positions of 2023, which transformers leaves out
         unexpected = set(report["unexpected_keys"])
-        parameters = tuple(name for name, _ in model.named_parameters())
         problems = {
             "holds weights of other shapes than its config.json says": report["mismatched_keys"],
             "lacks the weights": {*report["missing_keys"], *(set(heads) - unexpected)},
             "holds the unknown weights": unexpected - {*heads, *optional},
-            "holds whole numbers as the weights": {x for x in whole if x.endswith(parameters)},
         }
         for problem, keys in problems.items():
             if keys:
                 named = f"{problem} {sorted(keys)}"[:300]
-                raise AssetError(f"{folder} {named}; {_helps(tensors)}")
+                raise AssetError(f"{folder} {named}; {_helps(unexpected)}")
     return model.eval(), tensors_of(folder, [*heads, *optional])
 
 
-def _helps(tensors: dict[str, torch.Tensor]) -> str:
+def _helps(unknown: set[str]) -> str:
     """Return what helps against keys that are not those of the model."""
     for begins, saved in WRAPPED.items():
-        if any(key.startswith(begins) for key in tensors):
+        if any(key.startswith(begins) for key in unknown):
             return f"it holds {saved}"
     return f"{AGAIN}, or choose the scorer that it is made for"
 
@@ -350,28 +270,18 @@ def check_vocabulary(tokenizer, model, place: Path | str, unread: bool = False) 
 
 
 def tensors_of(folder: Path, keys: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return the tensors of these keys that the files of a folder hold, on the CPU."""
-    out: dict[str, torch.Tensor] = {}
-    for path in files_of(folder) if keys else ():
-        state = _state(path, "cpu")
-        out |= {key: state[key] for key in keys if key in state}
-    return out
+    """Return the tensors of these keys that the files of a folder hold, on the CPU.
 
-
-def _tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of all files of a folder by key, without their numbers."""
-    found: dict[str, torch.Tensor] = {}
-    for path in files_of(folder):
-        found |= _state(path, "meta")
-    return found
-
-
-def _state(path: Path, device: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file; of a pickle, nothing but tensors is loaded."""
+    Of a pickle nothing but tensors is loaded.
+    """
     from transformers.modeling_utils import load_state_dict
 
-    with one_sentence(path):
-        return load_state_dict(path, map_location=device, weights_only=True)
+    out: dict[str, torch.Tensor] = {}
+    for path in files_of(folder) if keys else ():
+        with one_sentence(path):
+            state = load_state_dict(path, map_location="cpu", weights_only=True)
+        out |= {key: state[key] for key in keys if key in state}
+    return out
 
 
 @contextmanager
