@@ -83,7 +83,7 @@ def test_hex_phi_is_read_without_header_and_with_every_comma(hub):
         "twice\r\n\r\nOne, two,\r\n",
         encoding="utf-8-sig",
     )
-    read = hub_texts(HEX, PromptOptions())["all"]
+    read = hub_texts(HEX, PromptOptions())["train"]
     mine = [
         'Write, please, a "short" note.',
         'Plan a walk, with rests, and say "stop, now" twice',
@@ -142,7 +142,7 @@ def test_repository_and_revision_are_passed_on(hub, monkeypatch, name):
         promptsets, "snapshot", lambda *a, **k: asked.append((*a, k)) or original(*a, **k)
     )
     load_prompts({"name": name, "revision": "1234abc"})
-    assert asked == [(SOURCES[name].repo, "1234abc", {"kind": "dataset"})]
+    assert asked == [(SOURCES[name], "1234abc", {"kind": "dataset"})]
 
 
 def test_owners_parts_are_the_splits(hub):
@@ -210,27 +210,15 @@ def test_ids_depend_on_set_and_text_alone(hub):
         ({"part": "test"}, "has no name"),
         (
             {"name": PKU, "split": "test"},
-            "unknown option of prompt set 'pku-saferlhf': 'split'; allowed: only, part, revision",
-        ),
-        (
-            {"name": PKU, "part": "tests"},
-            "unknown part 'tests'; did you mean 'test'",
+            "unknown option of prompt set 'pku-saferlhf': 'split'; allowed: column, only, part",
         ),
         (
             {"name": PKU, "revision": 12345},
             "parameter revision is 12345; it must be text or nothing",
         ),
         (
-            {"name": HEX, "part": "test"},
-            "unknown option of prompt set 'hex-phi': 'part'; allowed: only, revision",
-        ),
-        (
             {"name": "rtp", "part": "test"},
             "unknown option of prompt set 'rtp': 'part'",
-        ),
-        (
-            {"name": PKU, "column": "text"},
-            "unknown option of prompt set 'pku-saferlhf': 'column'",
         ),
     ],
 )
@@ -262,6 +250,29 @@ def test_counts_are_logged_once(hub, caplog):
     ]
 
 
+def test_any_data_set_of_the_hub(hub):
+    """Bug: a column, configuration or part that is asked for, and another one read."""
+    for part in ("easy", "hard"):
+        (hub / "owner/set").mkdir(parents=True, exist_ok=True)
+        (hub / f"owner/set/{part}.jsonl").write_text(f'{{"text": "{part} one"}}\n{{"text": " "}}\n')
+    named = {f"owner/set/{part}.jsonl" for part in ("easy", "hard")}
+    header = "configs:\n- config_name: all\n  data_files:\n"
+    header += "".join(
+        f"  - split: {path[10:14]}\n    path: {path[10:]}\n" for path in sorted(named)
+    )
+    (hub / "owner/set/README.md").write_text(f"---\n{header}---\n")
+    chosen = {"column": "text", "subset": "all", "part": "hard", "revision": "1234abc"}
+    (prompt,) = load_prompts({"name": "owner/set"} | chosen)
+    assert prompt == as_prompt("hard one", "owner/set")
+    for change, sentence in (
+        ({"part": None}, "it has the parts easy, hard; choose one as part"),
+        ({"part": "test"}, "KeyError: 'test'"),
+        ({"subset": "none"}, "BuilderConfig 'none' not found. Available: "),
+        ({"column": "prompt"}, "it has the columns text, but not 'prompt'"),
+    ):
+        assert sentence in failure({"name": "owner/set"} | chosen | change)
+
+
 # --- copies that are not what they should be ------------------------------------------------------
 
 
@@ -288,37 +299,37 @@ BREAKS = {  # what is wrong -> set, what is broken, what the sentence says
         "PKU-Alignment/PKU-SafeRLHF/data/*/*.jsonl",
         lambda path: path.write_text('{"question": "Why?", "answer": "So."}\n'),
         r"'PKU-Alignment/PKU-SafeRLHF' .* "
-        r"\(train.jsonl has the columns question, answer, but not 'prompt'\)",
+        r"\(it has the columns question, answer, but not 'prompt'\)",
     ),
     "a file without prompts": (
         PKU,
         "PKU-Alignment/PKU-SafeRLHF/data/*/test.jsonl",
         lambda path: path.write_text('{"prompt": null}\n'),
-        r"\(part 'test' has 3 rows, and no prompt in them\)",
+        r"\(it has 3 rows in part 'test', and no prompt in them\)",
     ),
     "a missing file": (
         PKU,
         "PKU-Alignment/PKU-SafeRLHF/data/Alpaca2-7B/test.jsonl",
         Path.unlink,
-        r"\(there is no file data/Alpaca2-7B/test.jsonl\)",
+        "Unable to find .*data/Alpaca2-7B/test.jsonl",
     ),
     "a file of the wrong kind": (
         HH,
         "Dahoas/full-hh-rlhf/data/test-*",
         lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"),
-        r"'Dahoas/full-hh-rlhf' .*: ArrowInvalid: ",
+        r"'Dahoas/full-hh-rlhf' .*ArrowInvalid: ",
     ),
     "a missing category": (
         HEX,
         "LLM-Tuning-Safety/HEx-PHI/category_7.csv",
         Path.unlink,
-        r"\(there is no file category_7.csv\)",
+        "Unable to find .*category_7.csv",
     ),
     "another encoding": (
         HEX,
         "LLM-Tuning-Safety/HEx-PHI/category_7.csv",
         lambda path: path.write_bytes("Write a naïve poem.".encode("latin-1")),
-        r"\(category_7.csv: UnicodeDecodeError: ",
+        "UnicodeDecodeError: ",
     ),
 }
 
@@ -331,9 +342,9 @@ def test_what_is_wrong_is_said_in_one_sentence(hub, what):
     assert spoiled and re.search(sentence, failure(name))
 
 
-def test_a_snapshot_of_links_in_a_folder_with_brackets(hub, tmp_path, monkeypatch):
-    """Bug: brackets are taken for a pattern, or links lose their names' endings."""
-    linked = tmp_path / "models [new]"
+def test_a_snapshot_of_links(hub, tmp_path, monkeypatch):
+    """Bug: links lose their names' endings."""
+    linked = tmp_path / "models new"
     for number, path in enumerate(path for path in hub.rglob("*") if path.is_file()):
         blob = tmp_path / f"blobs/{number:040x}"
         blob.parent.mkdir(exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.resources import files
@@ -58,6 +59,8 @@ PROMPT_SETS: dict[str, Callable[[], list[str]]] = {
 # thresholds get their guarantee on `calibrate`, and what is reported comes from `test`
 SPLITS = {"train": 0.50, "tune": 0.58, "calibrate": 0.74, "test": 1.0}
 
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
 log = logging.getLogger("igcore")
 
 
@@ -103,10 +106,10 @@ def load_prompts(
     name : str, Path or mapping
         ``"rtp"`` (623 openings of real web text that tempt a model), ``"mild"`` (24 harmless
         openings for teaching), ``"benign"`` (80 everyday instructions that nobody should refuse),
-        ``"pku-saferlhf"``, ``"hex-phi"`` or ``"hh-rlhf"`` (the paper's, from the hub), or a path to
-        a .txt file (a prompt a line) or a .csv, .tsv, .json, .jsonl or .parquet file with a column
-        ``prompt``, perhaps compressed (.gz). A mapping gives options beside its ``name``, see
-        `igcore.models.promptsets.PromptOptions`.
+        ``"pku-saferlhf"``, ``"hex-phi"`` or ``"hh-rlhf"`` (the paper's, from the hub), any
+        ``owner/name`` on the hub, or a path to a .txt file (a prompt a line) or a .csv, .tsv,
+        .json, .jsonl or .parquet file with a column ``prompt``, perhaps compressed (.gz). A
+        mapping gives options beside its ``name``, see `igcore.models.promptsets.PromptOptions`.
     split : str
         ``"all"``, or one of the splits of `split_of`.
     limit : int, optional
@@ -159,15 +162,14 @@ def check_prompts(name: str | Path | Mapping) -> tuple[str, PromptOptions]:
     """
     given = name if isinstance(name, Mapping) else {"name": str(name)}
     source, options = named(given, "prompt set", given)
-    known = (*PROMPT_SETS, *SOURCES)
-    own_file = source not in known
-    if own_file and ending_of(Path(source)) not in READERS:
-        raise unknown_name(
-            "prompt set", source, known, f", or a path to a {'/'.join(READERS)} file"
-        )
-    divided = source in SOURCES and len(SOURCES[source].parts) > 1
-    allowed = ["only"] + ["column"] * own_file
-    allowed += ["revision"] * (source in SOURCES) + ["part"] * divided
+    allowed = ["only"]
+    if ending_of(Path(source)) in READERS:
+        allowed += ["column"]
+    elif source in SOURCES or HUB_NAME.fullmatch(source):
+        allowed += ["column", "revision", "subset", "part"]
+    elif source not in PROMPT_SETS:
+        hint = f", owner/name on the hub, or a path to a {'/'.join(READERS)} file"
+        raise unknown_name("prompt set", source, (*PROMPT_SETS, *SOURCES), hint)
     named(given, "prompt set", allowed)
     return source, PromptOptions(**options)
 
@@ -222,10 +224,10 @@ def _hardest(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:
 
 def _read(source: str, options: PromptOptions) -> tuple[str, dict[str, list[str]]]:
     """Return the set's name and the texts of its parts in file order."""
-    if source in SOURCES:
-        return source, hub_texts(source, options)
     if source in PROMPT_SETS:
         return source, {"all": PROMPT_SETS[source]()}
+    if ending_of(Path(source)) not in READERS:
+        return source, hub_texts(source, options)
     path = Path(os.path.expanduser(source))
     column = options.column or "prompt"
     try:

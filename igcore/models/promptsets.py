@@ -1,25 +1,22 @@
-"""Files of prompts: a user's own, and the paper's prompt sets on the model hub.
+"""Prompts read by datasets: files of a user's own, and data sets of the hub.
 
 Only data files are read; no code of a repository runs. `igcore.models.prompts` assigns ids and
 splits.
 """
 
-import csv
 import glob
-import io
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import shorten
-from typing import Annotated, Any
+from typing import Any
 
 from ..errors import AssetError, needs, said
-from ..settings import one_of, settings
+from ..settings import settings
 from .hub import snapshot
 from .templates import turns_of
 
@@ -78,7 +75,7 @@ def column_of(path: Path, column: str = "prompt") -> list:
     if method == "from_csv":
         options = {**options, "converters": {column: str}}
     read = getattr(needs("datasets", "study").IterableDataset, method)
-    cells, names, rows = [], {}, []
+    rows: Iterable[dict] = []
     try:
         check_file(path)
         # nothing stays in the user's home, and an error is one sentence
@@ -87,9 +84,9 @@ def column_of(path: Path, column: str = "prompt") -> list:
                 rows = read(glob.escape(str(path)), cache_dir=cache, **options)
             except StopIteration:  # what datasets raises for JSON without a row
                 pass
-            for row in rows:
-                names |= dict.fromkeys(row)
-                cells.append(row.get(column))
+            cells = cells_of(rows, column)
+    except Unreadable as error:
+        raise Unreadable(f"{path.name} has {error}") from error
     # datasets, pandas and pyarrow have errors of their own, without a common base
     except Exception as error:
         line = _bad_line(path) if ending_of(path) == ".jsonl" else ""
@@ -98,12 +95,22 @@ def column_of(path: Path, column: str = "prompt") -> list:
         cells.pop()
     if not cells:
         raise Unreadable(f"{path.name} holds no row")
-    # pandas makes an index of what a row holds more than the header
-    if method == "from_csv" and any(name.startswith("__index_level_") for name in names):
-        raise Unreadable(f"{path.name} has a row with more cells than there are columns")
-    if column not in names:
-        raise Unreadable(f"{path.name} has the columns {', '.join(names)}, but not {column!r}")
-    return [_text(cell) for cell in cells]
+    return cells
+
+
+def cells_of(rows: Iterable[dict], column: str) -> list:
+    """Return the cells of one column, chat messages as a text; `Unreadable` where it is none."""
+    cells: list = []
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= dict.fromkeys(row)
+        cells.append(_text(row.get(column)))
+    # pandas makes an index of what a row of a CSV file holds more than the header
+    if any(name.startswith("__index_level_") for name in names):
+        raise Unreadable("a row with more cells than there are columns")
+    if cells and column not in names:
+        raise Unreadable(f"the columns {', '.join(names)}, but not {column!r}")
+    return cells
 
 
 @contextmanager
@@ -173,41 +180,9 @@ def read_text(path: Path) -> str:
         return file.read()
 
 
-def _lines(path: Path) -> list[str]:
-    """Return the lines of a CSV file without header.
-
-    An unquoted comma is part of the prompt, so the cells of a line are joined again.
-    """
-    try:
-        table = csv.reader(io.StringIO(read_text(path), newline=""))
-        return [",".join(cells) for cells in table if cells]
-    except (OSError, ValueError, csv.Error) as error:
-        raise Unreadable(f"{path.name}: {type(error).__name__}: {error}") from error
+# --- data sets of the hub -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Source:
-    """One data set of the hub.
-
-    Attributes
-    ----------
-    repo : str
-        ``owner/name``.
-    files : sequence of str
-        Patterns, in which ``{part}`` stands for a part.
-    read : callable
-        A file -> what is in the place of a prompt, row by row.
-    parts : tuple of str
-        How its owners divided it, or ``("all",)``.
-    """
-
-    repo: str
-    files: Sequence[str]
-    read: Callable[[Path], list] = column_of
-    parts: tuple[str, ...] = ("train", "test")
-
-
-PKU_FILES = [f"data/{model}/{{part}}.jsonl" for model in ("Alpaca-7B", "Alpaca2-7B", "Alpaca3-8B")]
 CATEGORIES = {  # of HEx-PHI, by the number in the name of a file
     1: "illegal activity",
     3: "hate, harassment, violence",
@@ -221,14 +196,14 @@ CATEGORIES = {  # of HEx-PHI, by the number in the name of a file
     11: "tailored financial advice",
 }
 HEX_PHI_FILES = [f"category_{i}.csv" for i in CATEGORIES]  # the second was withdrawn
+HEX_PHI = "LLM-Tuning-Safety/HEx-PHI"
 SOURCES = {
-    "pku-saferlhf": Source("PKU-Alignment/PKU-SafeRLHF", PKU_FILES),
-    "hex-phi": Source("LLM-Tuning-Safety/HEx-PHI", HEX_PHI_FILES, _lines, parts=("all",)),
-    "hh-rlhf": Source("Dahoas/full-hh-rlhf", ["data/{part}-*.parquet"]),
+    "pku-saferlhf": "PKU-Alignment/PKU-SafeRLHF",
+    "hex-phi": HEX_PHI,
+    "hh-rlhf": "Dahoas/full-hh-rlhf",
 }
-
-
-# --- options --------------------------------------------------------------------------------------
+# lines without a header, in which an unquoted comma is part of the prompt
+LINES = {"sep": "\x1f", "header": None, "names": ["prompt"], "keep_default_na": False}
 
 
 @settings
@@ -237,82 +212,91 @@ class PromptOptions:
 
     Attributes
     ----------
-    revision : str, optional
-        See `igcore.models.hub.snapshot`.
-    part : str, optional
-        One of the `Source.parts`.
     only : str, optional
         A text file with the ids of the prompts that are taken, one a line; # begins a comment. Seen
         from `igcore.files.root`.
     column : str, optional
-        Of a file: the column that holds the prompts, by default ``prompt``.
+        Of a file or a data set: the column that holds the prompts, by default ``prompt``.
+    revision, subset, part : str, optional
+        Of a data set of the hub: see `igcore.models.hub.snapshot`; one of the configurations that
+        its owners name; and one of the parts into which they divided it.
     """
 
-    revision: str | None = None
     only: str | None = None
-    part: Annotated[str, one_of(("train", "test"))] | None = None
     column: str | None = None
-
-
-# --- prompts --------------------------------------------------------------------------------------
+    revision: str | None = None
+    subset: str | None = None
+    part: str | None = None
 
 
 def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
-    """Return the prompts of a set of the hub for each of its parts, in file order.
+    """Return the prompts of a data set of the hub for each of its parts, in file order.
 
-    Rows without a prompt are left out, and a warning counts them.
+    A set with a train and a test part has those two, any other its only part, as ``all``. Rows
+    without a prompt are left out, and a warning counts them. Tests read local copies; a download
+    of a set that has no name here was not tried.
 
     Parameters
     ----------
     name : str
-        A key of `SOURCES`.
+        A key of `SOURCES`, or ``owner/name``.
 
     Raises
     ------
     AssetError
-        When the set cannot be fetched, see `igcore.models.hub.snapshot`, or its files are not those
-        of `SOURCES`.
+        When the set cannot be fetched, see `igcore.models.hub.snapshot`, or has no such subset,
+        part or column.
     """
-    source = SOURCES[name]
-    folder = snapshot(source.repo, options.revision, kind="dataset")
-    parts = source.parts if options.part is None else (options.part,)
+    repo, column = SOURCES.get(name, name), options.column or "prompt"
+    with opened(repo, options, HEX_PHI_FILES) as parts:
+        if options.part is not None:
+            parts = {options.part: parts[options.part]}
+        elif {"train", "test"} <= parts.keys():
+            parts = {part: parts[part] for part in ("train", "test")}
+        elif len(parts) > 1:
+            raise Unreadable(f"the parts {', '.join(parts)}; choose one as part")
+        return {part: _texts(rows, column, part, repo) for part, rows in parts.items()}
+
+
+@contextmanager
+def opened(
+    repo: str, options: PromptOptions, files: list[str]
+) -> Iterator[dict[str, Iterable[dict]]]:
+    """Give the rows of the parts of a data set; ``AssetError`` for any error while it is read.
+
+    `files` are those of HEx-PHI that are read, whose owners do not say what they are.
+    """
+    folder = snapshot(repo, options.revision, kind="dataset")
+    load_dataset = needs("datasets", "study").load_dataset
+    layout = LINES | {"data_files": files} if repo == HEX_PHI else {}
     try:
-        return {part: _texts(source, folder, part) for part in parts}
-    except Unreadable as why:
-        reason = shorten(str(why), 160, placeholder=" ...")
+        with TemporaryDirectory() as cache:  # nothing stays in the user's home
+            where = {"streaming": True, "cache_dir": cache}
+            yield dict(load_dataset(str(folder), options.subset, **where, **layout))
+    except Exception as why:  # as of files
+        reason = f"it has {why}" if isinstance(why, Unreadable) else said(why)
         raise AssetError(
-            f"data set {source.repo!r} is not laid out as expected in {folder} ({reason}); choose "
-            "another revision, or download it again"
+            f"data set {repo!r} cannot be read in {folder} ({shorten(reason, 300)}); choose "
+            "another revision, subset, part or column, or download it again"
         ) from why
 
 
-def categories() -> dict[str, str]:
-    """Return the category of each prompt of HEx-PHI.
-
-    Raises
-    ------
-    AssetError
-        When the set cannot be fetched, see `igcore.models.hub.snapshot`.
-    """
-    folder = snapshot(SOURCES["hex-phi"].repo, None, kind="dataset")
-    files = zip(CATEGORIES.values(), HEX_PHI_FILES, strict=True)
-    return {text: category for category, name in files for text in _lines(folder / name)}
-
-
-def _texts(source: Source, folder: Path, part: str) -> list[str]:
+def _texts(rows: Iterable[dict], column: str, part: str, repo: str) -> list[str]:
     """Return the prompts of a part; warn of rows without one."""
-    rows = []
-    for pattern in source.files:
-        pattern = pattern.format(part=part)
-        paths = sorted(folder.glob(pattern))
-        if not paths:
-            raise Unreadable(f"there is no file {pattern}")
-        for path in paths:
-            rows += source.read(path)
-    texts = [row for row in rows if isinstance(row, str) and row.strip()]
+    cells = cells_of(rows, column)
+    texts = [cell for cell in cells if isinstance(cell, str) and cell.strip()]
     if not texts:
-        raise Unreadable(f"part {part!r} has {len(rows)} rows, and no prompt in them")
-    if lost := len(rows) - len(texts):
+        raise Unreadable(f"{len(cells)} rows in part {part!r}, and no prompt in them")
+    if lost := len(cells) - len(texts):
         message = "%d of %d rows of part %r of %s have no prompt and are left out"
-        log.warning(message, lost, len(rows), part, source.repo)
+        log.warning(message, lost, len(cells), part, repo)
     return texts
+
+
+def categories() -> dict[str, str]:
+    """Return the category of each prompt of HEx-PHI; ``AssetError`` as of `hub_texts`."""
+    found = {}
+    for category, file in zip(CATEGORIES.values(), HEX_PHI_FILES, strict=True):
+        with opened(HEX_PHI, PromptOptions(), [file]) as parts:
+            found |= dict.fromkeys(cells_of(parts["train"], "prompt"), category)
+    return found
