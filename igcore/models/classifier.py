@@ -15,11 +15,9 @@ import torch
 from torch.nn.functional import linear
 
 from ..errors import ParameterError
-from ..policy import context_of
-from ..rendering import neutral
 from ..scorers import COST, REWARD
 from ..settings import one_of, settings
-from .backbone import Backbone, check_length
+from .backbone import Backbone
 from .lm_scorer import Checkpoint, LMScorer, digest
 from .pretrained import contents_of, one_sentence, tensors_of
 from .templates import TEMPLATES, TextFormat, check_chat
@@ -27,7 +25,6 @@ from .templates import TEMPLATES, TextFormat, check_chat
 ROLES = {COST: "cost", REWARD: "reward"}
 HEAD = "score.weight"  # of transformers' decoders: a linear head on the last token
 BATCH = 32
-MULTI = "multi_label_classification"
 
 
 def _number(unit: str, counted: list[int], logits: torch.Tensor) -> torch.Tensor:
@@ -61,15 +58,10 @@ class Classifier(Checkpoint):
         ``logit``, the highest z of those that count, or ``sigmoid``, its probability. Of classes
         that exclude each other: ``softmax``, the probability of those that count together. By
         default ``logit``; a cost with more than one class has no default.
-    problem_type : str, optional
-        ``single_label_classification`` where classes exclude each other, or
-        ``multi_label_classification``: what the model was trained for, if its configuration says
-        something else.
     text_format : str
         How a pair is written, a key of `igcore.models.templates.TEMPLATES`.
     reads : str
         ``pair``: prompt and response in one text. ``response``: the response alone, as it is.
-        ``segments``: the two texts that an encoder's tokenizer joins in its own way.
 
     Notes
     -----
@@ -77,8 +69,6 @@ class Classifier(Checkpoint):
     cards of current models; they were not run here::
 
         reward: {name: classifier, repo: Skywork/Skywork-Reward-V2-Qwen3-8B, sign: higher is better}
-        reward: {name: classifier, repo: OpenAssistant/reward-model-deberta-v3-large-v2,
-                 sign: higher is better, reads: segments, dtype: float32}
         cost: {name: classifier, repo: unitary/toxic-bert, sign: higher is worse, labels: [toxic],
                unit: sigmoid, reads: response, dtype: float32}
     """
@@ -86,9 +76,8 @@ class Classifier(Checkpoint):
     sign: Annotated[str, one_of(ROLES)]
     labels: list[str | int] | None = None
     unit: Literal["logit", "sigmoid", "softmax"] | None = None
-    problem_type: Literal["single_label_classification", "multi_label_classification"] | None = None
     text_format: TextFormat = "chat"
-    reads: Literal["pair", "response", "segments"] = "pair"
+    reads: Literal["pair", "response"] = "pair"
 
     def scorer(self) -> "LMScorer | EncoderScorer":
         """Return the scorer, unchecked."""
@@ -96,66 +85,58 @@ class Classifier(Checkpoint):
 
         text_format = self.text_format if self.reads == "pair" else "raw"
         check_chat(self.tokenizer, text_format, self.repo)
-        heads, classes, trained_for = _heads_and_classes(self.folder)
+        heads = list(tensors_of(self.folder, [HEAD]))
         if heads:
             model, tensors = self.model(heads=heads)
+            weight = tensors[HEAD].float().to(model.device)  # (C, H)
+            classes = self._classes(num_labels=len(weight))
         else:
-            model, _ = self.model(AutoModelForSequenceClassification, num_labels=len(classes))
-        unit = self._unit(classes, self.problem_type or trained_for)
+            classes = self._classes()
+            kind = AutoModelForSequenceClassification
+            model, _ = self.model(kind, num_labels=len(classes))
+        if self.sign == COST and len(classes) > 1 and self.unit is None:
+            raise ParameterError(
+                f"say what a cost of {len(classes)} classes is: unit softmax where they exclude "
+                "each other, sigmoid where they do not"
+            )
+        unit = self.unit or "logit"
         counted = self._counted(classes, unit)
         files = contents_of(self.folder)
-        options = {
-            "counted": counted,
-            "unit": unit,
-            "text_format": text_format,
-            "reads": self.reads,
-            "dtype": self.dtype,
-        }
+        options = {"counted": counted, "unit": unit, "reads": self.reads, "dtype": self.dtype}
         identity = {
             "name": f"classifier:{Path(self.repo).name}-{ROLES[self.sign]}",
             "sign": self.sign,
             "unit": "logit" if unit == "logit" else "probability",
-            "digest": digest(files, self.texts, **options),
+            "digest": digest(files, self.text, text_format=text_format, **options),
             "files": files,
         }
-        special = TEMPLATES[text_format].special
+        backbone = Backbone(
+            model, self.tokenizer, self.text, special=TEMPLATES[text_format].special
+        )
         number = partial(_number, unit, counted)
-        if not heads:
-            return EncoderScorer(
-                model=model,
-                tokenizer=self.tokenizer,
-                texts=self.texts,
-                special=special,
-                number=number,
-                **identity,
-            )
-        if self.reads == "segments":
-            raise ParameterError(f"{self.repo} is no encoder; choose reads pair or response")
-        backbone = Backbone(model, self.tokenizer, self.text, special=special)
-        weight = tensors[HEAD].float().to(model.device)  # (C, H)
-        return LMScorer(backbone=backbone, head=partial(_scores, weight, number), **identity)
-
-    def texts(self, prompt: str, response: str) -> tuple[str, ...]:
-        """Return the text that is read, or two that an encoder's tokenizer joins."""
-        if self.reads == "pair":
-            return (TEMPLATES[self.text_format].whole(self.tokenizer, prompt, response),)
-        return (prompt, response) if self.reads == "segments" else (response,)
+        if heads:
+            return LMScorer(backbone=backbone, head=partial(_scores, weight, number), **identity)
+        return EncoderScorer(model=model, backbone=backbone, number=number, **identity)
 
     def text(self, prompt: str, response: str) -> str:
-        """Return the text that a decoder reads."""
-        return self.texts(prompt, response)[0]
+        """Return the text that is read."""
+        if self.reads == "response":
+            return response
+        return TEMPLATES[self.text_format].whole(self.tokenizer, prompt, response)
 
-    def _unit(self, classes: list[str], trained_for: str | None) -> str:
-        """Return the unit, or raise ``ParameterError`` where it is not that of these classes."""
-        usual, wrong = ("sigmoid", "softmax") if trained_for == MULTI else ("softmax", "sigmoid")
-        refused = [None] if self.sign == COST else []  # a logit is no probability
-        refused += [wrong] if trained_for else []
-        if len(classes) > 1 and self.unit in refused:
-            raise ParameterError(
-                f"unit is {self.unit!r}, but {self.repo} has {len(classes)} classes, problem_type "
-                f"{trained_for}; give unit {usual!r}, or problem_type if its configuration is wrong"
+    def _classes(self, **options) -> list[str]:
+        """Return the names of the classes.
+
+        The files have a decoder's head under one name; of an encoder the configuration has to say
+        how many classes there are.
+        """
+        from transformers import AutoConfig
+
+        with one_sentence(self.folder):
+            config = AutoConfig.from_pretrained(
+                self.folder, local_files_only=True, trust_remote_code=False, **options
             )
-        return self.unit or "logit"
+        return [config.id2label[i] for i in sorted(config.id2label)]
 
     def _counted(self, classes: list[str], unit: str) -> list[int]:
         """Return the indices of the classes that count, in ascending order."""
@@ -179,23 +160,6 @@ def _scores(weight: torch.Tensor, number: Callable, hidden: torch.Tensor) -> tor
     return number(logits.double())
 
 
-def _heads_and_classes(folder: Path) -> tuple[list[str], list[str], str | None]:
-    """Return the key of a decoder's head, none of an encoder, the names of the classes, and what
-    the configuration says that they were trained for.
-    """
-    from transformers import AutoConfig
-
-    found = tensors_of(folder, [HEAD])
-    # an encoder's head has a name of its own family; its configuration has to say how many classes
-    options = {"num_labels": len(found[HEAD])} if found else {}
-    with one_sentence(folder):
-        config = AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, **options
-        )
-    classes = [config.id2label[i] for i in sorted(config.id2label)]
-    return list(found), classes, config.problem_type
-
-
 @dataclass(frozen=True)
 class EncoderScorer:
     """A classifier that reads every text as a whole.
@@ -206,10 +170,8 @@ class EncoderScorer:
         See `igcore.scorers.Scorer`.
     model
         Gives logits (R, C).
-    special : bool
-        Whether the tokenizer adds its own special tokens.
-    texts : callable
-        (prompt, response) -> one text, or two that the tokenizer joins in its own way.
+    backbone : Backbone
+        Writes the texts and their ids.
     number : callable
         Logits (R, C) float64 -> (R,).
     files : dict of str to str
@@ -221,9 +183,7 @@ class EncoderScorer:
     unit: str
     digest: str
     model: object
-    tokenizer: object
-    texts: Callable[[str, str], tuple[str, ...]]
-    special: bool
+    backbone: Backbone
     number: Callable[[torch.Tensor], torch.Tensor]
     files: dict[str, str] = field(compare=False, repr=False)
 
@@ -237,37 +197,15 @@ class EncoderScorer:
         ParameterError
             When a text does not fit the model's context.
         """
-        texts = []
-        for prompt, response in zip(prompts, responses, strict=True):
-            pair = [neutral(self.tokenizer, text) for text in (prompt, response)]
-            texts.append(self.texts(*pair))
+        pairs = zip(prompts, responses, strict=True)
+        texts = [self.backbone.ids(prompt, response) for prompt, response in pairs]
         scores = np.empty(len(texts))
-        if not texts:
-            return scores
-        columns = [list(column) for column in zip(*texts, strict=True)]
-        read = self.tokenizer(*columns, add_special_tokens=self.special)
-        lengths = [len(ids) for ids in read["input_ids"]]
-        check_length(max(lengths), min(_room(self.model), self.tokenizer.model_max_length))
-        for rows in by_length(lengths, BATCH):
-            batch = {name: [ids[row] for row in rows] for name, ids in read.items()}
-            scores[rows] = self._numbers(batch)
+        for rows in by_length([len(ids) for ids in texts], BATCH):
+            ids = torch.tensor([texts[row] for row in rows], device=self.model.device)
+            with torch.inference_mode():
+                logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            scores[rows] = self.number(logits.double()).cpu().numpy()
         return scores
-
-    @torch.inference_mode()
-    def _numbers(self, batch: dict[str, list[list[int]]]) -> np.ndarray:
-        """Return the numbers of the ids and masks of B texts of one length, (B,)."""
-        device = self.model.device
-        tensors = {name: torch.tensor(rows, device=device) for name, rows in batch.items()}
-        return self.number(self.model(**tensors).logits.double()).cpu().numpy()
-
-
-def _room(model) -> int:
-    """Return the most tokens that an encoder reads: some count positions from after the pad id."""
-    rooms = [context_of(model)]
-    for name, part in model.named_modules():
-        if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:
-            rooms.append(len(part.weight) - part.padding_idx - 1)
-    return min(rooms)
 
 
 def by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
