@@ -18,10 +18,8 @@ from igcore.models import promptsets
 from igcore.models.hub import MIRROR
 from igcore.models.prompts import check_prompts, load_prompts, split_of
 from igcore.models.promptsets import (
-    CATEGORIES,
     SOURCES,
     PromptOptions,
-    categories,
     hub_texts,
 )
 from igcore.models.templates import turns_of
@@ -104,12 +102,6 @@ def test_hex_phi_has_ten_categories(hub):
         len(found) == 300
         and "category_1, prompt 0" in found
         and not any(text.startswith("category_2,") for text in found)
-    )
-    named = categories()
-    assert named.keys() == found and set(named.values()) == set(CATEGORIES.values())
-    assert all(
-        category == CATEGORIES[int(text.split(",")[0].removeprefix("category_"))]
-        for text, category in named.items()
     )
 
 

@@ -183,27 +183,23 @@ def read_text(path: Path) -> str:
 # --- data sets of the hub -------------------------------------------------------------------------
 
 
-CATEGORIES = {  # of HEx-PHI, by the number in the name of a file
-    1: "illegal activity",
-    3: "hate, harassment, violence",
-    4: "malware",
-    5: "physical harm",
-    6: "economic harm",
-    7: "fraud, deception",
-    8: "adult content",
-    9: "political campaigning",
-    10: "privacy violation",
-    11: "tailored financial advice",
-}
-HEX_PHI_FILES = [f"category_{i}.csv" for i in CATEGORIES]  # the second was withdrawn
 HEX_PHI = "LLM-Tuning-Safety/HEx-PHI"
 SOURCES = {
     "pku-saferlhf": "PKU-Alignment/PKU-SafeRLHF",
     "hex-phi": HEX_PHI,
     "hh-rlhf": "Dahoas/full-hh-rlhf",
 }
-# lines without a header, in which an unquoted comma is part of the prompt
-LINES = {"sep": "\x1f", "header": None, "names": ["prompt"], "keep_default_na": False}
+# repo -> what its owners do not say of its files: without the second, which was withdrawn; lines
+# without a header, in which an unquoted comma is part of the prompt
+LAYOUTS: dict[str, dict[str, Any]] = {
+    HEX_PHI: {
+        "data_files": [f"category_{i}.csv" for i in (1, *range(3, 12))],
+        "sep": "\x1f",
+        "header": None,
+        "names": ["prompt"],
+        "keep_default_na": False,
+    }
+}
 
 
 @settings
@@ -248,31 +244,19 @@ def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
         part or column.
     """
     repo, column = SOURCES.get(name, name), options.column or "prompt"
-    with opened(repo, options, HEX_PHI_FILES) as parts:
-        if options.part is not None:
-            parts = {options.part: parts[options.part]}
-        elif {"train", "test"} <= parts.keys():
-            parts = {part: parts[part] for part in ("train", "test")}
-        elif len(parts) > 1:
-            raise Unreadable(f"the parts {', '.join(parts)}; choose one as part")
-        return {part: _texts(rows, column, part, repo) for part, rows in parts.items()}
-
-
-@contextmanager
-def opened(
-    repo: str, options: PromptOptions, files: list[str]
-) -> Iterator[dict[str, Iterable[dict]]]:
-    """Give the rows of the parts of a data set; ``AssetError`` for any error while it is read.
-
-    `files` are those of HEx-PHI that are read, whose owners do not say what they are.
-    """
     folder = snapshot(repo, options.revision, kind="dataset")
     load_dataset = needs("datasets", "study").load_dataset
-    layout = LINES | {"data_files": files} if repo == HEX_PHI else {}
     try:
         with TemporaryDirectory() as cache:  # nothing stays in the user's home
-            where = {"streaming": True, "cache_dir": cache}
-            yield dict(load_dataset(str(folder), options.subset, **where, **layout))
+            where = {"streaming": True, "cache_dir": cache, **LAYOUTS.get(repo, {})}
+            parts = dict(load_dataset(str(folder), options.subset, **where))
+            if options.part is not None:
+                parts = {options.part: parts[options.part]}
+            elif {"train", "test"} <= parts.keys():
+                parts = {part: parts[part] for part in ("train", "test")}
+            elif len(parts) > 1:
+                raise Unreadable(f"the parts {', '.join(parts)}; choose one as part")
+            return {part: _texts(rows, column, part, repo) for part, rows in parts.items()}
     except Exception as why:  # as of files
         reason = f"it has {why}" if isinstance(why, Unreadable) else said(why)
         raise AssetError(
@@ -291,12 +275,3 @@ def _texts(rows: Iterable[dict], column: str, part: str, repo: str) -> list[str]
         message = "%d of %d rows of part %r of %s have no prompt and are left out"
         log.warning(message, lost, len(cells), part, repo)
     return texts
-
-
-def categories() -> dict[str, str]:
-    """Return the category of each prompt of HEx-PHI; ``AssetError`` as of `hub_texts`."""
-    found = {}
-    for category, file in zip(CATEGORIES.values(), HEX_PHI_FILES, strict=True):
-        with opened(HEX_PHI, PromptOptions(), [file]) as parts:
-            found |= dict.fromkeys(cells_of(parts["train"], "prompt"), category)
-    return found
