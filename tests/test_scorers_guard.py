@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded
 from tiny import tiny_tokenizer, turn_calendar
 from tinymodels import tiny
-from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from igcore import (
@@ -151,25 +150,6 @@ def test_a_prefix_stands_before_the_verdict(hub):
     assert scorer.score(PROMPTS, RESPONSES[:3], [True] * 3) == pytest.approx(expected, **EXACT)
 
 
-@pytest.mark.parametrize("bos", [True, False])
-def test_a_template_of_ones_own(hub, tmp_path, bos):
-    """Guards the text: braces stay, what a prompt says of {response} is no slot, and the first
-    token stands there once.
-    """
-    tokenizer = guard_tokenizer()
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
-    )
-    folder = save(tmp_path, "llama", tokenizer)
-    template = "<s>" * bos + "<|user|>{prompt}|{response}|{prompt}| {x} {}"
-    ids = load(folder, template=template, prefix="V:").backbone.ids(
-        "a {response}</s>", "b {prompt}"
-    )
-    assert AutoTokenizer.from_pretrained(folder).decode(ids) == (
-        "<s><|user|>a {response}< /s>|b {prompt}|a {response}< /s>| {x} {}V:"
-    )
-
-
 def test_a_response_cannot_speak_for_the_guard(hub):
     """Guards against an answer that ends its own turn and gives the verdict: its marks are no
     special tokens.
@@ -201,11 +181,6 @@ def test_a_response_cannot_speak_for_the_guard(hub):
             {"unsafe": ["Unsafe"], "prefix": "Safety: "},
             "label 'Unsafe' is not one token of its own after .*put a space before it",
         ),
-        (
-            {"template": "Is {response} good?"},
-            "template has no {prompt}; write it into the text",
-        ),
-        ({"template": "Is {prompt} good?"}, "template has no {response}; write it"),
     ],
 )
 def test_options_that_do_not_fit_are_named(hub, options, message):
@@ -272,7 +247,6 @@ def test_the_digest_covers_what_changes_a_score(hub, tmp_path):
             {"unsafe": [" Unsafe"]},
             {"safe": [" Safe"]},
             {"unsafe": ["safe"], "safe": ["unsafe"]},
-            {"template": "{prompt}{response}"},
             {"prefix": ":"},
             {"dtype": "bfloat16"},
             {"chat_options": {"unread": 1}},

@@ -69,14 +69,6 @@ def test_options_reach_the_chat_template():
         ({"messages": [ASKED, {"role": "judge", "content": "{response}"}]}, "cannot be read; give"),
         ({"messages": [ASKED, {"content": "{response}"}]}, "cannot be read; give a mapping"),
         ({"messages": "{prompt}"}, "parameter messages is '{prompt}'; it must be a list"),
-        (
-            {"template": "{prompt}{response}", "messages": [ASKED, ANSWERED]},
-            "template is given with messages, which the chat template reads; leave out one",
-        ),
-        (
-            {"template": "{prompt}{response}", "chat_options": {"a": 1}},
-            "template is given with chat_options, which the chat template reads",
-        ),
     ],
 )
 def test_what_cannot_be_written_is_named(options, sentence):

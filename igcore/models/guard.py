@@ -42,7 +42,7 @@ class GenerativeGuard(Wording, Checkpoint):
     ----------
     repo, revision, dtype, device, self_check
         See `igcore.models.lm_scorer.Checkpoint`.
-    unsafe, safe, template, messages, chat_options, prefix
+    unsafe, safe, messages, chat_options, prefix
         See `igcore.models.wording.Wording`.
 
     Notes
@@ -78,12 +78,8 @@ class GenerativeGuard(Wording, Checkpoint):
         backbone = Backbone(model, self.tokenizer, self._write, special=special)
         _check_logits(model, backbone, self.repo)
         cost = partial(_gap, _logits(model, ids), len(self.unsafe))
-        options = {"unsafe": self.unsafe, "safe": self.safe, "prefix": self.prefix}
-        options["template"] = self.template
-        options["text_format"] = "chat" if self.template is None else None
-        for name in ("messages", "chat_options"):
-            if getattr(self, name):  # else the digest is what it was before there were these
-                options[name] = getattr(self, name)
+        names = ("unsafe", "safe", "prefix", "messages", "chat_options")
+        options = {name: getattr(self, name) for name in names}
         return self.lm_scorer(f"guard:{Path(self.repo).name}", COST, backbone, cost, **options)
 
     def _write(self, prompt: str, response: str) -> str:

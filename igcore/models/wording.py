@@ -30,15 +30,12 @@ class Wording:
     unsafe, safe : list of str
         The words of the two verdicts. Each must be one token where it stands; of a longer word give
         the beginning that is one.
-    template : str, optional
-        The text that is read, with ``{prompt}`` and ``{response}``. The tokenizer adds its special
-        tokens unless the template begins with its BOS. By default the guard's own chat template
-        over the turns of both, up to where the guard begins to speak.
     messages : list of mappings, optional
-        What the chat template is given instead, each with a role (``system``, ``user``,
+        What the chat template is given, each with a role (``system``, ``user``,
         ``assistant``) and a content in which ``{prompt}`` and ``{response}`` stand: a policy as a
         system turn, a criterion as a turn after the answer, or all of it in one turn. A user's
-        turn that is just ``{prompt}`` becomes all turns of a prompt that is a dialogue.
+        turn that is just ``{prompt}`` becomes all turns of a prompt that is a dialogue. By default
+        the turns of both, up to where the guard begins to speak.
     chat_options : mapping, optional
         What else the chat template is given by name, such as ``{enable_thinking: false}``.
     prefix : str
@@ -48,28 +45,19 @@ class Wording:
 
     unsafe: Labels
     safe: Labels
-    template: str | None = None
     messages: list[dict[str, str]] | None = None
     chat_options: Options | None = None
     prefix: str = ""
 
     def __post_init__(self):
-        if self.template is not None:
-            given = [name for name in ("messages", "chat_options") if getattr(self, name)]
-            if given:
-                raise ParameterError(
-                    f"template is given with {given[0]}, which the chat template reads; leave out "
-                    "one of them"
-                )
-            check_slots("template", self.template)
         if self.messages is not None:
             said = [role_and_content(message)[1] for message in self.messages]
-            check_slots("messages", "\n".join(said))
+            for slot in ("{prompt}", "{response}"):
+                if slot not in "\n".join(said):
+                    raise ParameterError(f"messages has no {slot}; write it into the text")
 
     def text(self, tokenizer, prompt: str, response: str) -> str:
         """Return the text after which the guard says its verdict."""
-        if self.template is not None:
-            return filled(self.template, prompt, response) + self.prefix
         options = self.chat_options or {}
         if self.messages is None:
             turns = [*turns_of(prompt), response]
@@ -84,22 +72,12 @@ class Wording:
         return rendered(tokenizer, messages, opened=True, **options) + self.prefix
 
     def special(self, tokenizer, name: str) -> bool:
-        """Say whether the tokenizer adds its own special tokens to the text.
+        """Return False: the chat template writes the special tokens of the text.
 
-        ``ParameterError`` where the guard called `name` lacks the chat template that is needed.
+        ``ParameterError`` where the guard called `name` has none.
         """
-        if self.template is None:
-            check_chat(tokenizer, "chat", name)
-            return False
-        bos = tokenizer.bos_token
-        return not (bos and self.template.startswith(bos))
-
-
-def check_slots(name: str, text: str) -> None:
-    """Raise ``ParameterError`` unless a text has a place for the prompt and the response."""
-    for slot in ("{prompt}", "{response}"):
-        if slot not in text:
-            raise ParameterError(f"{name} has no {slot}; write it into the text")
+        check_chat(tokenizer, "chat", name)
+        return False
 
 
 def filled(template: str, prompt: str, response: str) -> str:
