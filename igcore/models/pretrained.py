@@ -44,14 +44,8 @@ INSTEAD = {
     "*.gguf": "read the GGUF file by from_pretrained(folder, gguf_file=...), and save the model",
     "*": "give a folder as save_pretrained of transformers writes it",
 }
-# beginning of unknown keys -> what the saved object was, and what helps
-WRAPPED = {
-    "_orig_mod.": "a model of torch.compile; save model._orig_mod",
-    "module.": "a DataParallel wrapper; save model.module",
-    "v_head.": "a model of TRL with a value head; save model.pretrained_model",
-    "base_model.": "a PEFT wrapper; save model.merge_and_unload()",
-    "model.encoder.": "an encoder-decoder model; choose a decoder-only one",
-}
+
+
 Dtype = Annotated[str, one_of(DTYPES)]
 
 
@@ -239,16 +233,11 @@ def load_model(
         for problem, keys in problems.items():
             if keys:
                 named = f"{problem} {sorted(keys)}"[:300]
-                raise AssetError(f"{folder} {named}; {_helps(unexpected)}")
+                raise AssetError(
+                    f"{folder} {named}; save the model inside a wrapper or adapter, download it "
+                    "again, or choose the scorer that it is made for"
+                )
     return model.eval(), tensors_of(folder, [*heads, *optional])
-
-
-def _helps(unknown: set[str]) -> str:
-    """Return what helps against keys that are not those of the model."""
-    for begins, saved in WRAPPED.items():
-        if any(key.startswith(begins) for key in unknown):
-            return f"it holds {saved}"
-    return f"{AGAIN}, or choose the scorer that it is made for"
 
 
 def check_vocabulary(tokenizer, model, place: Path | str, unread: bool = False) -> None:
