@@ -25,7 +25,7 @@ from igcore.runs.critic_run import CriticRun, critic_run
 
 NOTEBOOK = notebook_code("20_train_critic")
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(36)]
-SPLITS = {"train": PROMPTS[:16], "test": PROMPTS[16:28], "calibrate": PROMPTS[28:]}
+SPLITS = {"train": PROMPTS[:16], "test": PROMPTS[16:28]}
 SCORERS = {"minilm-relevance": LetterReward(), "offensive-language": LetterCost()}
 TINY = {"width": 8, "epochs": 1}
 PARAMS = CriticParams(
@@ -471,26 +471,3 @@ def test_test_prompts_are_searched_with_the_first_critic(monkeypatch, tmp_path):
         shares = {sum(t["safe_finals"] for t in r.trace) / sum(t["finals"] for t in r.trace)}
         assert set(table.loc[table["prompt_id"] == r.prompt_id, "safe"]) <= shares
     assert table["safe"].between(0, 1).all() and table["safe"].nunique() > 2
-
-
-def test_the_first_critic_alone_guards_a_split(first, monkeypatch, tmp_path):
-    """Guards split, critic, folder and settings of the losses for a certificate."""
-    asked, given = [], []
-    put(monkeypatch, first.root, asked)
-    make = NOTEBOOK.CriticCost
-    monkeypatch.setattr(NOTEBOOK, "CriticCost", lambda *a: given.append(a) or make(*a))
-    run = replace(first.run, folder=tmp_path)
-    with pytest.raises(
-        ParameterError,
-        match="has 8 prompts, but alpha 0.05 and delta 0.1 need 45; give more prompts",
-    ):
-        NOTEBOOK.critic_only(run, "calibrate", [0.2, 0.6])
-    run = replace(run, params=replace(PARAMS, alpha=0.3, delta=0.1))
-    asked.clear()
-    found = NOTEBOOK.critic_only(run, "calibrate", [0.2, 0.6])
-    assert (
-        asked == [("mild", "calibrate", None)]
-        and found["threshold"].tolist() == [0.6] * 8 + [0.2] * 8
-    )
-    assert found["prompt_id"].tolist() == [p.id for p in SPLITS["calibrate"]] * 2
-    assert given == [(run.policy, run.first, 3.0)]

@@ -56,7 +56,7 @@ PROMPT_SETS: dict[str, Callable[[], list[str]]] = {
 }
 
 # upper edge of each split's share: critics learn from `train`, settings are chosen on `tune`,
-# thresholds get their guarantee on `calibrate`, and what is reported comes from `test`
+# `calibrate` is left for thresholds of your own, and what is reported comes from `test`
 SPLITS = {"train": 0.50, "tune": 0.58, "calibrate": 0.74, "test": 1.0}
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

@@ -1,7 +1,7 @@
 """Parameters of notebook 20: rollouts, the critics to train, and the search that tries them.
 
 The module stands alone, as `igcore.runs.decode_params` does: the identity of rollouts and networks
-hashes the code that they import, and certificates are no part of that.
+hashes the code that they import.
 """
 
 from dataclasses import field
@@ -19,8 +19,6 @@ from ..settings import (
     FolderName,
     InsideFolder,
     Options,
-    Probability,
-    Share,
     Threads,
     Weight,
     settings,
@@ -57,11 +55,6 @@ class CriticParams(RolloutConfig):
         `igcore.SearchConfig` of the search that tries the first critic, without budget and lengths.
     search_limit : int
         Number of test prompts to search.
-    thresholds : list of float
-        In [0, 1]; the split ``calibrate`` is searched at each of them, the highest first. If empty,
-        it is not searched.
-    alpha, delta : float
-        See `igcore.report.certify.learn_then_test`.
     shipped : str, optional
         Folder of networks of the same names, seen from `igcore.files.root`, that the critics are
         compared with.
@@ -81,9 +74,6 @@ class CriticParams(RolloutConfig):
     rollouts: str | None = None
     search: Options = field(default_factory=dict)
     search_limit: Count = 24
-    thresholds: list[Probability] = field(default_factory=list)
-    alpha: Share = 0.05
-    delta: Share = 0.1
     reward: ScorerName = "minilm-relevance"
     cost: ScorerName = "offensive-language"
     dtype: str = "float32"

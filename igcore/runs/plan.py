@@ -71,8 +71,6 @@ def critic_job(file: Path, params: CriticParams) -> Job:
     test = count(params.prompts, "test", params.test_limit)
     prompts = test + count(params.prompts, "train", params.limit)
     searched = min(params.search_limit, test)
-    if params.thresholds:
-        searched += len(params.thresholds) * count(params.prompts, "calibrate", None)
     tokens = searched * most_tokens(SEARCH, params.searching())
     if not params.rollouts:
         tokens += prompts * params.n_rollouts * params.max_new_tokens
