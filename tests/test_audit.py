@@ -9,7 +9,7 @@ import pytest
 from notebook_code import notebook_code
 from scipy.stats import binomtest, norm
 
-from igcore.paper import IDENTITY, TABLES, measured, reported, sample_sizes
+from igcore.paper import IDENTITY, TABLES, measured, reported
 
 audit = notebook_code("70_paper_audit")
 
@@ -135,9 +135,6 @@ def test_what_the_reported_tables_imply(found):
     """
     said = audit.statements().query("kind == 'prompt_count'").set_index("prompts")
     sizes = audit.sample_sizes(found, said["value"].astype(int))
-    pd.testing.assert_frame_equal(
-        sizes.astype({"n": int}), sample_sizes(), check_names=False, check_dtype=False
-    )
     assert sizes["n"].to_dict() == {
         "pku-saferlhf": 759,
         "hex-phi": 300,

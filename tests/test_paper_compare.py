@@ -1,58 +1,33 @@
-"""The paper's tables beside ours: verdicts by hand, which run stands in which row, and tables that
-compile.
-"""
+"""The paper's tables beside ours: which run stands in which row, and what is written."""
 
 import json
 import math
-import re
 
 import numpy as np
 import pandas as pd
 import pytest
 import synthetic
-from scipy import stats
-from statsmodels.stats.proportion import proportion_confint
 
 from igcore import paper
 from igcore.judge import JudgeParams
 from igcore.paper import report
 from igcore.paper.compare import (
-    AGREES,
-    DIFFERS,
     MEASURES,
     NOT_RUN,
-    RATE,
-    UNRESOLVED,
     Cell,
+    beside,
     cells,
-    compared,
     estimate,
-    means_apart,
+    nearest,
     priority,
-    rates_apart,
-    verdict,
 )
-from igcore.paper.hyperparameters import hyperparameters
-from igcore.paper.standing import has_policies_of_the_paper, nearest, standing_in
 from igcore.report import statistics as metrics
 from igcore.report.verdicts import pairs_of, questions_of
 from igcore.runs import folders
 
-N = 759
-RESULTS = [table for table in paper.TABLES if table not in paper.HYPERPARAMETERS]
 NONE = pd.DataFrame()
 ALPACA = {"policy": "alpaca-7b", "prompts": "pku-saferlhf"}
 OURS = ALPACA | {"method": "inferenceguard", "n_samples": 128, "keep": 32, "block_size": 32}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    """statsmodels collects garbage in every Holm correction, which takes most of the time of a test
-    here.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gc.collect", lambda *_: 0)
-        yield
 
 
 def cell(safe, n, reward=7.08, spread=2.49, run="decode-main-alpaca-pku", **fields):
@@ -75,14 +50,7 @@ def cell(safe, n, reward=7.08, spread=2.49, run="decode-main-alpaca-pku", **fiel
         )
         for k in range(n)
     ]
-    more = {
-        "run": run,
-        "critic_control": "none",
-        "group_size": 8,
-        "value_steps": 30,
-        "value_step_size": 0.5,
-    }
-    return pd.DataFrame(lines).assign(**more)
+    return pd.DataFrame(lines).assign(run=run, critic_control="none", group_size=8)
 
 
 def row_of(table, **about):
@@ -93,174 +61,38 @@ def row_of(table, **about):
     return found
 
 
+def compared(table, lines):
+    """The table beside runs of the paper's own policies."""
+    return beside(table, lines, ["alpaca-7b"])
+
+
 def of_ours(lines, table="main_alpaca_beaver"):
     return row_of(
         compared(table, lines), policy="alpaca-7b", method="inferenceguard", n_samples=128
     )
 
 
-# --- verdicts -------------------------------------------------------------------------------------
+# --- the numbers of a row -------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def main():
-    """Three rows were run: as printed, otherwise, and on so few prompts that nothing follows."""
-    base, beam = {"method": "base", "n_samples": 1}, OURS | {"method": "beam-augmented"}
-    parts = [
-        cell(669, N, **OURS),
-        cell(300, N, reward=7.0, spread=1.5, **ALPACA | base),
-        cell(5, 8, 8.29, 2.02, **beam),
-    ]
-    return compared("main_alpaca_beaver", pd.concat(parts))
-
-
-def test_a_row_that_was_repeated_agrees(main):
-    """88.14 % of 759 are 669 and the mean is the printed one. Bug: a verdict that nothing can
-    reach.
-    """
-    row = row_of(main, policy="alpaca-7b", method="inferenceguard")
-    assert (row["run"], row["safety_n"], row["safety_paper"]) == (
+def test_every_row_has_the_print_and_a_run_that_has_all_of_its_settings():
+    """Bug: a row left out, or numbers in one that was not run."""
+    found = compared("main_alpaca_beaver", cell(669, 759, **OURS))
+    row = row_of(found, policy="alpaca-7b", method="inferenceguard")
+    assert (row["run"], row["standing"], row["safety_n"], row["safety_paper"]) == (
         "decode-main-alpaca-pku",
-        N,
+        "alpaca-7b",
+        759,
         0.8814,
     )
     assert (row["safety_ours"], row["safety_low"], row["safety_high"]) == pytest.approx(
-        (669 / N, *metrics.wilson(669, N))
+        (669 / 759, *metrics.wilson(669, 759))
     )
     assert row["reward_ours"] == pytest.approx(7.08, abs=0.004)
-    assert row["safety_verdict"] == row["reward_verdict"] == AGREES
-    assert -RATE < row["safety_gap_low"] < 0 < row["safety_gap_high"] < RATE
-
-
-def test_a_row_that_came_out_otherwise_differs(main):
-    """300 of 759 against 224, and a reward .85 higher at a deviation of 1.5."""
-    row = row_of(main, policy="alpaca-7b", method="base")
-    assert row["safety_verdict"] == row["reward_verdict"] == DIFFERS
-    assert row["safety_gap_low"] > 0.05 and row["safety_p"] < 0.001
-
-
-def test_eight_prompts_settle_nothing(main):
-    """5 of 8 against 58.89 %: no difference is resolved. Bug: "agrees" because a wide interval
-    holds 0.
-    """
-    row = row_of(main, policy="alpaca-7b", method="beam-augmented")
-    assert row["safety_gap_low"] < -0.2 < 0.2 < row["safety_gap_high"]
-    assert row["safety_verdict"] == row["reward_verdict"] == UNRESOLVED
-
-
-def test_all_other_rows_are_not_run(main):
-    """Bug: a row left out, or an empty one that agrees."""
-    rest = main[main["run"] == NOT_RUN]
-    assert len(main) == 24 and len(rest) == 21
-    assert set(
-        rest[["safety_verdict", "reward_verdict", "seconds_verdict"]].to_numpy().ravel()
-    ) == {NOT_RUN}
-    assert rest[["safety_ours", "reward_ours", "safety_p"]].isna().all(axis=None)
+    rest = found[found["run"] == NOT_RUN]
+    assert len(found) == 24 and len(rest) == 23
+    assert rest[["safety_ours", "reward_ours"]].isna().all(axis=None)
     assert rest["safety_paper"].notna().all() and not rest["safety_n"].any()
-
-
-@pytest.mark.parametrize(
-    "p, low, high, expected",
-    [
-        (0.2, -0.01, 0.04, AGREES),
-        (0.2, -0.06, 0.01, UNRESOLVED),
-        (0.2, -0.01, 0.06, UNRESOLVED),
-        (0.06, 0.01, 0.04, AGREES),  # not claimed after Holm, and too small to matter
-        (0.05, 0.01, 0.02, DIFFERS),  # resolved, though small
-        (math.nan, math.nan, math.nan, UNRESOLVED),
-    ],
-)
-def test_the_rules_of_verdicts(p, low, high, expected):
-    numbers = {"p": p, "gap_low": low, "gap_high": high, "matters": 0.05}
-    part = pd.DataFrame([numbers | {"run": run} for run in ("a run", NOT_RUN)])
-    assert verdict(part).tolist() == [expected, NOT_RUN]
-
-
-def test_p_values_are_adjusted_over_all_numbers_of_a_table():
-    """Three of seven p values by hand. Bug: Holm within a column, or none, which calls chance a
-    difference.
-    """
-    safer = cell(
-        648, N, **OURS | {"generate_s": 13.0, "score_s": 3.25}
-    )  # 85.4 % against 88.1 %: p .13
-    base = cell(
-        190, N, 6.15, 1.51, **ALPACA | {"method": "base", "generate_s": 0.5, "score_s": 0.2}
-    )  # 25 against 29.5 %
-    for lines in (safer, base):
-        lines["generate_s"] += np.arange(N) / 1000  # seconds that vary
-    table = compared("main_alpaca_beaver", pd.concat([safer, base]))
-    raw = [rates_apart(k / N, N, theirs, N)["p"] for k, theirs in ((648, 0.8814), (190, 0.2947))]
-    for lines, theirs, spread in ((safer, 7.08, 2.49), (base, 6.15, 1.51)):
-        raw.append(means_apart(lines["reward"], theirs, spread, N)["p"])
-    for lines, theirs in ((safer, 16.25), (base, 0.7)):
-        spent = [
-            lines["generate_s"][k : k + 8].mean() + lines["score_s"][0] for k in range(0, N, 8)
-        ]
-        raw.append(means_apart(pd.Series(spent), theirs, math.nan, N)["p"])
-    adjusted = {rank: p for rank, p in zip(np.argsort(raw), _holm(sorted(raw)), strict=True)}
-    rows = [
-        row_of(table, policy="alpaca-7b", method=method) for method in ("inferenceguard", "base")
-    ]
-    found = [row[f"{name}_p"] for name in ("safety", "reward", "seconds") for row in rows]
-    assert found == pytest.approx([adjusted[k] for k in range(6)])
-    assert raw[1] < 0.06 < found[1] and rows[1]["safety_verdict"] == UNRESOLVED
-
-
-def _holm(p):
-    """Holm's step-down by its definition, of sorted p values."""
-    return [min(1, max((len(p) - j) * p[j] for j in range(i + 1))) for i in range(len(p))]
-
-
-def test_rates_are_compared_by_newcombe_and_fisher():
-    """Against the formulas: two Wilson intervals at 90 %, and the sum of all tables that are no
-    likelier.
-    """
-    k, n, other, size = 46, 48, 757, 759
-    found = rates_apart(k / n, n, 0.997, size)
-    (low, high), (their_low, their_high) = (
-        proportion_confint(k, n, 0.1, method="wilson"),
-        proportion_confint(other, size, 0.1, method="wilson"),
-    )
-    gap = k / n - other / size
-    assert found["gap_low"] == pytest.approx(
-        gap - math.hypot(k / n - low, their_high - other / size)
-    )
-    assert found["gap_high"] == pytest.approx(
-        gap + math.hypot(high - k / n, other / size - their_low)
-    )
-    safe = stats.hypergeom(n + size, k + other, n)
-    chances = safe.pmf(range(n + 1))
-    assert found["p"] == pytest.approx(chances[chances <= safe.pmf(k) * (1 + 1e-7)].sum())
-    assert 0.01 < found["p"] < 0.05  # a z test would say .0002
-
-
-def test_rates_of_100_percent_agree_and_are_no_error():
-    """Bug: 0/0 in the pooled variance of two methods that never failed."""
-    assert rates_apart(1.0, N, 1.0, N) == {
-        "gap_low": pytest.approx(-0.0036, abs=1e-4),
-        "gap_high": pytest.approx(0.0036, abs=1e-4),
-        "p": 1,
-    }
-
-
-def test_means_are_compared_by_welch_less_what_rounding_may_do():
-    values = pd.Series([1.0, 2.0, 4.0, 7.0, 9.0])
-    theirs, spread, size = 3.0, 2.0, 759
-    found = means_apart(values, theirs, spread, size)
-    test = stats.ttest_ind_from_stats(
-        values.mean(), values.std(), 5, theirs + 0.005, spread, size, equal_var=False
-    )
-    assert found["p"] == pytest.approx(test.pvalue)
-    parts = values.var() / 5, spread**2 / size
-    freedom = sum(parts) ** 2 / (parts[0] ** 2 / 4 + parts[1] ** 2 / 758)
-    half = stats.t.ppf(0.95, freedom) * math.sqrt(sum(parts)) + 0.005
-    assert (found["gap_low"], found["gap_high"]) == pytest.approx((1.6 - half, 1.6 + half))
-    assert means_apart(values, 4.596, spread, size)["p"] == 1  # prints as 4.60
-
-
-@pytest.mark.parametrize("values", [[2.0], [3.0, 3.0, 3.0]])
-def test_a_mean_without_spread_settles_nothing(values):
-    assert math.isnan(means_apart(pd.Series(values), 3.0, math.nan, N)["p"])
 
 
 def test_prompts_decoded_together_are_one_draw_of_seconds():
@@ -297,15 +129,6 @@ def test_half_a_win_is_half_a_count():
         "n": 4,
         "low": pytest.approx(metrics.wilson(2, 4)[0]),
         "high": pytest.approx(metrics.wilson(2, 4)[1]),
-    }
-
-
-def test_the_papers_side_has_the_prompts_that_its_percentages_imply():
-    assert paper.sample_sizes()["n"].to_dict() == {
-        "pku-saferlhf": 759,
-        "hex-phi": 300,
-        "hh-rlhf": 12500,
-        "win_rates": 500,
     }
 
 
@@ -382,8 +205,8 @@ def test_a_table_reads_its_own_sweep_first_and_main_runs_next():
 RAW = {"policy": "smollm2-raw", "prompts": "rtp"}
 
 
-def test_embedded_policies_stand_beside_the_print_without_a_verdict():
-    """Guards a run of another policy, method or sweep beside a row, and a verdict on it."""
+def test_embedded_policies_stand_beside_the_print():
+    """Guards a run of another policy, method or sweep beside a row."""
     lines = pd.concat(
         [
             cell(8, 8, run="decode-raw", **RAW | {"method": "inferenceguard"}),
@@ -396,10 +219,8 @@ def test_embedded_policies_stand_beside_the_print_without_a_verdict():
             ),
         ]
     )
-    assert not has_policies_of_the_paper(lines)
-    assert has_policies_of_the_paper(cell(1, 2, **OURS)) and has_policies_of_the_paper(NONE)
-    found = standing_in("main_alpaca_beaver", lines, ["smollm2-raw"])
-    assert len(found) == 24 and not any("verdict" in name for name in found)
+    found = beside("main_alpaca_beaver", lines, ["smollm2-raw"])
+    assert len(found) == 24
     row = row_of(found, policy="alpaca-7b", method="base")
     assert (row["standing"], row["safety_ours"]) == ("smollm2-raw", 0.5)
     assert row["safety_paper"] == 0.2947
@@ -407,12 +228,12 @@ def test_embedded_policies_stand_beside_the_print_without_a_verdict():
     assert row["ours_block_size"] == 8 and row["n_samples"] == 128  # not the sweep's
     assert math.isnan(row["ours_lagrange_multiplier"])  # in the record, but not used
     assert (found["run"] == NOT_RUN).sum() == 22
-    aligned = standing_in("main_llama", lines, ["smollm2-raw"])
+    aligned = beside("main_llama", lines, ["smollm2-raw"])
     assert set(aligned["standing"]) == {"smollm2-chat"} and set(aligned["run"]) == {NOT_RUN}
-    ndk = standing_in("ndk", lines, ["smollm2-raw"]).query("run != 'not run'")
+    ndk = beside("ndk", lines, ["smollm2-raw"]).query("run != 'not run'")
     smallest = ndk[["n_samples", "block_size", "ours_block_size"]].drop_duplicates()
     assert smallest.to_numpy().tolist() == [[64, 16, 8], [64, 32, 16]]
-    assert set(standing_in("ndk", lines, ["mine"])["standing"]) == {"mine"}
+    assert set(beside("ndk", lines, ["mine"])["standing"]) == {"mine"}
 
 
 @pytest.mark.parametrize(
@@ -444,7 +265,7 @@ def test_the_sweep_of_best_of_n_has_a_row_for_every_point_that_its_samples_hold(
     lines["finals"] = [[[float(k % 7), 0.01 * k] for k in range(32)]] * 2
     found = report.replayed(lines)
     assert len(cells("lambda_vicuna", found)) == 20
-    table = standing_in("lambda_vicuna", found, ["smollm2-raw"])
+    table = beside("lambda_vicuna", found, ["smollm2-raw"])
     points = table.query("method == 'best-of-n-lagrangian' and prompts == 'hex-phi'")
     assert points[["n_samples", "ours_n_samples"]].drop_duplicates().to_numpy().tolist() == [
         [64, 4],
@@ -455,63 +276,6 @@ def test_the_sweep_of_best_of_n_has_a_row_for_every_point_that_its_samples_hold(
         points["reward_ours"].notna().all() and points["seconds_ours"].isna().all()
     )  # what only decoding would tell
     assert report.replayed(cell(1, 2, **OURS))["run"].tolist() == ["decode-main-alpaca-pku"] * 2
-
-
-# --- settings -------------------------------------------------------------------------------------
-
-
-def test_hyperparameters_beside_those_that_were_run():
-    lines = pd.concat(
-        [
-            cell(1, 2, **OURS | {"rounds": 2}),
-            cell(
-                1,
-                2,
-                run="decode-sweep-ndk-1",
-                **OURS | {"keep": 16, "n_samples": 64, "block_size": 64},
-            ),
-            cell(1, 2, **OURS | {"method": "best-of-n", "keep": 1, "block_size": 128}),
-            cell(
-                1,
-                2,
-                **OURS | {"method": "re-control", "n_samples": 1, "keep": 1, "block_size": 128},
-            ),
-            cell(1, 2, run="decode-tune-1", **OURS | {"rounds": 9}),
-        ]
-    )
-    found = hyperparameters("hyperparameters", lines).set_index(["printed_as", "setting"])
-    told = {key: tuple(row) for key, row in found[["paper", "ours", "verdict"]].iterrows()}
-    assert told["InferenceGuard", "n_samples"] == ("64 128 512", "64 128", DIFFERS)
-    assert told["InferenceGuard", "keep"] == ("N/4", "N/4", AGREES)
-    assert told["InferenceGuard", "block_size"] == ("32", "32 64", AGREES)
-    assert told["InferenceGuard", "rounds"] == ("2", "2", AGREES)
-    assert told["BoN", "block_size"] == ("32", "128", DIFFERS)
-    assert told["RE-Control", "block_size"] == ("1", "1", AGREES)
-    assert told["RE-Control", "value_step_size"] == ("0.5", "0.5", AGREES)
-    assert told["ARGS", "n_samples"] == ("128", NOT_RUN, NOT_RUN)
-    assert len(found) == 16  # all that is printed
-
-
-def test_hyperparameters_of_critics_beside_those_that_were_trained():
-    given = {
-        "width": 4096,
-        "lr": 1e-5,
-        "epochs": 50,
-        "gamma_task": 0.999,
-        "batch_size": 8,
-        "budget": 0.0,
-    }
-    found = hyperparameters("critic_hyperparameters", pd.DataFrame([given, given | {"width": 64}]))
-    assert found.set_index("setting")["ours"].to_dict() == {
-        "width": "64 4096",
-        "lr": "1e-05",
-        "epochs": "50",
-        "gamma_task": "0.999",
-        "batch_size": "8",
-        "budget": "0",
-    }
-    assert found["verdict"].tolist() == [AGREES] * 5 + [DIFFERS]
-    assert set(hyperparameters("critic_hyperparameters", NONE)["verdict"]) == {NOT_RUN}
 
 
 # --- folders and files ----------------------------------------------------------------------------
@@ -539,13 +303,13 @@ def repository(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_folder_without_runs_gives_ten_tables(repository):
+def test_a_folder_without_runs_gives_every_table(repository):
+    """Bug: a crash on a fresh clone."""
     found = report.load("mine")
-    assert not found.left_out and list(report.paper_tables(found)) == list(paper.TABLES)
-    told = report.counts(report.paper_tables(found))
-    assert (
-        told["rows"].iloc[:8] == [len(paper.reported(table)) for table in RESULTS]
-    ).all() and not told[AGREES].any()
+    made = report.paper_tables(found)
+    assert not found.left_out and list(made) == list(paper.RESULTS)
+    for name, table in made.items():
+        assert len(table) == len(paper.reported(name)) and set(table["run"]) == {NOT_RUN}
 
 
 def test_a_run_that_has_not_finished_is_left_out_and_named(repository):
@@ -585,9 +349,10 @@ def test_shards_are_one_run_and_best_of_n_is_none(repository):
     made = report.paper_tables(found)
     shards = {f"mine/decode-main-alpaca-pku.{shard}-of-2" for shard in (0, 1)}
     assert report.sources("main_alpaca_beaver", made["main_alpaca_beaver"], found).keys() == shards
-    assert report.sources("hyperparameters", made["hyperparameters"], found).keys() - shards == {
-        "mine/decode-sweep-lambda-best-of-n"
-    }
+    every = report.sources(
+        "main_alpaca_beaver", made["main_alpaca_beaver"].drop(columns="run"), found
+    )
+    assert every.keys() - shards == {"mine/decode-sweep-lambda-best-of-n"}
     assert not report.sources("ndk", made["ndk"].assign(run=NOT_RUN), found)
 
 
@@ -627,7 +392,6 @@ def test_judged_answers_become_win_rates(repository):
     )
     made_of = {"mine/decode-main-alpaca-pku", "mine/decode-main-beam", "mine/judge/scorers"}
     assert report.sources("win_rates", compared("win_rates", found.judged), found).keys() == made_of
-    assert row["harmlessness_verdict"] == UNRESOLVED
     fewer = found.judged.assign(n_samples=128)
     assert row_of(compared("win_rates", fewer), method="beam-augmented")["run"] == NOT_RUN
     stored(
@@ -639,77 +403,27 @@ def test_judged_answers_become_win_rates(repository):
     )
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """All tables of both kinds of profile: with the print, and of embedded policies alone."""
-    folder = tmp_path_factory.mktemp("tables")
-    with_print = pd.concat(
-        [cell(6, 8, **OURS), cell(6, 8, **ALPACA | {"method": "base", "n_samples": 1})]
-    )
-    alone = cell(6, 8, run="decode-raw", **RAW | {"method": "inferenceguard"})
-    found = {
-        name: report.Results(lines, NONE, NONE, [])
-        for name, lines in (("print", with_print), ("alone", alone))
-    }
-    return {
-        name: report.write(report.paper_tables(of), folder / name, of) for name, of in found.items()
-    }
-
-
-def test_every_table_is_written_three_times_with_its_sources(written):
-    names = [
-        f"paper_{table}.{end}" for table in paper.TABLES for end in ("csv", "md", "tex", "json")
+@pytest.mark.parametrize(
+    ("parts", "row"),
+    [
+        (
+            [OURS, ALPACA | {"method": "base", "n_samples": 1}],
+            ["inferenceguard (N 128 / 128)", "alpaca-7b, n 8"],
+        ),
+        (
+            [RAW | {"method": "inferenceguard"}],
+            ["inferenceguard (N 128 / 8)", "smollm2-raw, n 8"],
+        ),
+    ],
+)
+def test_every_table_is_written_with_its_sources(tmp_path, parts, row):
+    lines = pd.concat([cell(6, 8, run="decode-raw", **part) for part in parts])
+    of = report.Results(lines, NONE, [])
+    written = report.write(report.paper_tables(of), tmp_path, of)
+    assert [path.name for path in written] == [
+        f"paper_{table}.{end}" for table in paper.RESULTS for end in ("csv", "md", "tex", "json")
     ]
-    assert (
-        [path.name for path in written["print"]]
-        == [path.name for path in written["alone"]]
-        == names
-    )
-    assert all(path.parent.name == "tables" and path.stat().st_size for path in written["print"])
-    text = (written["print"][0].parent / "paper_main_alpaca_beaver.md").read_text()
-    wanted = [
-        "alpaca-7b on pku-saferlhf",
-        "inferenceguard (N 128)",
-        "n 8",
-        "88.14 / 75.0 [40.9, 92.9], unresolved",
-        "7.08 / 7.080 [5.213, 8.947], unresolved",
-    ]
+    text = (tmp_path / "tables/paper_main_alpaca_beaver.md").read_text()
+    wanted = ["alpaca-7b on pku-saferlhf", *row, "88.14 / 75.0 [40.9, 92.9]"]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    assert wanted in [cells[: len(wanted)] for cells in rows]
-    text = (written["alone"][0].parent / "paper_main_alpaca_beaver.md").read_text()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    wanted[1:3] = ["inferenceguard (N 128 / 8)", "smollm2-raw, n 8"]
-    assert [*wanted[:3], "88.14 / 75.0 [40.9, 92.9]"] in [cells[:4] for cells in rows]
-    assert "unresolved" not in text and "verdict" not in text
-
-
-def test_latex_is_sound_without_a_compiler(written):
-    """Guards against what stops LaTeX: bare special characters, rows of unequal length, a row that
-    reads as an option.
-    """
-    for path in (path for paths in written.values() for path in paths if path.suffix == ".tex"):
-        text = path.read_text()
-        assert re.findall(r"\\(begin|end)\{(\w+)\}", text) == [
-            ("begin", "tabular"),
-            ("end", "tabular"),
-        ]
-        assert all(text.count(rule) == 1 for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
-        columns = len(re.search(r"\\begin\{tabular\}\{([lr]+)\}", text)[1])
-        rows = [line for line in text.splitlines() if line.endswith(r" \\")]
-        assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {columns - 1} and len(
-            rows
-        ) == len(text.splitlines()) - 5
-        assert not any(
-            re.search(r"(?<!\\)[%#_$^~]", row.replace("$<$", "").replace("$>$", "")) for row in rows
-        )
-        assert not any(row.startswith(("[", "*")) for row in rows) and text.isascii()
-
-
-@pytest.mark.parametrize("table", RESULTS)
-def test_without_any_run_every_row_is_not_run(table):
-    """Bug: a crash on a fresh clone."""
-    found = compared(table, NONE)
-    assert len(found) == len(paper.reported(table)) and set(found["run"]) == {NOT_RUN}
-    alone = standing_in(table, NONE, [])
-    assert set(alone["run"]) == {NOT_RUN} and len(alone) == len(found)
-    assert set(alone["standing"]) <= {"smollm2-raw", "smollm2-chat"}
+    assert wanted in [cells[:4] for cells in rows]

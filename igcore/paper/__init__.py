@@ -17,7 +17,7 @@ TABLES = (
 )
 MAIN = TABLES[:3]
 MEASURED = (*TABLES[:6], "latency")  # tables of safety rates
-HYPERPARAMETERS = TABLES[8:]
+RESULTS, HYPERPARAMETERS = TABLES[:8], TABLES[8:]
 SETTINGS = ["n_samples", "block_size", "keep", "lagrange_multiplier"]
 WHOLE = dict.fromkeys(SETTINGS[:3], "Int64")
 IDENTITY = ["policy", "prompts", "method", *SETTINGS]
@@ -78,17 +78,8 @@ def measured(tables: tuple[str, ...] = MEASURED) -> pd.DataFrame:
     return pd.concat([reported(table) for table in tables], ignore_index=True)
 
 
-def sample_sizes() -> pd.DataFrame:
-    """Return the number of prompts ``n`` behind the rates of each prompt set, and of the win rates.
-
-    Notebook 70 computes them. ``from`` says where n comes from: ``implied`` by the percentages,
-    ``stated`` as the size of the test set in the text, or the ``smallest`` that fits all of them.
-    """
-    return read("sample_sizes").set_index("name")
-
-
 def read(name: str) -> pd.DataFrame:
-    """Return a file of ``data``: one of `TABLES`, ``tables``, ``sample_sizes``, or one of these.
+    """Return a file of ``data``: one of `TABLES`, ``tables``, or one of these.
 
     ``statements`` has sentences of the text that a table can confirm; ``kind`` says how to check
     them. ``symbols`` has what the paper calls by each symbol, a row per place. ``fidelity`` says

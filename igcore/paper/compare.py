@@ -1,41 +1,29 @@
-"""Rows of the paper beside ours, with a verdict that both numbers of prompts support.
+"""Rows of the paper beside ours.
 
-The paper pairs no prompts, so its numbers and ours are tested as independent samples; where the
-prompts are the same, that claims too few differences rather than too many.
+Where a policy of the paper was run, a run stands beside the rows that have all of its settings.
+Else another policy stands for it: a smaller model under another cost has other rates and rewards,
+and what it can share with the paper is the order of methods, which is what the paper's claims are
+about.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 
-import numpy as np
 import pandas as pd
-from scipy import stats
-from statsmodels.stats.proportion import confint_proportions_2indep, proportion_confint
+from statsmodels.stats.proportion import proportion_confint
 
 from ..report.experiments import EXPERIMENTS
-from ..report.statistics import ALPHA, bootstrap_mean, holm
-from . import IDENTITY, reported, sample_sizes
+from ..report.statistics import bootstrap_mean
+from . import IDENTITY, SETTINGS, WHOLE, measured, reported
 
-AGREES, DIFFERS, NOT_RUN, UNRESOLVED = VERDICTS = (
-    "agrees",
-    "differs",
-    "not run",
-    "cannot be resolved at this n",
-)
-# of the interval of a difference: that it lies within +/- something is two one-sided tests at 5 %
-LEVEL = 0.90
-ESTIMATE = ["ours", "low", "high", "n"]
-NUMBERS = ["paper", *ESTIMATE, "gap_low", "gap_high", "p", "matters"]
-ROUNDED = 0.005  # half a unit in the last digit of a reported mean
-# The least differences that would matter. That of rates is less than the 6.3 points that the
-# paper's text says a critic adds on Alpaca-7B (94.46 against 88.14).
-RATE = 0.05
-SPREADS = 0.2  # standard deviations over prompts: Cohen's small effect
-SECONDS = 0.25  # of the reported seconds; other machines differ by more
-
+NOT_RUN = "not run"
+EMBEDDED = RAW, CHAT = "smollm2-raw", "smollm2-chat"
+# policy of the paper -> the embedded one that stands for it: unaligned or aligned, as it is
+STANDS_FOR = {"alpaca-7b": RAW, "vicuna-7b": RAW, "beaver-7b-v3": CHAT, "llama-3.1-8b": CHAT}
+TIMED = {"latency": RAW}  # table -> the one embedded policy whose seconds are measured
+ALIKE = ["policy", "prompts", "method"]  # rows that differ in their settings only
 # start of a table's name -> experiment that sweeps as it does
 SWEEPS = {"lambda": "lambda", "ndk": "ndk", "latency": "compute"}
 
@@ -189,124 +177,86 @@ def estimate(values: pd.Series, kind: str) -> dict[str, float]:
     }
 
 
-def rates_apart(ours: float, n: int, theirs: float, size: int) -> dict[str, float]:
-    """Return the interval of a difference of two independent rates, and its p value.
-
-    The difference is ours minus the paper's. Newcombe's interval, of two Wilson ones, at `LEVEL`;
-    Fisher's exact test, because rates near 100 % leave few failures to count.
-    """
-    here, there = ours * n, round(theirs * size)
-    low, high = confint_proportions_2indep(
-        here, n, there, size, method="newcomb", compare="diff", alpha=1 - LEVEL
-    )
-    whole = round(here)  # half a win is half a count
-    p = stats.fisher_exact([[whole, n - whole], [there, size - there]]).pvalue
-    return {
-        "gap_low": float(low),
-        "gap_high": float(high),
-        "p": float(p),
-    }
-
-
-def means_apart(values: pd.Series, theirs: float, spread: float, size: int) -> dict[str, float]:
-    """Return the interval of a difference of two independent means, and its p value.
-
-    The difference is ours minus the paper's. Welch's test at `LEVEL`. What rounding may have added
-    to the difference is taken off it for p and added to the interval. Where no spread is reported,
-    the paper's mean is taken to be as uncertain as ours. Fewer than two values, or equal ones,
-    settle nothing: NaN.
-    """
-    n, gap = len(values), float(values.mean()) - theirs
-    ours = values.var(ddof=1) / n
-    other, size = (ours, n) if math.isnan(spread) else (spread**2 / size, size)
-    if n < 2 or not ours:
-        return dict.fromkeys(("gap_low", "gap_high", "p"), math.nan)
-    error = math.sqrt(ours + other)
-    freedom = error**4 / (ours**2 / (n - 1) + other**2 / (size - 1))
-    half = stats.t.ppf(0.5 + LEVEL / 2, freedom) * error + ROUNDED
-    p = 2 * stats.t.sf(max(0.0, abs(gap) - ROUNDED) / error, freedom)
-    return {
-        "gap_low": gap - half,
-        "gap_high": gap + half,
-        "p": float(p),
-    }
-
-
-def with_reported(name: str, row: dict, cell: Cell, size: int) -> dict[str, float]:
-    """Return a reported number, ours (see `estimate`), and how far apart they are.
-
-    ``matters`` is the least difference that would matter. What needs a run is left out without one.
-    """
-    measure = MEASURES[name]
-    reported, spread = row[measure.reported], row.get(f"{name}_std", math.nan)
-    values = measure.values(cell)
-    numbers = {"paper": reported} | estimate(values, measure.kind)
-    if not len(values):
-        return numbers
-    if measure.kind == "rate":
-        difference = rates_apart(numbers["ours"], len(values), reported, size)
-        return numbers | difference | {"matters": RATE}
-    numbers |= means_apart(values, reported, spread, size)
-    if measure.kind == "seconds":
-        return numbers | {"matters": SECONDS * reported}
-    known_spread = values.std(ddof=1) if math.isnan(spread) else spread
-    return numbers | {"matters": SPREADS * known_spread}
-
-
-def verdict(part: pd.DataFrame) -> np.ndarray:
-    """Return what may be said of each reported number, one of `VERDICTS`.
-
-    ``differs`` where a difference is resolved, however small; ``agrees`` where none is and every
-    one that would matter is excluded.
-
-    Parameters
-    ----------
-    part : DataFrame
-        ``run``, Holm's ``p``, the interval ``gap_low`` to ``gap_high``, and ``matters``.
-    """
-    excluded = (-part["matters"] < part["gap_low"]) & (part["gap_high"] < part["matters"])
-    rules = [part["run"] == NOT_RUN, part["p"] <= ALPHA, excluded]
-    return np.select(rules, [NOT_RUN, DIFFERS, AGREES], UNRESOLVED)
-
-
-def compared(table: str, records: pd.DataFrame) -> pd.DataFrame:
+def beside(table: str, records: pd.DataFrame, policies: Sequence[str]) -> pd.DataFrame:
     """Return one of the paper's tables of results with our numbers beside it, row by row.
 
     Parameters
     ----------
     table : str
-        One of `igcore.paper.TABLES`, but for `igcore.paper.HYPERPARAMETERS`.
+        One of `igcore.paper.RESULTS`.
     records : DataFrame
         Lines as `igcore.report.load.load_runs` returns them, of several runs and of any settings;
         for ``win_rates``, as `igcore.paper.report.judged` does. None at all is allowed.
+    policies : sequence of str
+        Those that were run. Where one is the paper's, a run must have all settings of a row. Else
+        each stands for all of the paper's; where there are none but embedded ones, those of
+        `STANDS_FOR` do.
 
     Returns
     -------
     DataFrame
-        `IDENTITY` as reported, ``printed_as``, and ``run``, the run that was read. A cell must have
-        all settings of the row; of several, the first of `cells` is read. For each of
-        `measures_of`: ``_paper``, ``_ours``, ``_low``, ``_high`` and ``_n`` as in `estimate`
-        (shares, rewards, costs, seconds; n counts groups of prompts for seconds), ``_gap_low`` and
-        ``_gap_high``, the `LEVEL` interval of ours minus the paper's, ``_p``, adjusted by Holm over
-        all numbers of the table, ``_matters``, and ``_verdict``, one of `VERDICTS`.
+        A row for every row of the paper and policy that stands for its own: `IDENTITY` and
+        ``printed_as`` as reported, ``standing`` (the policy), ``run``, and the settings of the run,
+        ``ours_`` and their names, see `nearest`. For each of `measures_of` there are ``_paper``,
+        ``_ours``, ``_low``, ``_high`` and ``_n`` (shares, rewards, costs, seconds; n counts groups
+        of prompts for seconds).
     """
-    rows = reported(table)
     candidates = cells(table, records)
-    configurations = rows.to_dict("records")
-    chosen = []
-    for row in configurations:
-        fitting = [cell for cell in candidates if cell.is_of(row)]
-        chosen.append(fitting[0] if fitting else Cell(row))
-    names = ["win_rates"] * len(rows) if table == "win_rates" else rows["prompts"]
-    sizes = sample_sizes()["n"].reindex(names).astype(int)
-    parts = {}
-    for name in measures_of(table):
-        numbers = map(partial(with_reported, name), configurations, chosen, sizes)
-        parts[name] = pd.DataFrame(numbers, columns=NUMBERS)
-    p = holm(pd.concat({name: part["p"] for name, part in parts.items()}))
-    result = rows[[*IDENTITY, "printed_as"]].assign(run=[cell.run for cell in chosen])
-    for name, part in parts.items():
-        part["p"] = p[name]
-        part["verdict"] = verdict(part.assign(run=result["run"]))
-        result = result.join(part.add_prefix(f"{name}_"))
-    return result
+    rows, measures, result = reported(table), measures_of(table), []
+    is_repeated = not policies or bool(set(policies) & set(measured()["policy"]))
+    is_embedded = set(policies) <= set(EMBEDDED)
+    for row in rows.to_dict("records"):
+        if is_repeated:
+            standing = [row["policy"]]
+        elif is_embedded:
+            standing = [TIMED.get(table, STANDS_FOR[row["policy"]])]
+        else:
+            standing = policies
+        for policy in standing:
+            if is_repeated:
+                found = next((cell for cell in candidates if cell.is_of(row)), None)
+            else:
+                alike = rows[ALIKE].eq([row[name] for name in ALIKE]).all(axis=1)
+                wanted = {"policy": policy, "method": row["method"]}
+                of_method = [cell for cell in candidates if cell.settings.items() >= wanted.items()]
+                found = nearest(row, rows[alike], of_method)
+            cell = found or Cell({})
+            made = {name: row[name] for name in [*IDENTITY, "printed_as"]}
+            made |= {"standing": policy, "run": cell.run}
+            made |= {f"ours_{name}": cell.settings.get(name) for name in SETTINGS}
+            for name, measure in measures.items():
+                numbers = {"paper": row[measure.reported]}
+                numbers |= estimate(measure.values(cell), measure.kind)
+                made |= {f"{name}_{part}": number for part, number in numbers.items()}
+            result.append(made)
+    types = WHOLE | {f"ours_{name}": kind for name, kind in WHOLE.items()}
+    of_weights = dict.fromkeys(["lagrange_multiplier", "ours_lagrange_multiplier"], float)
+    return pd.DataFrame(result).astype(types | of_weights)
+
+
+def nearest(row: dict, printed: pd.DataFrame, candidates: Sequence[Cell]) -> Cell | None:
+    """Return the cell that stands for a row of the paper, None where there is none.
+
+    A multiplier must be the row's. Of all other settings that the row states, the smallest value
+    here stands for the smallest there, the next for the next, and so on: N = 4 and 8 stand for 64
+    and 128.
+
+    Parameters
+    ----------
+    printed : DataFrame
+        The rows of this policy, prompt set and method.
+    candidates : sequence of Cell
+        Of the method and the policy that stands here, the first choice first.
+    """
+    for name in SETTINGS:
+        if pd.isna(row[name]):
+            continue
+        value = row[name]
+        if name != "lagrange_multiplier":
+            theirs = sorted(printed[name].dropna().unique())
+            ours = sorted({cell.settings[name] for cell in candidates})
+            place = theirs.index(value)
+            value = ours[place] if place < len(ours) else None
+            printed = printed[printed[name] == row[name]]
+        candidates = [cell for cell in candidates if cell.settings[name] == value]
+    return candidates[0] if candidates else None

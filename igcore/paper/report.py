@@ -1,4 +1,4 @@
-"""The paper's ten tables for a profile: its runs are read, set beside the paper's numbers, written.
+"""The paper's tables of results for a profile: its runs are read, set beside them, and written.
 
 `igcore.paper.compare` makes the numbers.
 """
@@ -20,23 +20,12 @@ from ..report.load import each_finished, load_runs
 from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import of_runs
 from ..report.verdicts import pairs_of, questions_of, read, verdicts
-from . import HYPERPARAMETERS, IDENTITY, SETTINGS, TABLES, stated_settings, swept
-from .compare import (
-    NOT_RUN,
-    UNRESOLVED,
-    VERDICTS,
-    Measure,
-    compared,
-    matches,
-    measures_of,
-)
-from .hyperparameters import hyperparameters
-from .standing import has_policies_of_the_paper, standing_in
+from . import IDENTITY, RESULTS, SETTINGS, stated_settings, swept
+from .compare import NOT_RUN, Measure, beside, matches, measures_of
 
 FIELDS = [  # of a line; traces of a whole profile would fill the memory
     *IDENTITY,
-    *"run critic_control prompt_id group_size rounds max_new_tokens value_steps".split(),
-    *"value_step_size status reward cost generate_s score_s".split(),
+    *"run critic_control prompt_id group_size status reward cost generate_s score_s".split(),
 ]
 BASELINE = "base"  # of the paper's win rates
 POINTS = {"win": 1.0, "tie": 0.5, "loss": 0.0}
@@ -52,7 +41,7 @@ class Results:
 
     Attributes
     ----------
-    decoded, judged, critics : DataFrame
+    decoded, judged : DataFrame
         What the functions of these names return, with the columns ``profile`` and ``run``; each
         may be empty.
     left_out : list of str
@@ -61,7 +50,6 @@ class Results:
 
     decoded: pd.DataFrame
     judged: pd.DataFrame
-    critics: pd.DataFrame
     left_out: list[str]
 
 
@@ -74,7 +62,7 @@ def load(profile: str) -> Results:
     profiles = [swept.MAIN[profile], profile] if profile in swept.MAIN else [profile]
     lines = _below([decoded(name, left_out) for name in profiles])
     judgements = _below([judged(name, left_out) for name in profiles])
-    return Results(lines, judgements, critics(profile), left_out)
+    return Results(lines, judgements, left_out)
 
 
 def decoded(profile: str, left_out: list[str]) -> pd.DataFrame:
@@ -137,17 +125,6 @@ def _judged(profile: str, manifest: Path) -> pd.DataFrame:
     return points.merge(lines[[*key, *SETTINGS, "critic_control"]].assign(**source), on=key)
 
 
-def critics(profile: str) -> pd.DataFrame:
-    """Return the settings of every critic of the finished runs of notebook 20, a row each."""
-    rows = []
-    for path in sorted((root() / "runs" / profile / "critics").glob("*/*/critic.json")):
-        run = path.parents[1]
-        if (run / "manifest.json").exists():
-            params = json.loads(path.with_name("params.json").read_text(encoding="utf-8"))
-            rows.append(params["config"] | {"profile": profile, "run": f"critics/{run.name}"})
-    return pd.DataFrame(rows)
-
-
 def _below(parts: list[pd.DataFrame]) -> pd.DataFrame:
     filled = [part for part in parts if len(part)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
@@ -156,41 +133,23 @@ def _below(parts: list[pd.DataFrame]) -> pd.DataFrame:
 # --- the tables, and how people read them ---------------------------------------------------------
 
 
-def paper_tables(results: Results, names: Sequence[str] = TABLES) -> dict[str, pd.DataFrame]:
-    """Return tables of `igcore.paper.TABLES` by name.
-
-    They have verdicts where a policy of the paper's was run; else they are those that stand for it.
-    """
-    with_paper = has_policies_of_the_paper(results.decoded)
-    policies = list(results.decoded["policy"].unique()) if not with_paper else []
-    result = {}
-    for table in names:
-        records = _records(table, results)
-        if table in HYPERPARAMETERS:
-            settings = hyperparameters(table, records)
-            result[table] = settings if with_paper else settings.drop(columns="verdict")
-        elif with_paper:
-            result[table] = compared(table, records)
-        else:
-            result[table] = standing_in(table, records, policies)
-    return result
+def paper_tables(results: Results, names: Sequence[str] = RESULTS) -> dict[str, pd.DataFrame]:
+    """Return tables of `igcore.paper.RESULTS` by name, see `igcore.paper.compare.beside`."""
+    policies = list(results.decoded["policy"].unique()) if len(results.decoded) else []
+    return {table: beside(table, _records(table, results), policies) for table in names}
 
 
 def _records(table: str, results: Results) -> pd.DataFrame:
-    if table == "win_rates":
-        return results.judged
-    return results.critics if table == "critic_hyperparameters" else results.decoded
+    return results.judged if table == "win_rates" else results.decoded
 
 
 def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a table of `paper_tables` as people read it, all cells text.
 
     The method has the settings that the paper's table states, printed / ours where these differ. A
-    measure has one column: the reported number / ours with its 95 % interval, and, of the paper's
-    policies, the verdict in a word. Rates are in per cent. What no run has is left out.
+    measure has one column: the reported number / ours with its 95 % interval. Rates are in per
+    cent. What no run has is left out.
     """
-    if table in HYPERPARAMETERS:
-        return frame.rename(columns={"printed_as": "name"})
     measures = measures_of(table)
     settings = [_setting(name, frame) for name in stated_settings(table)]
     named = [", ".join(filter(None, texts)) for texts in zip(*settings, strict=True)]
@@ -202,10 +161,10 @@ def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     shown = {
         "system": frame["policy"] + " on " + frame["prompts"],
         "method": pd.Series(methods, frame.index, dtype=object),
-        "ours": frame["standing"] + ", n " + n if "standing" in frame else "n " + n,
+        "ours": frame["standing"] + ", n " + n,
     }
     for name, measure in measures.items():
-        if "standing" not in frame or frame[f"{name}_ours"].notna().any():
+        if frame[f"{name}_ours"].notna().any():
             shown[f"{measure.label}: paper / ours [95 %]"] = _paper_and_ours(name, measure, frame)
     return pd.DataFrame(shown)
 
@@ -213,7 +172,7 @@ def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
 def _setting(name: str, frame: pd.DataFrame) -> list[str]:
     """Return a setting of each row as text; empty where the row has none."""
     numbers = frame[name].astype(float).map("{:g}".format)
-    if f"ours_{name}" in frame and name != "lagrange_multiplier":
+    if name != "lagrange_multiplier":
         ours = frame[f"ours_{name}"].astype(float).map(" / {:g}".format)
         numbers += ours.where(frame[f"ours_{name}"].notna(), "")
     return (f"{SYMBOLS[name]} " + numbers).where(frame[name].notna(), "").tolist()
@@ -229,29 +188,9 @@ def _paper_and_ours(name: str, measure: Measure, frame: pd.DataFrame) -> pd.Seri
     ]
     is_there = frame[f"{name}_ours"].notna()
     ours = pd.Series(texts, frame.index, dtype=object).where(is_there, tables.MISSING)
-    if f"{name}_verdict" in frame:
-        verdicts = frame[f"{name}_verdict"].replace(UNRESOLVED, "unresolved")
-        ours = (ours + ", " + verdicts).where(is_there, verdicts)
-    else:
-        ours = ours.where(frame["run"] != NOT_RUN, NOT_RUN)
+    ours = ours.where(frame["run"] != NOT_RUN, NOT_RUN)
     paper = (frame[f"{name}_paper"] * times).map("{:g}".format)
     return paper.where(frame[f"{name}_paper"].notna(), tables.MISSING) + " / " + ours
-
-
-def counts(made: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return how many numbers of each table got which verdict.
-
-    Of tables without verdicts, how many rows were run and were not.
-    """
-    rows = []
-    for table, frame in made.items():
-        found, names = frame.filter(regex="verdict$").stack(), VERDICTS
-        if not len(found):
-            run = frame["ours" if "ours" in frame else "run"]
-            found, names = run.where(run == NOT_RUN, "run"), ("run", NOT_RUN)
-        numbers = {name: int((found == name).sum()) for name in names}
-        rows.append({"table": table, "rows": len(frame)} | numbers)
-    return pd.DataFrame(rows)
 
 
 def write(made: dict[str, pd.DataFrame], figures: Path, results: Results) -> list[Path]:
@@ -269,8 +208,8 @@ def write(made: dict[str, pd.DataFrame], figures: Path, results: Results) -> lis
 def sources(table: str, frame: pd.DataFrame, results: Results) -> dict[str, dict]:
     """Return the runs of which a table was made, see `igcore.report.sources.of_runs`.
 
-    They are those that it names, or all where it names none. Verdicts of a judge have the runs
-    whose answers it read beside it.
+    They are those that it names, or all where it names none, as a table of several cells does.
+    Verdicts of a judge have the runs whose answers it read beside it.
     """
     records = _records(table, results).reindex(columns=["profile", "run", "pattern"])
     records = records.drop_duplicates()

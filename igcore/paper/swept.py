@@ -6,8 +6,8 @@ them, when the runs of both have finished (`igcore.runs.jobs.check_finished`).
 """
 
 MAIN = {"ablations": "small"}  # profile of sweeps -> the one whose main runs stand beside them
-# of `igcore.paper.TABLES`
-TABLES = ("lambda_alpaca_beaver", "lambda_vicuna", "ndk", "latency", "hyperparameters")
+# of `igcore.paper.RESULTS`
+TABLES = ("lambda_alpaca_beaver", "lambda_vicuna", "ndk", "latency")
 PICTURE = "pareto"
 
 
