@@ -92,7 +92,7 @@ WITH_CRITICS = ["critic"] if CRITICS else []
 SAMPLED = any("best-of-n-lagrangian" in (run.get("methods") or ()) and run.get("n_samples") != 1 for run in RUNS.values())
 CATEGORIES = ["categories"] if any(run.get("prompts") == "hex-phi" for run in RUNS.values()) else []
 PAPER = [f"paper_{table}" for table in PRINTED if not swept.waits(PROFILE, table)]
-TABLE, PICTURE = ("csv", "md", "tex", "json"), ("png", "pdf", "json")  # how the names of their files end
+TABLE, PICTURE = ("csv", "md", "json"), ("png", "pdf", "json")  # how the names of their files end
 TABLES = [
     f"{FIGURES}/tables/{name}.{end}"
     for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS, *CATEGORIES, *PAPER, "paper_orderings"]

@@ -15,9 +15,9 @@ import torch
 
 from igcore import Guard, decode, load_policy, load_prompts
 from igcore.engine.prepack import packed
+from igcore.files import replace_file
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.progress import progress
-from igcore.report.tables import replace_file
 
 REPEATS, PROMPTS, SEED = 5, 8, 0
 BUDGET = 1e6

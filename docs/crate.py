@@ -18,7 +18,6 @@ from igcore.files import root
 FORMATS = {
     ".csv": "text/csv",
     ".md": "text/markdown",
-    ".tex": "application/x-tex",
     ".json": "application/json",
     ".png": "image/png",
     ".pdf": "application/pdf",

@@ -148,7 +148,7 @@ def stage(base: Path, profile: str, folder: Path) -> None:
     folders = [base / "figures", *([made] if profile in PUBLISHED else [])]
     tables = {path.stem: path for where in folders for path in sorted(where.glob("tables/*.md"))}
     for path in tables.values():
-        files = [path.with_suffix(end) for end in (".csv", ".tex", ".json")]
+        files = [path.with_suffix(end) for end in (".csv", ".json")]
         links = ", ".join(f"[{file.name}]({file.name})" for file in files if file.exists())
         text = f"# {path.stem}\n\n{path.read_text(encoding='utf-8')}\n\nThe same as {links}.\n"
         page = Path("figures/tables", path.name)

@@ -1061,7 +1061,7 @@ def test_the_table_and_the_picture(tmp_path):
     """Bug: labels on top of each other, bars that do not add up, a column that is not written."""
     table = win_rates(judged_for_picture())
     paths = tables.write(table, tmp_path / "win_rates", {})
-    assert [path.suffix for path in paths] == [".csv", ".md", ".tex", ".json"] and list(
+    assert [path.suffix for path in paths] == [".csv", ".md", ".json"] and list(
         pd.read_csv(paths[0]).columns
     ) == COLUMNS
     fig = NOTEBOOK.win_tie_loss(table)

@@ -421,7 +421,7 @@ def test_every_table_is_written_with_its_sources(tmp_path, parts, row):
     of = report.Results(lines, NONE, [])
     written = report.write(report.paper_tables(of), tmp_path, of)
     assert [path.name for path in written] == [
-        f"paper_{table}.{end}" for table in paper.RESULTS for end in ("csv", "md", "tex", "json")
+        f"paper_{table}.{end}" for table in paper.RESULTS for end in ("csv", "md", "json")
     ]
     text = (tmp_path / "tables/paper_main_alpaca_beaver.md").read_text()
     wanted = ["alpaca-7b on pku-saferlhf", *row, "88.14 / 75.0 [40.9, 92.9]"]

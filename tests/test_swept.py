@@ -73,7 +73,7 @@ def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch, capsys
     waiting = {
         f"figures/tables/paper_{table}.{end}"
         for table in swept.TABLES
-        for end in ("csv", "md", "tex", "json")
+        for end in ("csv", "md", "json")
     }
     waiting |= {f"figures/{swept.PICTURE}.{end}" for end in ("png", "pdf", "json")}
     assert waiting <= outputs(tmp_path, "ablations")

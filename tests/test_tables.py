@@ -276,15 +276,12 @@ def test_a_table_of_nothing_has_a_row_for_every_method(records, tmp_path):
     main = tables.main_table(records.iloc[:0], order=["inferenceguard", "base"])
     assert list(main.columns) == tables.COLUMNS and main["n_prompts"].tolist() == [0, 0]
     assert main["safety_rate"].isna().all() and main["reward_low"].isna().all()
-    csv_, markdown, latex, _ = (
-        path.read_text() for path in tables.write(main, tmp_path / "main", {})
-    )
+    csv_, markdown, _ = (path.read_text() for path in tables.write(main, tmp_path / "main", {}))
     blank = "," * (len(tables.COLUMNS) - 3)
     assert csv_.splitlines()[1:] == [f"n/a,inferenceguard,0{blank}", f"n/a,base,0{blank}"]
     rows = [cells_of(line) for line in markdown.splitlines()[2:4]]
     said = [tables.NOT_RUN] * (tables.MOST - 2)
     assert rows == [["n/a", "inferenceguard", *said], ["n/a", "base", *said]]
-    assert "n/a & base & not run & " in latex
 
 
 def test_a_table_without_rows_says_so():
@@ -293,7 +290,6 @@ def test_a_table_without_rows_says_so():
     header, _, row = tables.markdown(empty).splitlines()
     assert cells_of(header) == ["a name", "p value"] and cells_of(row) == ["not run", ""]
     assert tables.pretty(empty).to_numpy().tolist() == [["not run", ""]]
-    assert "\nnot run &  \\\\\n" in tables.latex(empty)
     nothing = tables.main_table(synthetic.records(1).iloc[:0])
     assert tables.pretty(nothing)["policy"].tolist() == ["not run"]
 
@@ -335,7 +331,7 @@ def test_notebook_40_writes_every_table_of_whatever_has_finished(
     ]
     folder = tmp_path / "figures/tables"
     assert {path.name for path in folder.iterdir()} == {
-        f"{name}.{end}" for name in names for end in ("csv", "md", "tex", "json")
+        f"{name}.{end}" for name in names for end in ("csv", "md", "json")
     }
     made_of = {
         name: set(json.loads((folder / f"{name}.json").read_text())["runs"]) for name in names[:4]
@@ -382,7 +378,6 @@ def test_files_are_the_same_each_time(main, tmp_path):
     assert [path.name for path in paths] == [
         "v1.5-main.csv",
         "v1.5-main.md",
-        "v1.5-main.tex",
         "v1.5-main.json",
     ]
     assert [path.read_bytes() for path in paths] == first
@@ -465,13 +460,6 @@ def test_other_tables_are_rounded_and_escaped():
     assert [side[-1] for side in cells_of(rule)] == ["-", ":", ":"]
     assert "x\\|y " in rows[0] and cells_of(rows[0])[-2:] == ["1e-04", "1"]
     assert cells_of(rows[1]) == ["50% &  more_", "0.250", "2"]
-    assert "x|y & 1e-04 & 1 \\\\\n50\\% \\&  more\\_ & 0.250 & 2 \\\\" in tables.latex(odd)
-
-
-def test_latex_escapes_every_special_character():
-    """Guards against a header such as "Safe %" commenting out the rest of its line."""
-    text = tables.latex(pd.DataFrame({"x": ["\\#$^{~}"], "y": [np.nan]}))
-    assert r"\textbackslash \#\$\textasciicircum \{\textasciitilde \} & n/a \\" in text
 
 
 def test_a_fail_open_rate_that_nobody_measured_is_missing():

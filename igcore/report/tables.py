@@ -1,4 +1,4 @@
-"""The tables of a run, one row per policy and method, as CSV, Markdown and LaTeX.
+"""The tables of a run, one row per policy and method, as CSV and Markdown.
 
 `igcore.report.statistics` computes the intervals.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..files import replace_file as replace_file
+from ..files import replace_file
 from . import statistics as metrics
 from .sources import sidecar
 
@@ -280,27 +280,15 @@ def _header(name: object) -> str:
     return str(name).replace("_", " ")
 
 
-def _for_files(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Return a table as people read it, and the side of each column: numbers stand right."""
+def markdown(table: pd.DataFrame) -> str:
+    """Return a table as Markdown, rounded, numbers to the right; see `pretty`."""
     shown, is_number = pretty(table), pd.api.types.is_numeric_dtype
     if len(shown.columns) == len(_timed(table).columns):
         sides = ["right" if is_number(dtype) else "left" for dtype in _timed(table).dtypes]
     else:
         sides = ["left" if name in ("Policy", "Method") else "right" for name in shown]
-    return shown.replace("\n", " ", regex=True), sides
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """Return a table as Markdown, rounded; see `pretty`."""
-    shown, sides = _for_files(table)
-    shown = shown.replace(r"\|", r"\\|", regex=True)
+    shown = shown.replace({"\n": " ", r"\|": r"\\|"}, regex=True)
     return shown.to_markdown(index=False, colalign=sides, disable_numparse=True) + "\n"
-
-
-def latex(table: pd.DataFrame) -> str:
-    """Return a table as a LaTeX tabular (package booktabs), rounded; see `pretty`."""
-    shown, sides = _for_files(table)
-    return shown.to_latex(index=False, escape=True, column_format="".join(s[0] for s in sides))
 
 
 def write(
@@ -309,9 +297,9 @@ def write(
     sources: Mapping[str, dict],
     short: pd.DataFrame | None = None,
 ) -> list[Path]:
-    """Write a table as ``stem.csv``, ``stem.md`` and ``stem.tex``, its sources as ``stem.json``.
+    """Write a table as ``stem.csv`` and ``stem.md``, its sources as ``stem.json``.
 
-    The first holds every column with full precision; the others are what `for_people` leaves.
+    The first holds every column with full precision, the second what `for_people` leaves.
 
     The same table gives the same bytes. Each file is replaced whole or not at all.
 
@@ -334,7 +322,6 @@ def write(
     texts = {
         ".csv": table.to_csv(index=False, lineterminator="\n"),
         ".md": markdown(marked) + (f"\n{sentence}\n" if sentence else ""),
-        ".tex": latex(people),
         ".json": sidecar(sources),
     }
     paths = [stem.with_name(stem.name + suffix) for suffix in texts]

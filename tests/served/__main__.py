@@ -26,13 +26,13 @@ import igcore as ig
 from igcore.critic.latent import encode
 from igcore.critic.network import load_critic
 from igcore.errors import IgcoreError, PolicyError
-from igcore.files import root
+from igcore.files import replace_file, root
 from igcore.models.prompts import load_prompts
 from igcore.policy import Policy, Prompt
 from igcore.report.linefile import read
 from igcore.report.paired import clustered, is_safe, reward
 from igcore.report.provenance import processor
-from igcore.report.tables import markdown, replace_file
+from igcore.report.tables import markdown
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import decode_run
 from igcore.runs.records import record
