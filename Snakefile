@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from igcore.errors import IgcoreError
-from igcore.paper import RESULTS as PRINTED
+from igcore.paper import MEASURED as PRINTED
 from igcore.paper import swept
 from igcore.runs.jobs import check_run, configured, lock, reasons, request, shards_of, unfinished
 from igcore.runs.paramfiles import ParamFiles

@@ -9,7 +9,6 @@ import pytest
 import synthetic
 
 from igcore import paper
-from igcore.judge import JudgeParams
 from igcore.paper import report
 from igcore.paper.compare import (
     MEASURES,
@@ -22,10 +21,8 @@ from igcore.paper.compare import (
     priority,
 )
 from igcore.report import statistics as metrics
-from igcore.report.verdicts import pairs_of, questions_of
 from igcore.runs import folders
 
-NONE = pd.DataFrame()
 ALPACA = {"policy": "alpaca-7b", "prompts": "pku-saferlhf"}
 OURS = ALPACA | {"method": "inferenceguard", "n_samples": 128, "keep": 32, "block_size": 32}
 
@@ -61,15 +58,8 @@ def row_of(table, **about):
     return found
 
 
-def compared(table, lines):
-    """The table beside runs of the paper's own policies."""
-    return beside(table, lines, ["alpaca-7b"])
-
-
 def of_ours(lines, table="main_alpaca_beaver"):
-    return row_of(
-        compared(table, lines), policy="alpaca-7b", method="inferenceguard", n_samples=128
-    )
+    return row_of(beside(table, lines), policy="alpaca-7b", method="inferenceguard", n_samples=128)
 
 
 # --- the numbers of a row -------------------------------------------------------------------------
@@ -77,7 +67,7 @@ def of_ours(lines, table="main_alpaca_beaver"):
 
 def test_every_row_has_the_print_and_a_run_that_has_all_of_its_settings():
     """Bug: a row left out, or numbers in one that was not run."""
-    found = compared("main_alpaca_beaver", cell(669, 759, **OURS))
+    found = beside("main_alpaca_beaver", cell(669, 759, **OURS))
     row = row_of(found, policy="alpaca-7b", method="inferenceguard")
     assert (row["run"], row["standing"], row["safety_n"], row["safety_paper"]) == (
         "decode-main-alpaca-pku",
@@ -164,8 +154,8 @@ def test_a_multiplier_counts_where_it_is_used():
     """
     lines = cell(6, 8, **OURS | {"method": "beam-lagrangian", "lagrange_multiplier": 1.0})
     about = {"policy": "alpaca-7b", "method": "beam-lagrangian"}
-    assert row_of(compared("main_alpaca_beaver", lines), **about)["run"] == NOT_RUN
-    swept = compared("lambda_alpaca_beaver", lines)
+    assert row_of(beside("main_alpaca_beaver", lines), **about)["run"] == NOT_RUN
+    swept = beside("lambda_alpaca_beaver", lines)
     ran = swept[swept["run"] != NOT_RUN]
     assert ran[["method", "n_samples", "lagrange_multiplier"]].to_numpy().tolist() == [
         ["beam-lagrangian", 128, 1.0]
@@ -185,7 +175,7 @@ def test_a_table_reads_its_own_sweep_first_and_main_runs_next():
         "main_alpaca_beaver": "decode-main-alpaca-pku",
         "lambda_alpaca_beaver": "decode-sweep-lambda-x",
     }
-    ndk = compared("ndk", pd.concat(both))
+    ndk = beside("ndk", pd.concat(both))
     assert set(ndk["run"]) == {NOT_RUN, "decode-sweep-ndk-x"} and (ndk["run"] != NOT_RUN).sum() == 1
     assert {
         priority("latency", run)
@@ -219,7 +209,7 @@ def test_embedded_policies_stand_beside_the_print():
             ),
         ]
     )
-    found = beside("main_alpaca_beaver", lines, ["smollm2-raw"])
+    found = beside("main_alpaca_beaver", lines)
     assert len(found) == 24
     row = row_of(found, policy="alpaca-7b", method="base")
     assert (row["standing"], row["safety_ours"]) == ("smollm2-raw", 0.5)
@@ -228,12 +218,12 @@ def test_embedded_policies_stand_beside_the_print():
     assert row["ours_block_size"] == 8 and row["n_samples"] == 128  # not the sweep's
     assert math.isnan(row["ours_lagrange_multiplier"])  # in the record, but not used
     assert (found["run"] == NOT_RUN).sum() == 22
-    aligned = beside("main_llama", lines, ["smollm2-raw"])
+    aligned = beside("main_llama", lines)
     assert set(aligned["standing"]) == {"smollm2-chat"} and set(aligned["run"]) == {NOT_RUN}
-    ndk = beside("ndk", lines, ["smollm2-raw"]).query("run != 'not run'")
+    ndk = beside("ndk", lines).query("run != 'not run'")
     smallest = ndk[["n_samples", "block_size", "ours_block_size"]].drop_duplicates()
     assert smallest.to_numpy().tolist() == [[64, 16, 8], [64, 32, 16]]
-    assert set(beside("ndk", lines, ["mine"])["standing"]) == {"mine"}
+    assert set(beside("ndk", lines.assign(policy="mine"))["standing"]) == {"mine"}
 
 
 @pytest.mark.parametrize(
@@ -265,7 +255,7 @@ def test_the_sweep_of_best_of_n_has_a_row_for_every_point_that_its_samples_hold(
     lines["finals"] = [[[float(k % 7), 0.01 * k] for k in range(32)]] * 2
     found = report.replayed(lines)
     assert len(cells("lambda_vicuna", found)) == 20
-    table = beside("lambda_vicuna", found, ["smollm2-raw"])
+    table = beside("lambda_vicuna", found)
     points = table.query("method == 'best-of-n-lagrangian' and prompts == 'hex-phi'")
     assert points[["n_samples", "ours_n_samples"]].drop_duplicates().to_numpy().tolist() == [
         [64, 4],
@@ -307,7 +297,7 @@ def test_a_folder_without_runs_gives_every_table(repository):
     """Bug: a crash on a fresh clone."""
     found = report.load("mine")
     made = report.paper_tables(found)
-    assert not found.left_out and list(made) == list(paper.RESULTS)
+    assert not found.left_out and list(made) == list(paper.MEASURED)
     for name, table in made.items():
         assert len(table) == len(paper.reported(name)) and set(table["run"]) == {NOT_RUN}
 
@@ -348,59 +338,10 @@ def test_shards_are_one_run_and_best_of_n_is_none(repository):
     ] == [8, 8]
     made = report.paper_tables(found)
     shards = {f"mine/decode-main-alpaca-pku.{shard}-of-2" for shard in (0, 1)}
-    assert report.sources("main_alpaca_beaver", made["main_alpaca_beaver"], found).keys() == shards
-    every = report.sources(
-        "main_alpaca_beaver", made["main_alpaca_beaver"].drop(columns="run"), found
-    )
+    assert report.sources(made["main_alpaca_beaver"], found).keys() == shards
+    every = report.sources(made["main_alpaca_beaver"].drop(columns="run"), found)
     assert every.keys() - shards == {"mine/decode-sweep-lambda-best-of-n"}
-    assert not report.sources("ndk", made["ndk"].assign(run=NOT_RUN), found)
-
-
-def test_judged_answers_become_win_rates(repository):
-    """Of four answers the judge prefers two, finds one equal and cannot be read on one; N must be
-    the printed one.
-    """
-    base = cell(4, 4, **ALPACA | {"method": "base", "response": "One."})
-    other = cell(
-        4,
-        4,
-        run="decode-main-beam",
-        **OURS | {"method": "beam-augmented", "n_samples": 256, "keep": 64},
-    )
-    for lines in (base, other):
-        stored(repository, lines)
-    folder = repository / "runs/mine/judge/scorers"
-    folder.mkdir(parents=True)
-    params = {"profile": "mine", "run": "scorers", "figures": "figures", "pattern": "decode-main-*"}
-    (folder / "manifest.json").write_text(json.dumps({"params": params}))
-    lines = pd.concat([base, other])
-    better = {"p0000": 1, "p0001": 1, "p0002": 0}
-    for digest, asked in questions_of(pairs_of(lines, JudgeParams(**params))).items():
-        first = (
-            better.get(asked.prompt_id)
-            if asked.first != "One."
-            else -better.get(asked.prompt_id, 0)
-        )
-        scores = [first, 0] if asked.prompt_id in better else None
-        folders.append(folder / "verdicts.jsonl", {"question": digest, "scores": scores})
-    found = report.load("mine")
-    row = row_of(compared("win_rates", found.judged), method="beam-augmented")
-    assert (row["run"], row["helpfulness_n"], row["helpfulness_ours"]) == (
-        "judge scorers",
-        3,
-        pytest.approx(2.5 / 3),
-    )
-    made_of = {"mine/decode-main-alpaca-pku", "mine/decode-main-beam", "mine/judge/scorers"}
-    assert report.sources("win_rates", compared("win_rates", found.judged), found).keys() == made_of
-    fewer = found.judged.assign(n_samples=128)
-    assert row_of(compared("win_rates", fewer), method="beam-augmented")["run"] == NOT_RUN
-    stored(
-        repository, cell(4, 4, run="decode-main-more", **OURS | {"response": "Three."})
-    )  # answers that nobody has judged
-    found = report.load("mine")
-    assert (
-        not len(found.judged) and "run notebook 60 with its parameters again" in found.left_out[0]
-    )
+    assert not report.sources(made["ndk"].assign(run=NOT_RUN), found)
 
 
 @pytest.mark.parametrize(
@@ -418,10 +359,10 @@ def test_judged_answers_become_win_rates(repository):
 )
 def test_every_table_is_written_with_its_sources(tmp_path, parts, row):
     lines = pd.concat([cell(6, 8, run="decode-raw", **part) for part in parts])
-    of = report.Results(lines, NONE, [])
+    of = report.Results(lines, [])
     written = report.write(report.paper_tables(of), tmp_path, of)
     assert [path.name for path in written] == [
-        f"paper_{table}.{end}" for table in paper.RESULTS for end in ("csv", "md", "json")
+        f"paper_{table}.{end}" for table in paper.MEASURED for end in ("csv", "md", "json")
     ]
     text = (tmp_path / "tables/paper_main_alpaca_beaver.md").read_text()
     wanted = ["alpaca-7b on pku-saferlhf", *row, "88.14 / 75.0 [40.9, 92.9]"]

@@ -99,7 +99,7 @@ def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch, capsys
     }
     assert others == {
         "main",
-        *(f"paper_{table}" for table in paper.RESULTS if table not in swept.TABLES),
+        *(f"paper_{table}" for table in paper.MEASURED if table not in swept.TABLES),
     }
 
 
@@ -109,7 +109,7 @@ def test_what_waits_is_what_sweeps_change(tmp_path, monkeypatch):
     for profile in ("small", "ablations"):
         written(tmp_path, profile)
     alone, both = (report.paper_tables(report.load(profile)) for profile in ("small", "ablations"))
-    changed = {table for table in paper.RESULTS if not alone[table].equals(both[table])}
+    changed = {table for table in paper.MEASURED if not alone[table].equals(both[table])}
     assert changed == set(swept.TABLES)
 
 
@@ -117,8 +117,8 @@ def test_one_profile_writes_each_of_them():
     """Bug: two profiles that write one file into figures, so that what the second knows replaces
     what the first knew.
     """
-    assert set(swept.TABLES) < set(paper.RESULTS)
-    for name in [*paper.RESULTS, swept.PICTURE]:
+    assert set(swept.TABLES) < set(paper.MEASURED)
+    for name in [*paper.MEASURED, swept.PICTURE]:
         assert (
             swept.waits("small", name)
             == swept.waits("ablations", name)

@@ -12,7 +12,7 @@ from imaginaryruns import executed, workplace, written
 
 from igcore import METHODS
 from igcore.errors import ParameterError, RunError
-from igcore.paper import RESULTS
+from igcore.paper import MEASURED
 from igcore.report import statistics as metrics
 from igcore.report import tables
 
@@ -327,7 +327,7 @@ def test_notebook_40_writes_every_table_of_whatever_has_finished(
         "compute",
         "comparison",
         "heldout",
-        *(f"paper_{name}" for name in (*RESULTS, "orderings")),
+        *(f"paper_{name}" for name in (*MEASURED, "orderings")),
     ]
     folder = tmp_path / "figures/tables"
     assert {path.name for path in folder.iterdir()} == {

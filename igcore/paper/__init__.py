@@ -17,7 +17,7 @@ TABLES = (
 )
 MAIN = TABLES[:3]
 MEASURED = (*TABLES[:6], "latency")  # tables of safety rates
-RESULTS, HYPERPARAMETERS = TABLES[:8], TABLES[8:]
+HYPERPARAMETERS = TABLES[8:]
 SETTINGS = ["n_samples", "block_size", "keep", "lagrange_multiplier"]
 WHOLE = dict.fromkeys(SETTINGS[:3], "Int64")
 IDENTITY = ["policy", "prompts", "method", *SETTINGS]

@@ -142,8 +142,6 @@ MEASURES = {  # start of the names of columns -> measure
     "generation": Measure("s generating", "seconds", "generation_seconds", "generate_s"),
     "scoring": Measure("s scoring", "seconds", "scoring_seconds", "score_s"),
     "seconds": Measure("s", "seconds", "seconds", "generate_s score_s"),
-    "helpfulness": Measure("helpfulness win %", "rate", "helpfulness_rate", "helpfulness"),
-    "harmlessness": Measure("harmlessness win %", "rate", "harmlessness_rate", "harmlessness"),
 }
 
 
@@ -177,20 +175,18 @@ def estimate(values: pd.Series, kind: str) -> dict[str, float]:
     }
 
 
-def beside(table: str, records: pd.DataFrame, policies: Sequence[str]) -> pd.DataFrame:
+def beside(table: str, records: pd.DataFrame) -> pd.DataFrame:
     """Return one of the paper's tables of results with our numbers beside it, row by row.
 
     Parameters
     ----------
     table : str
-        One of `igcore.paper.RESULTS`.
+        One of `igcore.paper.MEASURED`.
     records : DataFrame
-        Lines as `igcore.report.load.load_runs` returns them, of several runs and of any settings;
-        for ``win_rates``, as `igcore.paper.report.judged` does. None at all is allowed.
-    policies : sequence of str
-        Those that were run. Where one is the paper's, a run must have all settings of a row. Else
-        each stands for all of the paper's; where there are none but embedded ones, those of
-        `STANDS_FOR` do.
+        Lines as `igcore.report.load.load_runs` returns them, of several runs and of any settings.
+        None at all is allowed. Where a policy is the paper's, a run must have all settings of a
+        row. Else each policy stands for all of the paper's; where there are none but embedded ones,
+        those of `STANDS_FOR` do.
 
     Returns
     -------
@@ -202,6 +198,7 @@ def beside(table: str, records: pd.DataFrame, policies: Sequence[str]) -> pd.Dat
         of prompts for seconds).
     """
     candidates = cells(table, records)
+    policies = list(records["policy"].unique()) if len(records) else []
     rows, measures, result = reported(table), measures_of(table), []
     is_repeated = not policies or bool(set(policies) & set(measured()["policy"]))
     is_embedded = set(policies) <= set(EMBEDDED)

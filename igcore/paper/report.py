@@ -3,32 +3,24 @@
 `igcore.paper.compare` makes the numbers.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from ..errors import RunError
-from ..files import root
-from ..judge import JudgeParams
-from ..judge.spec import ASPECTS
 from ..report import tables
 from ..report.experiments import EXPERIMENTS, LAMBDAS, SIZES
-from ..report.load import each_finished, load_runs
+from ..report.load import each_finished
 from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import of_runs
-from ..report.verdicts import pairs_of, questions_of, read, verdicts
-from . import IDENTITY, RESULTS, SETTINGS, stated_settings, swept
+from . import IDENTITY, MEASURED, stated_settings, swept
 from .compare import NOT_RUN, Measure, beside, matches, measures_of
 
 FIELDS = [  # of a line; traces of a whole profile would fill the memory
     *IDENTITY,
     *"run critic_control prompt_id group_size status reward cost generate_s score_s".split(),
 ]
-BASELINE = "base"  # of the paper's win rates
-POINTS = {"win": 1.0, "tie": 0.5, "loss": 0.0}
 SYMBOLS = {"n_samples": "N", "block_size": "d", "keep": "K", "lagrange_multiplier": "lambda"}
 
 
@@ -41,15 +33,13 @@ class Results:
 
     Attributes
     ----------
-    decoded, judged : DataFrame
-        What the functions of these names return, with the columns ``profile`` and ``run``; each
-        may be empty.
+    decoded : DataFrame
+        As `decoded` returns it, with the columns ``profile`` and ``run``; may be empty.
     left_out : list of str
         Why something was not read.
     """
 
     decoded: pd.DataFrame
-    judged: pd.DataFrame
     left_out: list[str]
 
 
@@ -60,9 +50,7 @@ def load(profile: str) -> Results:
     """
     left_out: list[str] = []
     profiles = [swept.MAIN[profile], profile] if profile in swept.MAIN else [profile]
-    lines = _below([decoded(name, left_out) for name in profiles])
-    judgements = _below([judged(name, left_out) for name in profiles])
-    return Results(lines, judgements, left_out)
+    return Results(_below([decoded(name, left_out) for name in profiles]), left_out)
 
 
 def decoded(profile: str, left_out: list[str]) -> pd.DataFrame:
@@ -87,44 +75,6 @@ def replayed(lines: pd.DataFrame) -> pd.DataFrame:
     return _below([replay_best_of_n(lines, n, multiplier) for n in sizes for multiplier in LAMBDAS])
 
 
-def judged(profile: str, left_out: list[str]) -> pd.DataFrame:
-    """Return a line for every pair of answers that was judged against the base model.
-
-    It has `IDENTITY`, and points for each aspect: 1 for a win, .5 for a tie and 0 for a loss; NaN
-    where the reply could not be read. ``run`` is the judge's, and ``pattern`` says which runs it
-    read.
-    """
-    parts = []
-    for manifest in sorted((root() / "runs" / profile / "judge").glob("*/manifest.json")):
-        try:
-            parts.append(_judged(profile, manifest))
-        except RunError as error:
-            left_out.append(str(error))
-    return _below(parts)
-
-
-def _judged(profile: str, manifest: Path) -> pd.DataFrame:
-    params = JudgeParams(**json.loads(manifest.read_text(encoding="utf-8"))["params"])
-    if params.baseline != BASELINE:
-        raise RunError(
-            f"{manifest.parent} compares answers with {params.baseline}; the paper's table "
-            f"does so with {BASELINE}"
-        )
-    lines = load_runs(profile, pattern=params.pattern)
-    pairs, scores = pairs_of(lines, params), read(manifest.with_name("verdicts.jsonl"))
-    if questions_of(pairs).keys() - scores.keys():
-        raise RunError(
-            f"answers judged in {manifest.parent} were decoded anew; run notebook 60 "
-            f"with its parameters again"
-        )
-    judgements = verdicts(pairs, scores, dict.fromkeys(ASPECTS, params.run))
-    judgements["points"] = judgements["verdict"].map(POINTS)
-    key = ["policy", "prompts", "method", "prompt_id"]
-    points = judgements.pivot(index=key, columns="aspect", values="points").reset_index()
-    source = {"profile": profile, "run": f"judge {params.run}", "pattern": params.pattern}
-    return points.merge(lines[[*key, *SETTINGS, "critic_control"]].assign(**source), on=key)
-
-
 def _below(parts: list[pd.DataFrame]) -> pd.DataFrame:
     filled = [part for part in parts if len(part)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
@@ -133,14 +83,9 @@ def _below(parts: list[pd.DataFrame]) -> pd.DataFrame:
 # --- the tables, and how people read them ---------------------------------------------------------
 
 
-def paper_tables(results: Results, names: Sequence[str] = RESULTS) -> dict[str, pd.DataFrame]:
-    """Return tables of `igcore.paper.RESULTS` by name, see `igcore.paper.compare.beside`."""
-    policies = list(results.decoded["policy"].unique()) if len(results.decoded) else []
-    return {table: beside(table, _records(table, results), policies) for table in names}
-
-
-def _records(table: str, results: Results) -> pd.DataFrame:
-    return results.judged if table == "win_rates" else results.decoded
+def paper_tables(results: Results, names: Sequence[str] = MEASURED) -> dict[str, pd.DataFrame]:
+    """Return tables of `igcore.paper.MEASURED` by name, see `igcore.paper.compare.beside`."""
+    return {table: beside(table, results.decoded) for table in names}
 
 
 def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
@@ -201,22 +146,19 @@ def write(made: dict[str, pd.DataFrame], figures: Path, results: Results) -> lis
     paths = []
     for table, frame in made.items():
         stem = figures / "tables" / f"paper_{table}"
-        paths += tables.write(frame, stem, sources(table, frame, results), short(table, frame))
+        paths += tables.write(frame, stem, sources(frame, results), short(table, frame))
     return paths
 
 
-def sources(table: str, frame: pd.DataFrame, results: Results) -> dict[str, dict]:
+def sources(frame: pd.DataFrame, results: Results) -> dict[str, dict]:
     """Return the runs of which a table was made, see `igcore.report.sources.of_runs`.
 
-    They are those that it names, or all where it names none, as a table of several cells does.
-    Verdicts of a judge have the runs whose answers it read beside it.
+    They are those that it names, or all where it names none, as a table of orders does.
     """
-    records = _records(table, results).reindex(columns=["profile", "run", "pattern"])
-    records = records.drop_duplicates()
+    records = results.decoded.reindex(columns=["profile", "run"]).drop_duplicates()
     if "run" in frame:
         records = records[records["run"].isin(frame["run"])]
     result = {}
     for profile, rows in records.groupby("profile"):
-        folders = rows["run"].str.replace("^judge ", "judge/", regex=True)
-        result |= of_runs(profile, [*folders, *rows["pattern"].dropna()])
+        result |= of_runs(profile, rows["run"])
     return result

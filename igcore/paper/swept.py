@@ -6,7 +6,7 @@ them, when the runs of both have finished (`igcore.runs.jobs.check_finished`).
 """
 
 MAIN = {"ablations": "small"}  # profile of sweeps -> the one whose main runs stand beside them
-# of `igcore.paper.RESULTS`
+# of `igcore.paper.MEASURED`
 TABLES = ("lambda_alpaca_beaver", "lambda_vicuna", "ndk", "latency")
 PICTURE = "pareto"
 
