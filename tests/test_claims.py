@@ -173,7 +173,7 @@ def test_power_of_a_mean_by_simulation():
     assert power.power_of_mean(n, sd, difference, alpha) == pytest.approx(share, abs=0.01)
 
 
-def test_plan_says_how_many_prompts_would_do(written, tmp_path):
+def test_plan_says_how_many_prompts_would_do(written):
     """Guards a claim that promises what its prompts cannot show."""
     rng = np.random.default_rng(2)
     named = {"one": CLAIM, "two": CLAIM | {"outcome": "reward", "test": "sign flip"}}
@@ -199,11 +199,6 @@ def test_plan_says_how_many_prompts_would_do(written, tmp_path):
         (two, lambda n: power.power_of_mean(n, two.sd, 0.05, 0.025)),
     ):
         assert of(row.n_needed) >= 0.9 > of(row.n_needed * 3 // 4)
-    plan = tmp_path / "claims_power.csv"
-    assert power.announced(file, plan).count("power not computed") == 2
-    power.planned(file, pilot).to_csv(plan)
-    said = power.announced(file, plan)
-    assert f"too little: {one.n_needed} prompts would do" in said and file.digest[:12] in said
     assert power.prompts_needed(lambda n: 0.0, 100, most=1000) >= 1000
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -105,26 +104,3 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def announced(file: ClaimsFile, plan: Path) -> str:
-    """Return what is said before a run: every claim, and what it can resolve.
-
-    `plan` is the table of `planned`; without it nothing is said of power.
-    """
-    known = pd.read_csv(plan).set_index("claim") if plan.exists() else pd.DataFrame()
-    place = Path(file.path.parent.name, file.path.name)  # the same wherever the repository lies
-    said = [f"{len(file.claims)} claims of {place}, registered as {file.digest[:12]}:"]
-    for name, claim in file.claims.items():
-        resolves = "power not computed"
-        if name in known.index:
-            power, needed = known.loc[name, ["power", "n_needed"]]
-            resolves = f"power {power:.2f}"
-            if power < POWER:
-                resolves += f", too little: {needed:.0f} prompts would do"
-        said.append(
-            f"  {name}: {claim.outcome} {claim.direction} for {claim.arm} than for "
-            f"{claim.reference}, {file.regimes[claim.regime].n_prompts} prompts; from "
-            f"{claim.matters:g} on it matters ({resolves})"
-        )
-    return "\n".join(said)
