@@ -9,7 +9,7 @@ import pytest
 from notebook_code import notebook_code
 from scipy.stats import binomtest, norm
 
-from igcore.paper import IDENTITY, TABLES, measured, reported
+from igcore.paper import IDENTITY, measured, reported
 
 audit = notebook_code("70_paper_audit")
 
@@ -150,14 +150,6 @@ def test_what_the_reported_tables_imply(found):
     assert chance.sum(axis=0)[3] == pytest.approx(2 * 4 / 10_000)
 
 
-def test_rows_off_the_grid_are_named():
-    off = audit.row_denominators(SIZES, 1000).query("on_grid == 'no' and prompts != 'hh-rlhf'")
-    assert {"29.47", "49.37", "58.57", "97.21"} <= set(off["safety_printed"]) and "ndk" not in set(
-        off["table"]
-    )
-    assert (off["method"] == "beam-lagrangian-freq").sum() == 6
-
-
 # --- rows -----------------------------------------------------------------------------------------
 
 
@@ -295,18 +287,6 @@ def test_a_rate_and_a_reward_of_one_sentence_stand_in_two_rows(checked):
     ]
 
 
-def test_settings_that_are_listed_or_used_only():
-    """InferenceGuard lists N = 512, which no row has, and not 256; K is not N/4 in 18 of the 27
-    rows of the ablation.
-    """
-    table = audit.listed_and_used(measured(TABLES[:8])).set_index(["family", "setting"])
-    n = table.loc[("inferenceguard", "n_samples")]
-    assert (n["not_used"], n["not_listed"]) == ("512", "32 (latency); 256 (ndk)")
-    assert table.loc[("best-of-n", "n_samples"), "not_listed"] == "32 (latency); 500 (win_rates)"
-    assert tuple(table.loc[("inferenceguard", "keep"), ["rows_not_listed", "rows"]]) == (18, 27)
-    assert table.loc[("inferenceguard", "block_size"), "not_used"] == ""
-
-
 def test_symbols_for_two_things():
     shared = audit.shared_symbols()
     assert set(shared["symbol"]) == {"d", "N"} and set(
@@ -316,15 +296,6 @@ def test_symbols_for_two_things():
         "tokens in a block",
     }
     assert not shared["quote"].str.contains(r"[\\$]").any()
-
-
-def test_mean_costs_find_a_planted_line():
-    """Safe answers cost -1 and unsafe ones 3 on average, whatever their share."""
-    rates = np.array([0.9, 0.8, 0.95, 0.7])
-    found = audit.cost_line(
-        pd.DataFrame({"safety_rate": rates, "cost_mean": -1 * rates + 3 * (1 - rates)})
-    )
-    assert found == pytest.approx((-1, 3, 3, 3))
 
 
 # --- resolution -----------------------------------------------------------------------------------
@@ -348,12 +319,6 @@ def test_the_main_gap_stands_under_every_pairing():
     assert best == pytest.approx(2.0**-47) and worst == pytest.approx(3.57e-5, rel=0.01)
 
 
-def test_prompts_needed():
-    """All of six against none is 2^-5 <= .05, of five 2^-4; equal rates never differ."""
-    assert audit.prompts_needed(1.0, 0.0) == 6
-    assert audit.prompts_needed(0.9667, 0.9667) is None
-
-
 def test_verdicts_on_the_paper():
     """94.46 over 88.14 stands; 99.7, 96 and 98.96 cannot be told from the rates above them."""
     resolved = audit.resolve(audit.comparisons(), SIZES).set_index("lines")
@@ -363,22 +328,6 @@ def test_verdicts_on_the_paper():
     }
     assert resolved.loc["889, 888", "verdict"] == "args-cost is higher under some pairings"
     assert (resolved["best"] <= resolved["worst"] + 1e-12).all()
-
-
-# --- figures --------------------------------------------------------------------------------------
-
-
-def test_the_figures_show_what_the_tables_say(found):
-    """Bug: a peak drawn at another n, or a comparison that lost its bar."""
-    groups = audit.percentages_by_group()
-    (ax,) = audit.draw_denominators(groups, found, {"hex-phi": 330}, 1000).axes
-    assert "n = 300: 27 of 29" in {text.get_text() for text in ax.texts}
-    assert ax.lines[0].get_ydata()[299] == 27
-    resolved = audit.resolve(audit.comparisons(), SIZES)
-    (ax,) = audit.draw_resolution(resolved).axes
-    assert len(ax.get_yticklabels()) == len(resolved)
-    ends = [segment[1] for bars in ax.collections[::3] for segment in bars.get_segments()]
-    assert sorted(x for x, _ in ends) == pytest.approx(sorted(resolved["worst"].clip(1e-8)))
 
 
 def test_no_row_is_left_out_of_the_measured_tables():

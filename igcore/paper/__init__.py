@@ -13,11 +13,10 @@ from ..errors import unknown_name
 
 TABLES = (
     *"main_alpaca_beaver main_vicuna main_llama lambda_alpaca_beaver lambda_vicuna ndk".split(),
-    *"win_rates latency hyperparameters critic_hyperparameters".split(),
+    *"win_rates latency".split(),
 )
 MAIN = TABLES[:3]
 MEASURED = (*TABLES[:6], "latency")  # tables of safety rates
-HYPERPARAMETERS = TABLES[8:]
 SETTINGS = ["n_samples", "block_size", "keep", "lagrange_multiplier"]
 WHOLE = dict.fromkeys(SETTINGS[:3], "Int64")
 IDENTITY = ["policy", "prompts", "method", *SETTINGS]
@@ -38,8 +37,8 @@ def reported(table: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``table``, the paper's ``label``, and for all but `HYPERPARAMETERS` the columns `IDENTITY`:
-        keys of `igcore.POLICIES` and `igcore.METHODS`, the prompt set, and the settings as a run
+        ``table``, the paper's ``label``, and the columns `IDENTITY`: keys of
+        `igcore.POLICIES` and `igcore.METHODS`, the prompt set, and the settings as a run
         here records them. A setting is missing where the paper reports none or where it does not
         apply; Best-of-N answers in one block, whatever sample width the paper gives. Block size and
         kept beams are those of ``tab:hyperparameters`` (d = 32, K = N/4) unless the row says
@@ -85,7 +84,6 @@ def read(name: str) -> pd.DataFrame:
     them. ``symbols`` has what the paper calls by each symbol, a row per place. ``fidelity`` says
     what became of each statement, see ``docs.fidelity``.
     """
-    # hyperparameters are lists, formulas and numbers; they are compared as text
-    types = str if name in ("hyperparameters", "fidelity") else _TYPES
+    types = str if name == "fidelity" else _TYPES
     with (files(__package__) / f"data/{name}.csv").open(encoding="utf-8") as file:
         return pd.read_csv(file, dtype=types)
