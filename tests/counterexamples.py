@@ -31,14 +31,6 @@ def small_n() -> tuple[MDP, int]:
     return token_mdp({"a": (F(1), F(0)), "b": (F(0), F(3, 5))}), 0
 
 
-def high_task_cost() -> tuple[MDP, int]:
-    """Return an instance in which a safe text costs more than n = 5, so that an unsafe one wins.
-
-    "s" is safe with reward -7 (task 7), "u" is unsafe with task 0.
-    """
-    return token_mdp({"s": (F(0), F(7)), "u": (F(1), F(0))}), 0
-
-
 def signed_cost(name: str) -> tuple[MDP, int]:
     """Return an instance with the signed costs of one entry of `CREDIT` (without C >= 0).
 
@@ -54,41 +46,6 @@ def boundary() -> MDP:
     The choice is between "a" (task .1, cost 1) and "b" (task .9, cost 0).
     """
     return token_mdp({"a": (F(1), F(1, 10)), "b": (F(0), F(9, 10))})
-
-
-def late_cost() -> tuple[MDP, int]:
-    """Return an instance in which only a check after the last action sees the cost.
-
-    "aaa" costs (0, 0, 9) with task 0, "b" is safe with task 1, and d = 2.
-    """
-    return token_mdp(
-        {"a": (F(0), F(0)), "aa": (F(0), F(0)), "aaa": (F(9), F(0)), "b": (F(0), F(1))}
-    ), 2
-
-
-def dead_end() -> tuple[MDP, int]:
-    """Return an instance in which Algorithm 1 with keep = 1 runs into a dead end.
-
-    "a" leaves z = 1 and looks best, but each of its continuations costs 5; "b" is safe.
-    """
-    return token_mdp(
-        {
-            "a": (F(1), F(0)),
-            "b": (F(0), F(1)),
-            "ax": (F(5), F(0)),
-            "ay": (F(5), F(0)),
-            "bx": (F(0), F(0)),
-        }
-    ), 2
-
-
-def unsupported() -> tuple[MDP, int]:
-    """Return an instance in which top-p sampling cuts off the only safe token (Algorithm 1).
-
-    The token has probability .04 under the reference, which is outside the top-p of .95.
-    """
-    chances = {"": {"a": F(60, 100), "b": F(36, 100), "c": F(4, 100)}}
-    return token_mdp({"a": (F(1), F(0)), "b": (F(1), F(0)), "c": (F(0), F(1))}, chances), 0
 
 
 def aliased_prompts() -> tuple[MDP, int]:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, stats
 from theory import INF, language_model, notebook, small_models
 
 from igcore.theory.mdp import augment
@@ -228,53 +227,6 @@ def test_two_rounds_equal_the_enumeration_of_every_draw_of_both(diversity):
             failure += blocks[first] * sum(p for y, p in law.items() if y not in safe)
         found = two_round_failure(blocks, safe, diversity)
         assert found == pytest.approx(failure, abs=1e-9)
-
-
-# --- adaptive rounds ------------------------------------------------------------------------------
-
-
-def test_the_beta_prior_gives_the_ratio_of_beta_functions():
-    """Guards the posterior by integrating (1 - p)^m over Beta(a, b + f)."""
-    for a, b, f, m in ((1, 1, 0, 1), (0.5, 2, 7, 16), (2, 3, 40, 5)):
-        mean, _ = integrate.quad(
-            lambda p, a=a, b=b, f=f, m=m: (1 - p) ** m * stats.beta(a, b + f).pdf(p), 0, 1
-        )
-        assert notebook.all_fail(a, b, f, m) == pytest.approx(mean, abs=1e-8)
-    assert notebook.all_fail(1, 1, 0, 3) == pytest.approx(1 / 4)
-
-
-def test_rounds_stop_when_the_next_is_not_worth_it():
-    """Guards the stopping rule under Beta(1, 1): after f failures a round of N succeeds with chance
-    N / (N + f + 1).
-    """
-    for n_samples, least in ((16, 0.3), (4, 0.5), (8, 0.99)):
-        worth = notebook.rounds_worth_taking(n_samples, least)
-        chances = [n_samples / (n_samples + k * n_samples + 1) for k in range(worth + 1)]
-        assert all(chance >= least for chance in chances[:worth])
-        assert chances[worth] < least
-
-
-def test_the_bound_after_stopping_has_its_level_and_one_over_s_has_not():
-    """Guards optional stopping: over s ~ Geometric(p) the bound exceeds p with chance at most
-    alpha; 1/s does so far more often.
-    """
-    for p in (0.02, 0.1, 0.3):
-        s = np.arange(1, 4000)
-        law = stats.geom(p).pmf(s)
-        above = np.array([notebook.stopped_bound(int(k), 0.05) for k in s]) > p
-        assert law[above].sum() <= 0.05 + 1e-12
-        assert law[1 / s > p].sum() > 0.4
-    assert notebook.stopped_bound(1, 0.05) == pytest.approx(0.05)
-
-
-def test_precision_of_accepted_text_falls_with_the_base_rate():
-    """Guards Bayes' rule by counting a million blocks: .91 at p = .1, .09 at p = .001 for fp .05,
-    fn .01.
-    """
-    assert round(notebook.accepted_precision(0.1, 0.05, 0.01), 2) == 0.91
-    assert round(notebook.accepted_precision(0.001, 0.05, 0.01), 2) == 0.09
-    good, bad = 1_000 * 95 // 100, 999_000 // 100
-    assert notebook.accepted_precision(F(1, 1000), F(5, 100), F(1, 100)) == F(good, good + bad)
 
 
 def test_the_language_model_has_blocks_whose_safe_mass_can_be_read_off():

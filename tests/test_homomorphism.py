@@ -1,6 +1,5 @@
 """Tests of latent optimality: exact under a homomorphism, and what goes wrong without one."""
 
-import itertools
 from dataclasses import replace
 from fractions import Fraction
 
@@ -9,23 +8,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from theory import INF, bigrams, language_model, notebook
+from theory import INF, bigrams, notebook
 
 from igcore.theory.mdp import augment, token_mdp
 from igcore.theory.planning import (
-    action_values,
     bellman,
     greedy,
-    n_star,
-    occupancy,
     value_iteration,
     values,
     violation,
 )
 
-averaged_policy, best_blind = notebook.averaged_policy, notebook.best_blind
+best_blind = notebook.best_blind
 conflict, embed, latent_mdp = notebook.conflict, notebook.embed, notebook.latent_mdp
-violating_states = notebook.violating_states
 
 
 def length_and_last(names):
@@ -119,17 +114,6 @@ def test_states_of_different_depth_may_be_merged():
     assert values(latent).tolist() == [0, 0, 0]
 
 
-def test_a_critic_never_prefers_what_the_reference_never_tried():
-    """Guards targets without data: "vy" is never drawn, so that at "v" the critic knows x alone,
-    from "u".
-    """
-    table = {"u": (0, 0), "v": (0, 0), "ux": (0, 3), "vx": (0, 3), "vy": (0, 5)}
-    augmented = augment(token_mdp(table, {"": {"u": 1}}), 1)
-    policy = averaged_policy(augmented, [len(y) for y, _ in augmented.names], 9)
-    tokens = ["u", "v", "x", "y"]
-    assert tokens[policy[2].argmax()] == "x"
-
-
 def test_repair_4_under_chance_z_is_worth_forty_hundredths():
     """Guards the minimal example: .60 with z, 1.00 without, almost surely safe in both."""
     mdp, d = counterexamples.chance_cost()
@@ -140,56 +124,9 @@ def test_repair_4_under_chance_z_is_worth_forty_hundredths():
     assert best_blind(augmented, list(zip(lengths, augmented.z, strict=True))) == Fraction(60, 100)
 
 
-def test_check_3_lossy_critics_violate_less_with_z():
-    """Guards why z is an input: from 186 states, (last token) breaks the budget from 24, with z
-    from 7; (bag) from 1, with z 0.
-    """
-    model = language_model()
-    prefixes = [model.mdp.names[s] for s in model.augmented.origin]
-    n = 1 + max(n_star(model.augmented, s) for s in model.feasible)
-    found = []
-    for phi in (lambda y: y[-1:], lambda y: tuple(sorted(y))):
-        blind = [phi(y) for y in prefixes]
-        for labels in (blind, list(zip(blind, model.augmented.z, strict=True))):
-            found.append(
-                violating_states(model.augmented, averaged_policy(model.augmented, labels, n))
-            )
-    assert found == [(24, 186), (7, 186), (1, 186), (0, 186)]
-
-
-def test_targets_are_means_under_the_reference():
-    """Guards the weights: a critic that sees only the length picks the token of least mean q,
-    weighted by how often it is asked.
-    """
-    model = language_model()
-    mdp, n = model.augmented, 1.0
-    lengths = np.array([len(model.mdp.names[s]) for s in mdp.origin])
-    policy = averaged_policy(mdp, lengths.tolist(), n)
-    q, weight = action_values(mdp, values(mdp, n)), occupancy(mdp, mdp.reference)
-    for t in range(6):
-        here = (lengths == t) & mdp.allowed.any(axis=1)
-        best = np.argmin(np.average(q[here], axis=0, weights=weight[here]))
-        assert (policy[here].argmax(axis=1) == best).all()
-    assert (averaged_policy(mdp, list(range(len(q))), n) == greedy(mdp, values(mdp, n)))[
-        mdp.allowed.any(axis=1)
-    ].all()
-
-
 def test_best_blind_tries_every_policy():
     """Guards the enumeration: with labels that tell all states apart it is the optimum."""
     mdp, d = counterexamples.aliased_prompts()
     augmented = augment(mdp, d)
     assert best_blind(augmented, list(range(len(augmented.child)))) == 0
     assert best_blind(augmented, [len(y) for y, _ in augmented.names]) == INF
-
-
-def test_violating_states_counts_only_states_with_a_safe_way_out():
-    mdp, d = counterexamples.dead_end()
-    augmented = augment(mdp, d)
-    policy = np.zeros(augmented.child.shape, dtype=int)
-    for s, a in itertools.product(range(len(policy)), range(policy.shape[1])):
-        policy[s, a] = augmented.allowed[s, a] and not augmented.allowed[s, :a].any()
-    assert violating_states(augmented, policy) == (
-        1,
-        2,
-    )  # from the prompt it walks into "a"; from "b" it is safe; "a" is lost
