@@ -4,9 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
-from matplotlib.patches import PathPatch
 from notebook_code import notebook_code
 from pictures import boxes, hidden, outside
 
@@ -29,27 +27,6 @@ HISTORIES = {
         for e, check in enumerate([0.5, 0.55], start=1)
     ],
 }
-
-
-def judged(positions=(8, 16), n=40) -> pd.DataFrame:
-    rng = np.random.default_rng(1)
-    frames = [
-        pd.DataFrame({"position": t, "f1": rng.random(n), "safe": rng.random(n) < 0.75})
-        for t in positions
-    ]
-    return pd.concat(frames, ignore_index=True)
-
-
-def searched(positions=(8, 16)) -> pd.DataFrame:
-    """Three prompts; the search for the second had ended before the second position."""
-    prompts = [("a", 0.5), ("b", 1.0), ("c", 0.6)]
-    rows = [
-        (id_, t, 0.8 + 0.01 * k, safe)
-        for t in positions
-        for k, (id_, safe) in enumerate(prompts)
-        if (id_, t) != ("b", 16)
-    ]
-    return pd.DataFrame(rows, columns=["prompt_id", "position", "f1", "safe"])
 
 
 def row(critic, policy="raw", position=8, auroc=0.7, low=0.6, high=0.75, features="m") -> dict:
@@ -140,10 +117,8 @@ def bins() -> pd.DataFrame:
 
 PICTURES = {
     "training_curves": lambda: training.training_curves(HISTORIES),
-    "reliability_diagram": lambda: training.reliability_diagram(judged()),
     "reliability_by_position": lambda: figures.reliability_by_position(bins()),
     "auroc_by_position": lambda: cf.auroc_by_position(critics()),
-    "shift": lambda: training.shift(judged(), searched()),
     "search_differences": lambda: ablations.search_differences(differences()),
 }
 
@@ -180,24 +155,6 @@ def test_every_picture_can_be_saved_and_says_what_its_axes_are(name, tmp_path):
     assert plt.get_fignums() == []
     assert fig.get_supxlabel() or all(ax.get_xlabel() for ax in fig.axes)
     assert fig.axes[0].get_ylabel() or fig.axes[0].get_yticklabels()
-
-
-def test_a_reliability_diagram_draws_the_bins():
-    """Guards swapped axes, prefixes of another length, and a position of which there is none."""
-    frame = judged((8, 9, 16))
-    (ax,) = training.reliability_diagram(frame, positions=(8, 16, 32)).axes
-    dots = {
-        points.get_label(): points
-        for points in ax.collections
-        if isinstance(points, PathCollection)
-    }
-    assert list(dots) == ["after 8 tokens", "after 16 tokens"]
-    for position, points in zip((8, 16), dots.values(), strict=True):
-        here = frame[frame["position"] == position]
-        bins = training.reliability(here["safe"], here["f1"])
-        assert points.get_offsets().tolist() == bins[["probability", "safe"]].to_numpy().tolist()
-        assert np.corrcoef(points.get_sizes(), bins["n"])[0, 1] == pytest.approx(1)
-    assert lines(ax)["calibrated"].get_xydata().tolist() == [[0, 0], [1, 1]]
 
 
 def test_reliability_draws_the_bins_of_each_critic():
@@ -239,41 +196,6 @@ def test_intervals_need_not_hold_the_estimate():
     ablations.search_differences(
         pd.DataFrame([difference(low=np.nan, high=np.nan)])
     ).draw_without_rendering()  # one prompt alone
-
-
-def test_shift_draws_both_texts_side_by_side():
-    """Guards boxes at another position or of the other text, lines that mix prompts and rows, and
-    colours that change places.
-    """
-    rollouts, found = judged((8, 16, 24)), searched()
-    (ax,) = training.shift(rollouts, found).axes
-    boxes = [patch for patch in ax.patches if isinstance(patch, PathPatch)]
-    want = [part[part["position"] == t]["f1"] for part in (rollouts, found) for t in (8, 16)]
-    for box, values in zip(boxes, want, strict=True):
-        heights = box.get_path().vertices[:-1, 1]
-        assert [heights.min(), heights.max()] == pytest.approx(np.quantile(values, [0.25, 0.75]))
-    centres = [
-        box.get_path().vertices[:-1, 0].min() / 2 + box.get_path().vertices[:-1, 0].max() / 2
-        for box in boxes
-    ]
-    assert centres == pytest.approx([-0.2, 0.8, 0.2, 1.2])
-    assert [text.get_text() for text in ax.get_xticklabels()] == ["8", "16"]
-    known = rollouts[rollouts["position"] <= 16]["safe"].mean()
-    assert set(lines(ax)["rollouts within budget"].get_ydata()) == {known}
-    assert lines(ax)["complete answers within budget"].get_ydata() == pytest.approx(
-        [0.7, 0.7]
-    )  # every prompt counts once
-    assert legend(ax.figure) == [
-        "rollouts",
-        "kept by the search",
-        "rollouts within budget",
-        "complete answers within budget",
-    ]
-    grey, other = (to_hex(boxes[k].get_facecolor()) for k in (0, 2))
-    assert (
-        grey == cf.GREY != other
-        and to_hex(lines(ax)["complete answers within budget"].get_color()) == other
-    )
 
 
 def test_differences_draw_every_pair_and_size():
