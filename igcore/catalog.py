@@ -1,12 +1,47 @@
-"""The catalogue: where the parts of optional rooms are that the core asks for by name.
+"""The catalogue: where the parts of optional rooms are that others ask for by name.
 
 This module and the lazy front of the package are the only ones that know the optional rooms. A
 room is imported when something in it is asked for, so that importing igcore stays light.
 """
 
+from importlib import import_module
 from typing import Any
 
 from .rooms import enter
+
+PARTS = {  # name -> its module, with what it is called there, or the table that holds it
+    "answer_rows": "adapters.generate",
+    "explore": "watch.explore",
+    "Recorder": "watch.record",
+    "Tree": "watch.tree",
+    "answer_html": "watch.html",
+    "load_policy": "models.policies",
+    "policy_of": "models.policies",
+    "load_served": "serve.policy",
+    "load_scorer": "models.registry",
+    "maximum_of": "models.maximum",
+    "Pool": "pool",
+    "pooled_engine": "pool.engine",
+    # methods, see `igcore.METHODS`
+    "args": "baselines.args:METHODS",
+    "args-lagrangian": "baselines.args:METHODS",
+    "args-cost": "baselines.args:METHODS",
+    "re-control": "baselines.re_control:METHODS",
+    "re-control-lagrangian": "baselines.re_control:METHODS",
+    # scorers, see `igcore.SCORERS`
+    "offensive-language": "models.embedded:OffensiveLanguage",
+    "minilm-relevance": "models.embedded:MiniLMRelevance",
+    "jigsaw-toxicity": "models.jigsaw:JigsawToxicity",
+    "llama-7b-rm": "models.paper:LlamaReward",
+    "beaver-7b-cost": "models.paper:BeaverCost",
+    "qrm-llama-3.1-8b-reward": "models.paper:QRMReward",
+    "qrm-llama-3.1-8b-cost": "models.paper:QRMCost",
+    "classifier": "models.classifier:Classifier",
+    "guard": "models.guard:GenerativeGuard",
+    "stream-guard": "models.stream:StreamGuard",
+    "endpoint": "serve.endpoint:Endpoint",
+    "maximum": "models.maximum:Maximum",
+}
 
 
 def part(name: str) -> Any:
@@ -17,64 +52,9 @@ def part(name: str) -> Any:
     KeyError
         For a name that is not here.
     """
-    match name:
-        case "answer_rows":
-            from .adapters.generate import answer_rows
-
-            return answer_rows
-        case "explore":
-            from .watch.explore import explore
-
-            return explore
-        case "Recorder":
-            from .watch.record import Recorder
-
-            return Recorder
-        case "Tree":
-            from .watch.tree import Tree
-
-            return Tree
-        case "answer_html":
-            from .watch.html import answer_html
-
-            return answer_html
-        case "load_policy":
-            from .models.policies import load_policy
-
-            return load_policy
-        case "policy_of":
-            from .models.policies import policy_of
-
-            return policy_of
-        case "load_served":
-            from .serve.policy import load_served
-
-            return load_served
-        case "load_scorer":
-            from .models.registry import load_scorer
-
-            return load_scorer
-        case "maximum_of":
-            from .models.maximum import maximum_of
-
-            return maximum_of
-        case "Pool":
-            from .pool import Pool
-
-            return Pool
-        case "pooled_engine":
-            from .pool.engine import pooled_engine
-
-            return pooled_engine
-        case "args" | "args-lagrangian" | "args-cost":
-            from .baselines.args import METHODS
-
-            return METHODS[name]
-        case "re-control" | "re-control-lagrangian":
-            from .baselines.re_control import METHODS as steered
-
-            return steered[name]
-    raise KeyError(name)
+    module, _, known_as = PARTS[name].partition(":")
+    found = getattr(import_module(f"{__package__}.{module}"), known_as or name)
+    return found[name] if known_as == "METHODS" else found
 
 
 enter(part)

@@ -12,7 +12,6 @@ from .settings import (
     Discount,
     Number,
     Probability,
-    Rounds,
     Rows,
     Share,
     Weight,
@@ -103,7 +102,7 @@ class SearchConfig:
     keep: Rows = 2
     block_size: Count = 8
     max_new_tokens: Count = 32
-    rounds: Rounds = 2
+    rounds: Count = 2
     accounting: Accounting = "peak"
     checks: Checks = "word"
     gamma_safety: Discount = 1.0

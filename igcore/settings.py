@@ -7,45 +7,28 @@ A class under `settings` is a frozen dataclass that pydantic checks by name, typ
         temperature: Weight = 1.0
         n_samples: Count = 8
 
-What pydantic refuses becomes a ``ParameterError``. Rules across fields stand in ``__post_init__``
-and raise that error themselves.
+What pydantic refuses becomes a ``ParameterError`` in pydantic's words. Rules across fields stand in
+``__post_init__`` and raise that error themselves.
 """
 
-import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial, wraps
-from pathlib import PurePath
-from typing import Annotated, Any, dataclass_transform, get_args
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Self, dataclass_transform
 
 import pydantic.dataclasses
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic import WrapValidator as Wrapped
+from pydantic_core import CoreSchema, core_schema
 
 from .errors import MissingParameter, ParameterError, unknown_name
 
 # a folder's name: no character that a path or a shell treats specially
 NAME = re.compile(r"[A-Za-z0-9_-]+")
-NUMBER = re.compile(r"\s*[-+]?[\d_]*\.?\d+\.?(e[-+]?\d+)?\s*", re.IGNORECASE)  # as text
 MOST = 10**6  # of anything that is counted: no run with more would end
-MOST_TOKENS = 10**8  # that a search may sample for one prompt
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-ALLOWED = {  # pydantic's name of an error -> what the value must be
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "float_range": "a number between -1.7e308 and 1.7e308",  # ours, for a whole number beyond
-    "string_type": "text",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "finite_number": "finite",
-    "literal_error": "{expected}",
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "above {gt}",
-    "less_than_equal": "at most {le}",
-    "less_than": "below {lt}",
-    "too_short": "of length {min_length} or more",
-}
 
 
 # --- the decorator --------------------------------------------------------------------------------
@@ -76,9 +59,7 @@ def settings(cls: type | None = None, *, kw_only: bool = False) -> Any:
         try:
             build(self, *values, **named)
         except ValidationError as error:
-            known = type(self).__pydantic_fields__
-            by_name = dict(zip(known, values, strict=False)) | named
-            raise _refusal(known, by_name, error) from None
+            raise _refusal(type(self).__pydantic_fields__, error) from None
 
     setattr(checked, "__init__", init)  # noqa: B010, a plain assignment is no legal type
     return checked
@@ -93,58 +74,29 @@ def plain(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", 1) == 0 else value
 
 
-def _refusal(known: dict[str, Any], values: dict[str, Any], error: ValidationError) -> Exception:
-    """Return the error to raise for what pydantic refuses: about one field, in one sentence."""
+def _refusal(known: dict[str, Any], error: ValidationError) -> Exception:
+    """Return the error to raise for what pydantic refuses, in its own sentences."""
     failures = error.errors(include_url=False)
     for failure in failures:  # first, because a misspelt name explains a missing one
         if failure["type"].startswith("unexpected_"):
             return unknown_name("parameter", failure["loc"][0], known)
+    sentences = []
     for failure in failures:
         if failure["type"] == "value_error":  # from a check of ours
             cause: Exception = failure["ctx"]["error"]
             return cause
-    place = failures[0]["loc"][0]
-    name = list(known)[place] if isinstance(place, int) else place
-    if failures[0]["type"] == "missing":
-        why = known[name].description
-        reason = f", because {why}" if why else ""
-        return MissingParameter(
-            f"parameter {name} is missing; it has no default{reason}, so give it a value"
-        )
-    of_field = [failure for failure in failures if failure["loc"][0] == place]
-    allowed = get_args(known[name].annotation)
-    if len(of_field) == 1 and of_field[0]["type"] == "literal_error":
-        names = [part for kind in allowed for part in get_args(kind) or (kind,)]
-        return unknown_name(name, values[name], [part for part in names if isinstance(part, str)])
-    return _wrong_value(name, values[name], of_field, type(None) in allowed)
-
-
-def _wrong_value(name: str, value: Any, failures: list[Any], nothing: bool) -> ParameterError:
-    """Return the error for a wrong type or range; the types of a union fail one by one.
-
-    `nothing` says whether the parameter may be left out as None.
-    """
-    verb = "is"
-    # a value inside a list or mapping is named itself
-    inside = [failure for failure in failures if failure["input"] is not value]
-    if inside:
-        verb, nothing = "holds", False
-        failures = [failure for failure in inside if failure["loc"] == inside[0]["loc"]]
-    phrases = []
-    for failure in failures:
-        kind = failure["type"]
-        if kind == "float_type" and type(failure["input"]) is int:
-            kind = "float_range"
-        phrase = ALLOWED.get(kind, failure["msg"])
-        phrases.append(phrase.format(**failure.get("ctx", {})))
-    if nothing and failures[0]["type"].endswith("_type"):
-        phrases.append("nothing")
-    allowed = " or ".join(dict.fromkeys(phrases))
-    wrong = failures[0]["input"]
-    # the commonest mistake gets its remedy: YAML reads 1e-5 as text
-    if "a number" in phrases and NUMBER.fullmatch(str(wrong)):
-        allowed += ", with a point and without quotes, such as 1.0e-5"
-    return ParameterError(f"parameter {name} {verb} {wrong!r:.100}; it must be {allowed}")
+        place, *inside = failure["loc"]
+        name = [*known][place] if isinstance(place, int) else place
+        if failure["type"] == "missing":
+            why = known[name].description
+            reason = f", because {why}" if why else ""
+            return MissingParameter(
+                f"parameter {name} is missing; it has no default{reason}, so give it a value"
+            )
+        # without pydantic's names for the types of a union
+        path = ".".join(part for part in map(str, (name, *inside)) if NAME.fullmatch(part))
+        sentences.append(f"parameter {path} is {failure['input']!r:.100}: {failure['msg']}")
+    return ParameterError("; ".join(sentences))
 
 
 # --- checks of one value --------------------------------------------------------------------------
@@ -206,20 +158,6 @@ def _check_inside(folder: str, info: ValidationInfo) -> str:
     return folder
 
 
-def _check_work(rounds: int, info: ValidationInfo) -> int:
-    """Refuse a search that would sample more than `MOST_TOKENS` for one prompt."""
-    names = ("n_samples", "max_new_tokens")  # one that was refused is not among the data
-    sizes = {name: info.data.get(name, 1) for name in names} | {"rounds": rounds}
-    tokens = math.prod(sizes.values())
-    if tokens > MOST_TOKENS:
-        product = " x ".join(f"{name} {size}" for name, size in sizes.items())
-        raise ParameterError(
-            f"{product} are {tokens} tokens to sample for one prompt, and may be {MOST_TOKENS}; "
-            "lower one of them"
-        )
-    return rounds
-
-
 def _unchanged(value: Any, check: pydantic.ValidatorFunctionWrapHandler) -> Any:
     """Check a number and keep it as it is: a whole number would become a float."""
     # the identity of a run holds its settings, and 1 and 1.0 are written differently
@@ -242,19 +180,67 @@ Discount = Annotated[Number, Field(gt=0, le=1)]
 Natural = Annotated[int, Field(ge=0, le=MOST)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Rows = Annotated[int, Field(ge=1, le=10**5)]  # that are in memory at the same time
-# the product of three settings is bounded, so it is checked where a default stands, too
-Rounds = Annotated[Count, AfterValidator(_check_work), Field(validate_default=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # as torch takes it
 Seconds = Annotated[Positive, Field(le=86400)]
 # bounded, because torch ends the whole process when it cannot start its threads
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Options = dict[str, Any]  # options by name
-Named = str | Options  # a name, or a mapping of a name and options
 FolderName = Annotated[str, AfterValidator(_check_folder_name)]
 InsideFolder = Annotated[str, AfterValidator(_check_inside)]  # seen from the repository's root
 
 
-def name_of(named: Named) -> str:
-    """Return the name that is given, with options or without."""
-    name: str = named if isinstance(named, str) else named["name"]
-    return name
+# --- named things ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Named:
+    """What has a name and options of its own, such as a policy, a scorer, a prompt set or a judge.
+
+    A user writes it as a name, or as a mapping of a ``name`` and its options; a policy in a server
+    has options alone. `Named.of` reads it where it enters, `written` writes it again.
+    """
+
+    name: str
+    options: Options = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: Any, kind: str = "value") -> Self:
+        """Return what a user wrote; ``ParameterError`` for anything else."""
+        if isinstance(value, cls):
+            return value
+        given = {"name": str(value)} if isinstance(value, str | Path) else value
+        if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
+            options = dict(given)
+            name = options.pop("name", "")
+            if isinstance(name, str):
+                return cls(name, options)
+        raise ParameterError(
+            f"{kind} is {value!r:.100}; give a name as text, or a mapping of a name and its options"
+        )
+
+    def check_options(self, kind: str, allowed: Collection[str]) -> None:
+        """Raise ``ParameterError`` for an option that is not allowed."""
+        for option in self.options:
+            if option not in allowed:
+                raise unknown_name(f"option of {kind} {self.name!r}:", option, allowed)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> CoreSchema:
+        """Read a field of this type as `of` does."""
+        return core_schema.with_info_plain_validator_function(
+            lambda value, info: cls.of(value, f"parameter {info.field_name}")
+        )
+
+
+def written(value: Any) -> Any:
+    """Return settings, or a part of them, as a params file has them: what JSON and YAML know."""
+    if isinstance(value, Named):
+        own = {"name": value.name} if value.name else {}
+        return written(own | value.options) if value.options else value.name
+    if is_dataclass(value):
+        return {f.name: written(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: written(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [written(part) for part in value]
+    return value

@@ -218,8 +218,8 @@ def test_plan_says_how_many_prompts_would_do(written):
         ({}, {"arm": "our"}, "unknown arm of claim 'safest' 'our'; did you mean 'ours'"),
         ({}, {"regime": "soft"}, "unknown regime of claim 'safest' 'soft'"),
         ({}, {"outcome": "rewards"}, "unknown outcome 'rewards'; did you mean 'reward'"),
-        ({}, {"direction": "up"}, "unknown direction 'up'"),
-        ({}, {"matters": 0}, "parameter matters is 0; it must be above 0"),
+        ({}, {"direction": "up"}, "direction is 'up': Input should be 'higher' or 'lower'"),
+        ({}, {"matters": 0}, "parameter matters is 0: Input should be greater than 0"),
         ({}, {"note": ""}, "unknown parameter 'note'"),
     ],
 )

@@ -3,7 +3,7 @@ policy, whose f1 is known.
 """
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -14,7 +14,7 @@ from notebook_code import notebook_code
 from sklearn.metrics import roc_auc_score
 from tiny import letters
 
-from igcore import AssetError, ParameterError, Prompt, decode
+from igcore import AssetError, ParameterError, Prompt, decode, settings
 from igcore.critic import loop
 from igcore.report import critics
 from igcore.report.critics import CALIBRATION, COLUMNS, load_finished, load_reliability
@@ -44,11 +44,11 @@ def put(monkeypatch, root, asked=None):
 
     def load_prompts(name, split, limit=None):
         if asked is not None:
-            asked.append((name, split, limit))
+            asked.append((name.name, split, limit))
         return SPLITS[split][:limit]
 
     monkeypatch.setattr(module, "load_policy", lambda *_: replace(letters(), name="speaker"))
-    monkeypatch.setattr(module, "load_scorer", lambda name, role="cost": SCORERS[name])
+    monkeypatch.setattr(module, "load_scorer", lambda name, role="cost": SCORERS[name.name])
     monkeypatch.setattr(module, "load_prompts", load_prompts)
     monkeypatch.setattr(NOTEBOOK, "load_prompts", load_prompts)
     monkeypatch.setattr(module, "root", lambda: root)
@@ -130,7 +130,7 @@ def test_a_second_start_goes_on(first, monkeypatch, work):
     assert work == {"drawn": 0, "trained": 1} and list(more.critics) == ["m", "wide"]
     assert same(again.value, first.run.value) and same(more.value, first.run.value)
     again.finish(first.table, first.reliability)
-    assert json.loads(manifest.read_text()).items() >= asdict(PARAMS).items()
+    assert json.loads(manifest.read_text()).items() >= settings.written(PARAMS).items()
 
 
 def test_code_and_versions_are_part_of_what_is_compared(first):
@@ -297,7 +297,7 @@ def test_finish_writes_the_sign_of_success_last(first, monkeypatch, tmp_path):
             pd.read_csv(tmp_path / f"{name}.csv"), table, check_dtype=False
         )
     said = json.loads((tmp_path / "manifest.json").read_text())
-    assert CriticParams(**{name: said[name] for name in asdict(PARAMS)}) == PARAMS
+    assert CriticParams(**{name: said[name] for name in settings.written(PARAMS)}) == PARAMS
     assert said["root"] and said["processor"] and said.keys() >= {"git_commit", "opened"}
 
 

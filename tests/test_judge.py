@@ -359,7 +359,7 @@ def scorers(monkeypatch):
     made = []
 
     def load(name, role="cost"):
-        made.append(Length({"minilm-relevance": "better", "jigsaw-toxicity": "worse"}[name]))
+        made.append(Length({"minilm-relevance": "better", "jigsaw-toxicity": "worse"}[name.name]))
         return made[-1]
 
     monkeypatch.setattr("igcore.judge.load_scorer", load)
@@ -968,10 +968,10 @@ def test_an_address_is_taken_as_it_is(url):
     [
         ({"judge": "opnai"}, "unknown judge 'opnai'; did you mean 'openai'"),
         ({"judge": "openai"}, "parameter model is missing"),
-        ({"judge": {"model": "m"}}, "has no name; give it as name"),
+        ({"judge": {"model": "m"}}, "unknown judge ''; allowed: openai, scorer"),
         (
             {"judge": {"name": "openai", "model": "m", "api_key": KEY}},
-            "unknown option of judge 'openai': 'api_key'; did you mean",
+            "unknown parameter 'api_key'; did you mean",
         ),
         (
             {"judge": {"name": "openai", "model": "m", "timeout": "60"}},
@@ -979,16 +979,19 @@ def test_an_address_is_taken_as_it_is(url):
         ),
         (
             {"judge": {"name": "openai", "model": "m", "timeout": 0.0}},
-            "parameter timeout is 0.0; it must be above 0",
+            "parameter timeout is 0.0: Input should be greater than 0",
         ),
         (
             {"judge": {"name": "openai", "model": "m", "timeout": 1e308}},
-            "parameter timeout is 1e.308; it must be at most 86400",
+            "parameter timeout is 1e.308: Input should be less than or equal to 86400",
         ),
-        ({"workers": 10**6}, "parameter workers is 1000000; it must be at most 1024"),
+        (
+            {"workers": 10**6},
+            "parameter workers is 1000000: Input should be less than or equal to 1024",
+        ),
         (
             {"judge": {"name": "openai", "model": "m", "top_p": 1.5}},
-            "parameter top_p is 1.5; it must be at most 1",
+            "parameter top_p is 1.5: Input should be less than or equal to 1",
         ),
         (
             {"judge": {"name": "openai", "model": "m", "base_url": f"https://me:{KEY}@x/v1"}},
@@ -1015,15 +1018,15 @@ def test_an_address_is_taken_as_it_is(url):
         ),
         (
             {"judge": {"name": "scorer", "usefulness": "minilm-relevance"}},
-            "unknown option of judge 'scorer': 'usefulness'",
+            "unknown parameter 'usefulness'",
         ),
         ({"baseline": "bas"}, "unknown baseline 'bas'; did you mean 'base'"),
         (
             {"methods": ["best-of-n", "base"]},
             "methods and baseline are .*'best-of-n', 'base'.; name each method once",
         ),
-        ({"limit": 0}, "parameter limit is 0; it must be at least 1"),
-        ({"workers": 0}, "parameter workers is 0; it must be at least 1"),
+        ({"limit": 0}, "parameter limit is 0: Input should be greater than or equal to 1"),
+        ({"workers": 0}, "parameter workers is 0: Input should be greater than or equal to 1"),
         ({"sample": 5}, "unknown parameter 'sample'"),
     ],
 )

@@ -8,7 +8,7 @@ from tiny import tiny_model, tiny_tokenizer
 
 import igcore as ig
 from igcore.errors import ParameterError
-from igcore.models.registry import check_scorer, home_of, load_scorer
+from igcore.models.registry import load_scorer, prepared
 from igcore.policy import as_prompt
 from igcore.runs import cli
 from igcore.runs.decode_params import DecodeParams
@@ -94,15 +94,15 @@ def test_a_record_does_not_say_what_is_imported(home, module, capsys):
     done, said = verified(run, capsys)
     assert done == 1 and "name the one that you trust with --cost" in said
     assert module not in sys.modules
-    assert check_scorer(f"{module}:vowels")[0] == f"{module}:vowels"  # nor do settings import it
-    assert home_of(f"{module}:vowels") == module and module not in sys.modules
+    prepared(Named(f"{module}:vowels"))  # nor do settings import it
+    assert module not in sys.modules
 
 
 def test_several_costs_and_no_reward(home, module, capsys):
     """Bug: `cost: [a, b]` and `reward: null`, which `Guard` takes, were refused."""
     own = dict(cost=[f"{module}:vowels", "offensive-language"], reward=None)
     params = DecodeParams(**settings(**own))
-    assert params.cost == {"name": "maximum", "costs": own["cost"]} and params.reward is None
+    assert params.cost == Named("maximum", {"costs": own["cost"]}) and params.reward is None
     run = decode_run(params)
     likely = [line["reward"] for line in run.lines if line["n_tokens"]]
     assert all(reward < 0 for reward in likely) and run.lines[0]["reward_scorer"] is None
@@ -158,7 +158,10 @@ def test_chat_options_reach_the_template(home):
     for given, said in (
         ({"chat_options": {"sloow": True}}, "has 'sloow', which its template 'chat' does not read"),
         ({"template": "raw", "chat_options": {"slow": 1}}, "its template 'raw' does not read"),
-        ({"chat_options": "slow"}, "parameter chat_options is 'slow'; it must be a mapping"),
+        (
+            {"chat_options": "slow"},
+            "parameter chat_options is 'slow': Input should be a valid dictionary",
+        ),
     ):
         with pytest.raises(ParameterError, match=said):
             ig.load_policy({"name": "model", **given})

@@ -331,7 +331,7 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
             ({"name": "alpaca-7b", "templat": "raw"},),
             "unknown option of policy 'alpaca-7b': 'templat'; did you mean 'template'",
         ),
-        (({"template": "raw"},), "has no name"),
+        (({"template": "raw"},), "unknown policy ''; allowed"),
         (("smollm2-raw", "float31"), "unknown dtype 'float31'; did you mean 'float32'"),
         (("smollm2-raw", "float32", "gpuu"), "device is 'gpuu', which this machine does not have"),
         (

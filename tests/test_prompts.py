@@ -331,13 +331,19 @@ def test_a_home_of_nobody_is_a_missing_file():
         ),
         ({"name": {"name": "no/such.csv"}}, "no prompts could be read from no/such.csv"),
         ({"name": "mild", "split": "tests"}, "unknown split 'tests'; did you mean 'test'"),
-        ({"name": "mild", "limit": 0}, "parameter limit is 0; it must be at least 1"),
+        (
+            {"name": "mild", "limit": 0},
+            "parameter limit is 0: Input should be greater than or equal to 1",
+        ),
         (
             {"name": "mild", "limit": 2.0},
-            "parameter limit is 2.0; it",
+            "parameter limit is 2.0: Input",
         ),
         ({"name": "mild", "limit": True}, "parameter limit is True"),
-        ({"name": "mild", "hardest": -1}, "parameter hardest is -1; it must be at least 0"),
+        (
+            {"name": "mild", "hardest": -1},
+            "parameter hardest is -1: Input should be greater than or equal to 0",
+        ),
         (
             {"name": "mild", "limit": 2, "hardest": 3, "cost": Length()},
             "hardest 3 must be at most limit 2",

@@ -199,14 +199,14 @@ def test_ids_depend_on_set_and_text_alone(hub):
             {"name": "pku-saferlfh"},
             "unknown prompt set 'pku-saferlfh'; did you mean 'pku-saferlhf'",
         ),
-        ({"part": "test"}, "has no name"),
+        ({"part": "test"}, "unknown prompt set ''; allowed"),
         (
             {"name": PKU, "split": "test"},
             "unknown option of prompt set 'pku-saferlhf': 'split'; allowed: column, only, part",
         ),
         (
             {"name": PKU, "revision": 12345},
-            "parameter revision is 12345; it must be text or nothing",
+            "parameter revision is 12345: Input should be a valid string",
         ),
         (
             {"name": "rtp", "part": "test"},

@@ -163,7 +163,10 @@ def test_a_response_cannot_speak_for_the_guard(hub):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unsafe": [True], "safe": [False]}, "parameter unsafe holds True; it must be text"),
+        (
+            {"unsafe": [True], "safe": [False]},
+            "parameter unsafe.* is True: Input should be a valid string",
+        ),
         (
             {"unsafe": [" unsafe"]},
             r"label ' unsafe' is not one token of its own after '.*<\|assistant\|>', but ",

@@ -160,10 +160,13 @@ BOTH = {"name": "maximum", "costs": ["offensive-language", {"name": "jigsaw-toxi
 @pytest.mark.parametrize(
     ("costs", "sentence"),
     [
-        (["offensive-language"], "parameter costs holds|parameter costs is .*of length 2 or more"),
-        (["offensive-language", "offensive"], "unknown cost of maximum 'offensive'; did you mean"),
+        (["offensive-language"], "parameter costs is .*: List should have at least 2 items"),
+        (["offensive-language", "offensive"], "unknown costs scorer 'offensive'; did you mean"),
         (["offensive-language", {"name": "guard", "repo": "x"}], "parameter unsafe is missing"),
-        ("offensive-language", "parameter costs is 'offensive-language'; it must be a list"),
+        (
+            "offensive-language",
+            "parameter costs is 'offensive-language': Input should be a valid list",
+        ),
     ],
 )
 def test_costs_that_do_not_fit_are_named(costs, sentence):

@@ -420,7 +420,7 @@ def test_a_download_that_broke_off_is_refused(spoilt, name):
         (
             RM_NAME,
             {"self_check": "no"},
-            "parameter self_check is 'no'; it must be true or false",
+            "parameter self_check is 'no': Input should be a valid boolean",
         ),
         (QRM_COST, {"scale": 2}, "unknown parameter 'scale'"),
     ],

@@ -284,9 +284,9 @@ def test_a_nan_is_never_forgotten():
     ("options", "sentence"),
     [
         ({"counted": ["Safe"]}, "counted is ['Safe']; count Unsafe, Controversial or both"),
-        ({"counted": []}, "parameter counted is []; it must be of length 1 or more"),
+        ({"counted": []}, "parameter counted is []: List should have at least 1 item"),
         ({"counted": ["unsafe"]}, "unknown counted 'unsafe'; did you mean 'Unsafe'?"),
-        ({"run": 0}, "parameter run is 0; it must be at least 1"),
+        ({"run": 0}, "parameter run is 0: Input should be greater than or equal to 1"),
     ],
 )
 def test_options_that_do_not_fit_are_named(folder, options, sentence):

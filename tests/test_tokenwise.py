@@ -437,13 +437,16 @@ def test_where_nothing_could_be_scored_the_policy_decides():
     ("settings", "message"),
     [
         ({"top_k": 8}, "8 candidates per token were asked of a vocabulary of 7; lower top_k"),
-        ({"top_k": 0}, "top_k is 0; it must be at least 1"),
+        ({"top_k": 0}, "top_k is 0: Input should be greater than or equal to 1"),
         (
             {"token_score": "log-probabilty"},
             "unknown token_score 'log-probabilty'; did you mean 'log-probability'",
         ),
-        ({"token_temperature": -0.5}, "token_temperature is -0.5; it must be at least 0"),
-        ({"policy_weight": "2.5"}, "policy_weight is '2.5'; it must be a number"),
+        (
+            {"token_temperature": -0.5},
+            "token_temperature is -0.5: Input should be greater than or equal to 0",
+        ),
+        ({"policy_weight": "2.5"}, "policy_weight is '2.5': Input should be a valid number"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

@@ -1150,7 +1150,6 @@ def test_a_record_speaks_on_lines_of_its_own_nowhere(forger, capsys):
     """Bug: line ends in a name could print a verdict in the words of this package."""
     words = f"1\nnot certified:\n\x1b[2J{forger.path}: all hold\ud800"
     forger.manifest |= {"git_commit": words, "processor": words}
-    forger.params |= {"prompts": {"name": "few"}}
     forger.save()
     assert cli.main(["verify", str(forger.path)]) == 0
     out = capsys.readouterr().out
@@ -1298,7 +1297,7 @@ def test_threads_without_number_are_refused(forger, tiny, threads):
     """
     forger.params["threads"] = threads
     forger.save()
-    with pytest.raises(ParameterError, match="must be at most 1024"):
+    with pytest.raises(ParameterError, match="less than or equal to 1024"):
         verify.verify(forger.path, Check(policy=str(tiny), replay=1))
 
 

@@ -11,7 +11,6 @@ would fail as well; it has yielded the replies until then.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import cached_property
 from typing import Annotated
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from ..beams import METHODS
 from ..errors import ParameterError, unknown_name
-from ..models.registry import check_scorer, load_scorer, named
+from ..models.registry import ScorerName, load_scorer
 from ..scorers import COST, Scorer
 from ..scoring import Cached
 from ..settings import Count, FolderName, InsideFolder, Named, Threads, one_of, settings
@@ -42,12 +41,8 @@ class ScorerJudge:
         See `igcore.load_scorer`; of a cost, lower is better.
     """
 
-    helpfulness: Named = "minilm-relevance"
-    harmlessness: Named = "jigsaw-toxicity"
-
-    def __post_init__(self):
-        for aspect in ASPECTS:
-            check_scorer(getattr(self, aspect), f"{aspect} scorer")
+    helpfulness: ScorerName = Named("minilm-relevance")
+    harmlessness: ScorerName = Named("jigsaw-toxicity")
 
     @cached_property
     def scorers(self) -> dict[str, Scorer]:
@@ -81,7 +76,7 @@ Judge = OpenAIJudge | ScorerJudge
 JUDGES: dict[str, type] = {"openai": OpenAIJudge, "scorer": ScorerJudge}
 
 
-def load_judge(judge: str | Mapping) -> Judge:
+def load_judge(judge: str | Mapping | Named) -> Judge:
     """Return a judge by name; nothing is loaded or asked yet.
 
     Parameters
@@ -96,12 +91,10 @@ def load_judge(judge: str | Mapping) -> Judge:
         For a name that is not in `JUDGES`, and an option that is unknown, missing, of the wrong
         type or out of range.
     """
-    name = judge if isinstance(judge, str) else judge.get("name")
-    if isinstance(name, str) and name not in JUDGES:
-        raise unknown_name("judge", name, JUDGES)
-    known = [field.name for field in fields(JUDGES[name])] if name in JUDGES else ()
-    name, options = named(judge, "judge", known)
-    return JUDGES[name](**options)
+    judge = Named.of(judge, "judge")
+    if judge.name not in JUDGES:
+        raise unknown_name("judge", judge.name, JUDGES)
+    return JUDGES[judge.name](**judge.options)
 
 
 @settings(kw_only=True)
@@ -136,7 +129,7 @@ class JudgeParams:
     profile: FolderName
     run: FolderName
     figures: InsideFolder
-    judge: Named = "scorer"
+    judge: Named = Named("scorer")
     pattern: str = "*"
     baseline: Method = "base"
     methods: list[Method] | None = None

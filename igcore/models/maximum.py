@@ -15,7 +15,8 @@ from ..errors import ParameterError
 from ..files import digest_of
 from ..scorers import COST, Scorer, check_sign, keeps_cache, uncached
 from ..scoring import Tally, checked_score
-from ..settings import Named, settings
+from ..settings import settings
+from .registry import ScorerName, load_scorer
 
 
 @settings(kw_only=True)
@@ -31,18 +32,10 @@ class Maximum:
         At least two, see `igcore.load_scorer`.
     """
 
-    costs: Annotated[list[Named], Field(min_length=2)]
-
-    def __post_init__(self):
-        from .registry import check_scorer  # which names this class
-
-        for cost in self.costs:
-            check_scorer(cost, "cost of maximum")
+    costs: Annotated[list[ScorerName], Field(min_length=2)]
 
     def load(self) -> Scorer:
         """Return the scorer."""
-        from .registry import load_scorer
-
         return maximum_of([load_scorer(cost) for cost in self.costs])
 
 

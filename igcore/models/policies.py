@@ -15,7 +15,7 @@ from ..errors import AssetError, ParameterError, PolicyError, unknown_name
 from ..files import digest_of
 from ..policy import PROBE, Policy
 from ..rooms import room
-from ..settings import Options, settings
+from ..settings import Named, Options, settings, written
 from . import assets
 from .hub import snapshot
 from .pretrained import (
@@ -30,7 +30,6 @@ from .pretrained import (
     one_sentence,
     settings_of,
 )
-from .registry import named
 from .templates import TEMPLATES, TextFormat, check_chat, template_of
 
 OPTIONS = ("template", "revision", "chat_options")  # beside the name of a policy
@@ -97,7 +96,7 @@ class PolicyOptions:
 
 
 def load_policy(
-    name: str | Path | Mapping,
+    name: str | Path | Mapping | Named,
     dtype: str = "float32",
     device: str = "auto",
     weights: bool = True,
@@ -131,13 +130,12 @@ def load_policy(
     """
     from transformers import AutoModelForCausalLM
 
-    if isinstance(name, Mapping) and "server" in name:
-        # by its name: what decodes with a local policy does not depend on that module
-        return room("load_served")(name)
-    name = str(name) if isinstance(name, Path) else name
-    name, beside = named(name, "policy", OPTIONS)
-    chosen = "float32" if dtype == "auto" else dtype
-    options = PolicyOptions(dtype=chosen, device=device, **beside)
+    policy = Named.of(name, "policy")
+    if "server" in policy.options:
+        return room("load_served")(written(policy))
+    policy.check_options("policy", OPTIONS)
+    name, chosen = policy.name, "float32" if dtype == "auto" else dtype
+    options = PolicyOptions(dtype=chosen, device=device, **policy.options)
     known = POLICIES.get(name) or _unnamed(name)
     if known.asset:
         folder = assets.sound(known.asset)

@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import ParameterError, unknown_name
 from ..files import root
 from ..policy import Prompt, as_prompt
-from ..settings import Count, Natural, one_of, settings
+from ..settings import Count, Named, Natural, one_of, settings
 from . import assets
 from .promptsets import (
     READERS,
@@ -30,7 +30,6 @@ from .promptsets import (
     hub_texts,
     read_text,
 )
-from .registry import named
 
 if TYPE_CHECKING:
     from ..scorers import Scorer
@@ -87,7 +86,7 @@ def split_of(text: str) -> str:
 
 
 def load_prompts(
-    name: str | Path | Mapping,
+    name: str | Path | Mapping | Named,
     split: str = "all",
     limit: int | None = None,
     hardest: int = 0,
@@ -148,11 +147,11 @@ def load_prompts(
     chosen = sorted((hard + others)[:limit], key=attrgetter("id"))
     counts = [f"{part} {len(rows)} rows, {len(set(rows))} unique" for part, rows in parts.items()]
     message = "prompt set %s: %s; split %s %d, chosen %d"
-    log.info(message, name, "; ".join(counts), split, len(prompts), len(chosen))
+    log.info(message, source, "; ".join(counts), split, len(prompts), len(chosen))
     return chosen
 
 
-def check_prompts(name: str | Path | Mapping) -> tuple[str, PromptOptions]:
+def check_prompts(name: str | Path | Mapping | Named) -> tuple[str, PromptOptions]:
     """Return the set, a name or a path, and its options; reads no file.
 
     Raises
@@ -160,8 +159,8 @@ def check_prompts(name: str | Path | Mapping) -> tuple[str, PromptOptions]:
     ParameterError
         For an unknown set or option, or an option of the wrong type or value.
     """
-    given = name if isinstance(name, Mapping) else {"name": str(name)}
-    source, options = named(given, "prompt set", given)
+    chosen = Named.of(name, "prompt set")
+    source = chosen.name
     allowed = ["only"]
     if ending_of(Path(source)) in READERS:
         allowed += ["column"]
@@ -170,8 +169,8 @@ def check_prompts(name: str | Path | Mapping) -> tuple[str, PromptOptions]:
     elif source not in PROMPT_SETS:
         hint = f", owner/name on the hub, or a path to a {'/'.join(READERS)} file"
         raise unknown_name("prompt set", source, (*PROMPT_SETS, *SOURCES), hint)
-    named(given, "prompt set", allowed)
-    return source, PromptOptions(**options)
+    chosen.check_options("prompt set", allowed)
+    return source, PromptOptions(**chosen.options)
 
 
 def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:

@@ -3,60 +3,43 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from inspect import signature
 from pkgutil import resolve_name
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import PlainValidator, ValidationInfo
 
 from ..errors import ParameterError, unknown_name
+from ..rooms import room
 from ..scorers import FunctionScorer, Scorer, as_scorer
+from ..settings import Named, written
 
-# name -> what makes the scorer, or where it is: a module is imported when one of its scorers is
-# used
-SCORERS: dict[str, str | Callable[..., Scorer]] = {
-    "offensive-language": "igcore.models.embedded:OffensiveLanguage",
-    "minilm-relevance": "igcore.models.embedded:MiniLMRelevance",
-    "jigsaw-toxicity": "igcore.models.jigsaw:JigsawToxicity",
-    "llama-7b-rm": "igcore.models.paper:LlamaReward",
-    "beaver-7b-cost": "igcore.models.paper:BeaverCost",
-    "qrm-llama-3.1-8b-reward": "igcore.models.paper:QRMReward",
-    "qrm-llama-3.1-8b-cost": "igcore.models.paper:QRMCost",
-    "classifier": "igcore.models.classifier:Classifier",
-    "guard": "igcore.models.guard:GenerativeGuard",
-    "stream-guard": "igcore.models.stream:StreamGuard",
-    "endpoint": "igcore.serve.endpoint:Endpoint",
-    "maximum": "igcore.models.maximum:Maximum",
-}
+# name -> what makes the scorer with its options; None: `igcore.catalog` knows it
+SCORERS: dict[str, Callable[..., Scorer] | None] = dict.fromkeys(
+    (
+        "offensive-language",
+        "minilm-relevance",
+        "jigsaw-toxicity",
+        "llama-7b-rm",
+        "beaver-7b-cost",
+        "qrm-llama-3.1-8b-reward",
+        "qrm-llama-3.1-8b-cost",
+        "classifier",
+        "guard",
+        "stream-guard",
+        "endpoint",
+        "maximum",
+    )
+)
 OWN = re.compile(r"(\w+(?:\.\w+)*):\w+(?:\.\w+)*")  # module:function of a user
 
 
-def named(
-    value: str | Mapping[str, Any], kind: str, allowed: Iterable[str]
-) -> tuple[str, dict[str, Any]]:
-    """Return a name and the options beside it: ``beaver`` is short for ``{"name": "beaver"}``.
-
-    Parameters
-    ----------
-    kind : str
-        What the name stands for, such as ``"policy"``.
-    allowed : iterable of str
-        Every option there is.
-
-    Raises
-    ------
-    ParameterError
-        When there is no name, or for an unknown option.
-    """
-    options = {"name": value} if isinstance(value, str) else dict(value)
-    name = options.pop("name", None)
-    if not isinstance(name, str):
-        raise ParameterError(f"{kind} {dict(value)!r} has no name; give it as name")
-    for option in options:
-        if option not in allowed:
-            raise unknown_name(f"option of {kind} {name!r}:", option, allowed)
-    return name, options
+def named_scorer(value: Any, kind: str = "scorer") -> Named:
+    """Return name and options of a scorer as a user wrote it; a list of costs is their maximum."""
+    return Named.of({"name": "maximum", "costs": value} if isinstance(value, list) else value, kind)
 
 
 def maker(name: str, kind: str = "scorer", role: str = "cost") -> Callable[..., Scorer]:
@@ -65,12 +48,11 @@ def maker(name: str, kind: str = "scorer", role: str = "cost") -> Callable[..., 
     No module of a user is imported: that happens when the scorer is made. ``ParameterError`` for a
     name that is none of `SCORERS`, and no ``module:function``.
     """
-    if name not in SCORERS and OWN.fullmatch(name):
+    if name in SCORERS:
+        return SCORERS[name] or room(name)
+    if OWN.fullmatch(name):
         return partial(own_scorer, name, role)
-    if name not in SCORERS:
-        raise unknown_name(kind, name, SCORERS, ", or module:function of a module of your own")
-    made = SCORERS[name]
-    return resolve_name(made) if isinstance(made, str) else made
+    raise unknown_name(kind, name, SCORERS, ", or module:function of a module of your own")
 
 
 def own_scorer(name: str, role: str) -> Scorer:
@@ -97,49 +79,43 @@ def own_scorer(name: str, role: str) -> Scorer:
     return scorer
 
 
-def home_of(name: str) -> str | None:
-    """Return the module that makes the scorer of a known name, without importing it.
-
-    None for a scorer that a script or notebook has registered itself.
-    """
-    made = SCORERS.get(name, name)
-    module = made.partition(":")[0] if isinstance(made, str) else made.__module__
-    return None if module == "__main__" else module
-
-
-def as_named(scorer: Any) -> Any:
-    """Return a list of costs as the mapping that names their maximum; else what is given."""
-    return {"name": "maximum", "costs": scorer} if isinstance(scorer, list) else scorer
-
-
-def scored_by(scorer: str | Mapping | None) -> str | dict | None:
+def scored_by(scorer: Named | None) -> Named | None:
     """Return a scorer without the options that say only where and how its model is reached."""
-    if scorer is None or isinstance(scorer, str):
-        return scorer
-    way = getattr(maker(scorer["name"]), "REACHED_BY", ())
-    kept = {name: value for name, value in scorer.items() if name not in way}
+    if scorer is None:
+        return None
+    way = getattr(maker(scorer.name), "REACHED_BY", ())
+    kept = {name: value for name, value in scorer.options.items() if name not in way}
     if "costs" in kept:  # of a maximum
-        kept["costs"] = [scored_by(cost) for cost in kept["costs"]]
-    return kept
+        kept["costs"] = [scored_by(Named.of(cost)) for cost in kept["costs"]]
+    return Named(scorer.name, kept)
 
 
-def check_scorer(scorer: str | Mapping, kind: str = "scorer") -> tuple[str, dict]:
-    """Return name and options of a scorer; nothing is loaded.
+def prepared(scorer: Named, kind: str = "scorer", role: str = "cost") -> Callable[[], Scorer]:
+    """Return what loads a scorer; nothing is loaded yet.
 
     Raises
     ------
     ParameterError
         For a name that is not in `SCORERS`, and an option that is unknown, missing or wrong.
     """
-    name, options = named(scorer, kind, scorer)
-    made = maker(name, kind)
-    named(scorer, kind, signature(made).parameters)
+    made = maker(scorer.name, kind, role)
+    scorer.check_options(kind, signature(made).parameters)
     if hasattr(made, "load"):  # settings, which check themselves
-        made(**options)
-    return name, options
+        return made(**scorer.options).load
+    return partial(made, **scorer.options)
 
 
-def load_scorer(scorer: str | Mapping | list, role: str = "cost") -> Scorer:
+def _checked(value: Any, info: ValidationInfo) -> Named:
+    """Read a scorer, and refuse an unknown one or an unknown option."""
+    scorer = named_scorer(value, f"parameter {info.field_name}")
+    prepared(scorer, f"{info.field_name} scorer")
+    return scorer
+
+
+ScorerName = Annotated[Named, PlainValidator(_checked)]  # the type of a setting
+
+
+def load_scorer(scorer: str | Mapping | list | Named, role: str = "cost") -> Scorer:
     """Load a scorer by name.
 
     Parameters
@@ -160,14 +136,13 @@ def load_scorer(scorer: str | Mapping | list, role: str = "cost") -> Scorer:
     AssetError
         When its files cannot be downloaded or are damaged.
     """
-    scorer = as_named(scorer)
-    name, options = check_scorer(scorer)
-    loaded = maker(name, role=role)(**options)
-    if hasattr(loaded, "load"):
-        loaded = loaded.load()
+    scorer = named_scorer(scorer)
+    loaded = prepared(scorer, role=role)()
     getattr(loaded, "digest", "")  # now: a function may hold what its calls change
+    known = scorer.name in SCORERS
+    home = maker(scorer.name).__module__ if known else scorer.name.partition(":")[0]
     # this module is part of a run's identity, and a panel writes the name into a params file
     with suppress(AttributeError):  # a user's own class may have slots
-        object.__setattr__(loaded, "home", home_of(name))  # also of a frozen class
-        object.__setattr__(loaded, "loaded_as", scorer)
+        object.__setattr__(loaded, "home", home)  # also of a frozen class
+        object.__setattr__(loaded, "loaded_as", written(scorer))
     return loaded

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..files import root
-from ..settings import name_of
+from ..settings import Named
 from .tables import by_prompt_set
 
 # of ``critic.csv``: how well f1 tells safe from unsafe, a row per critic and position
@@ -49,7 +49,7 @@ def _of_all(profile: str, file: str, names: list[str]) -> pd.DataFrame:
     tables = [pd.DataFrame(columns=[*names, "prompts"])]
     for manifest in sorted((root() / "runs" / profile / "critics").glob("[!.]*/manifest.json")):
         made = json.loads(manifest.read_text(encoding="utf-8"))
-        prompts = Path(name_of(made["prompts"])).stem
+        prompts = Path(Named.of(made["prompts"]).name).stem
         table = pd.read_csv(manifest.with_name(file)).assign(prompts=prompts)
         tables.append(table)
     # a table without rows would change the types of columns

@@ -13,17 +13,19 @@ from ..baselines.value_training import ValueConfig
 from ..config import SearchConfig, part_of
 from ..critic.config import CriticConfig, RolloutConfig
 from ..errors import ParameterError
+from ..models.registry import ScorerName
 from ..settings import (
     Budget,
     Count,
     FolderName,
     InsideFolder,
+    Named,
     Options,
     Threads,
     Weight,
     settings,
 )
-from .decode_params import Policy, PromptSet, ScorerName
+from .decode_params import PromptSet
 
 Several = Annotated[int, Field(ge=2)]
 
@@ -64,7 +66,7 @@ class CriticParams(RolloutConfig):
 
     profile: FolderName
     run: FolderName
-    policy: Policy
+    policy: Named
     prompts: PromptSet
     budget: Budget
     critics: Annotated[dict[FolderName, Options], Field(min_length=1)]
@@ -74,8 +76,8 @@ class CriticParams(RolloutConfig):
     rollouts: str | None = None
     search: Options = field(default_factory=dict)
     search_limit: Count = 24
-    reward: ScorerName = "minilm-relevance"
-    cost: ScorerName = "offensive-language"
+    reward: ScorerName = Named("minilm-relevance")
+    cost: ScorerName = Named("offensive-language")
     dtype: str = "float32"
     device: str = "auto"
     threads: Threads = 1

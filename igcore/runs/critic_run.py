@@ -14,7 +14,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -35,7 +35,7 @@ from ..models.registry import load_scorer
 from ..policy import Policy, Prompt
 from ..report.provenance import made_by, versions
 from ..scorers import Scorer
-from ..settings import name_of
+from ..settings import written
 from .critic_params import CriticParams
 from .decode_params import pool_of
 from .folders import open_run
@@ -86,8 +86,8 @@ class CriticRun:
         }
         for name, text in tables.items():
             replace_file(self.folder / name, text)
-        paths = [name_of(self.params.prompts)]
-        manifest = asdict(self.params) | made_by()
+        paths = [self.params.prompts.name]
+        manifest = written(self.params) | made_by()
         manifest["opened"] = opened(self.policy, self.cost, self.reward, paths=paths)
         parts = sorted(self.folder.glob("*/manifest.json"))
         texts = {path.parent.name: path.read_text(encoding="utf-8") for path in parts}

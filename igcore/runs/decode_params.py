@@ -7,7 +7,7 @@ of critics may change that hash.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ValidationInfo
+from pydantic import AfterValidator
 
 from ..baselines.args import ArgsConfig
 from ..baselines.re_control import ReControlConfig
@@ -17,7 +17,7 @@ from ..errors import ParameterError, no_latents
 from ..files import root
 from ..guard import check_reward
 from ..models.prompts import check_prompts
-from ..models.registry import as_named, check_scorer
+from ..models.registry import ScorerName
 from ..pool import Pool
 from ..settings import (
     Count,
@@ -36,21 +36,12 @@ from ..settings import (
 NETWORKS = {"critic": "critic", "value network": "value"}
 
 
-def _check_scorer(scorer: str | dict | list, info: ValidationInfo) -> str | dict:
-    """Refuse an unknown scorer or option; a list of costs becomes their maximum."""
-    scorer = as_named(scorer)
-    check_scorer(scorer, f"{info.field_name} scorer")
-    return scorer
-
-
-def _check_prompts(prompts: str | dict) -> str | dict:
+def _check_prompts(prompts: Named) -> Named:
     """Refuse an unknown prompt set or option."""
     check_prompts(prompts)
     return prompts
 
 
-Policy = Named
-ScorerName = Annotated[Named | list[Named], AfterValidator(_check_scorer)]
 PromptSet = Annotated[Named, AfterValidator(_check_prompts)]
 
 
@@ -115,14 +106,14 @@ class DecodeParams(Settings):
 
     profile: FolderName
     run: FolderName
-    policy: Policy
+    policy: Named
     methods: list[str]
     prompts: PromptSet
     split: str = "all"
     limit: Count | None = None
     hardest: int = 0
-    reward: ScorerName | None = "minilm-relevance"
-    cost: ScorerName = "offensive-language"
+    reward: ScorerName | None = Named("minilm-relevance")
+    cost: ScorerName = Named("offensive-language")
     critic: str | None = None
     critic_control: Literal["none", "shuffled"] = "none"
     value: str | None = None
@@ -148,8 +139,9 @@ class DecodeParams(Settings):
             if self.methods.count(method) > 1:
                 raise ParameterError(f"methods names {method!r} twice; name each method once")
             role = network_of(method)
-            served = isinstance(self.policy, dict) and "server" in self.policy
-            if role and served and not (role == "critic" and self.policy.get("states")):
+            elsewhere = self.policy.options
+            given = role == "critic" and elsewhere.get("states")
+            if role and "server" in elsewhere and not given:
                 raise no_latents(method, method_of(method).network)
             if role and not getattr(self, role):
                 raise ParameterError(

@@ -6,23 +6,21 @@ the folder. The unit of work is one method on one group of prompts. The paramete
 groups, so sharding and resuming never change a result.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
 
 from ..beams import method_of
 from ..engine.prepack import keep_packed, packed
-from ..errors import RunError
 from ..files import root
 from ..guard import Guard, decode
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer, scored_by
 from ..policy import Policy, Prompt
-from ..settings import name_of
+from ..settings import written
 from .decode_params import DecodeParams, network_of, pool_of
 from .folders import Run, groups_of, open_run
 from .identity import models_identity, opened
@@ -106,7 +104,7 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
         manifest["params"] = run.params
         if guard.pool:  # of this start alone
             manifest["pool"] = {"drawn": guard.pool.drawn, "reused": guard.pool.reused}
-        paths = [name_of(params.prompts)]
+        paths = [params.prompts.name]
         for path in network_files(params, root()):
             paths += [path, path.with_suffix(".json")]
         manifest["opened"] = opened(guard.policy, guard.cost, guard.reward, paths=paths)
@@ -146,22 +144,24 @@ def resolve(params: DecodeParams) -> tuple[Experiment, dict[str, str]]:
     return experiment, weights
 
 
-# the policy of the last run, and its files: the runs of one params file share a process
-_LAST: dict[str, tuple[Policy, dict[str, list[int]]]] = {}
+# what the last run loaded, its policy and the files of that: the runs of one params file share a
+# process
+_LAST: list[tuple[tuple, Policy, dict[str, list[int]]]] = []
 
 
 def loaded_policy(params: DecodeParams) -> Policy:
     """Return the policy of a run: that of the run before, if it is the same and its files are."""
-    name = json.dumps([params.policy, params.dtype, params.device], sort_keys=True)
-    policy, files = _LAST.get(name, (None, {}))
-    if policy is None or opened(policy) != files:
-        _LAST.clear()  # first, so that there is memory for one policy only
-        policy = load_policy(params.policy, params.dtype, params.device)
-        files = opened(policy)
-        # not one that nobody could tell from another, nor one in a server, which may change
-        if files and not getattr(policy, "served", None):
-            keep_packed(policy.model)
-            _LAST[name] = policy, files
+    wanted = params.policy, params.dtype, params.device
+    for known, policy, files in _LAST:
+        if known == wanted and opened(policy) == files:
+            return policy
+    _LAST.clear()  # first, so that there is memory for one policy only
+    policy = load_policy(*wanted)
+    files = opened(policy)
+    # not one that nobody could tell from another, nor one in a server, which may change
+    if files and not getattr(policy, "served", None):
+        keep_packed(policy.model)
+        _LAST.append((wanted, policy, files))
     return policy
 
 
@@ -182,7 +182,7 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     known["parts"] |= weights
     known["dtype"] = params.dtype
     scorers = {"cost": scored_by(params.cost), "reward": scored_by(params.reward)}
-    return asdict(params) | scorers | known
+    return written(params) | written(scorers) | known
 
 
 def decode_missing(run: Run, experiment: Experiment) -> None:
@@ -200,26 +200,14 @@ def lines_of(experiment: Experiment, method: str, group: Sequence[Prompt]) -> It
 
 
 def summary(lines: Sequence[dict]) -> dict:
-    """Return counts of lines and near ties, seconds by part, and the statuses of each method.
-
-    Raises
-    ------
-    RunError
-        For a line without these fields.
-    """
+    """Return counts of lines and near ties, seconds by part, and the statuses of each method."""
     seconds = dict.fromkeys(("generate_s", "cost_s", "reward_s", "critic_s"), 0)
     counts: dict[str, dict[str, int]] = {}
     near_ties = 0
-    for number, line in enumerate(lines, start=1):
-        try:
-            statuses = counts.setdefault(line["method"], {})
-            statuses[line["status"]] = statuses.get(line["status"], 0) + 1
-            near_ties += line["near_ties"]
-            for name in seconds:
-                seconds[name] += line[name]
-        except (KeyError, TypeError) as error:
-            raise RunError(
-                f"line {number} of the run is no answer ({type(error).__name__}: {error}); delete "
-                "it from responses.jsonl and start the run again, which goes on"
-            ) from error
+    for line in lines:
+        statuses = counts.setdefault(line["method"], {})
+        statuses[line["status"]] = statuses.get(line["status"], 0) + 1
+        near_ties += line["near_ties"]
+        for name in seconds:
+            seconds[name] += line[name]
     return {"seconds": seconds, "near_ties": near_ties, "lines": len(lines), "counts": counts}

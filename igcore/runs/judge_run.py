@@ -21,6 +21,7 @@ from ..report.linefile import line_digest
 from ..report.load import load_runs
 from ..report.provenance import versions
 from ..report.verdicts import Scores, pairs_of, questions_of, scores_of, verdicts
+from ..settings import written
 from .folders import Run, append, open_run, sound_lines
 from .identity import code_of, modules_of
 
@@ -63,7 +64,7 @@ def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
         for aspect, cell in table.groupby("aspect"):
             counts[aspect] = cell["verdict"].value_counts().to_dict()
         n_pairs = len(table) // len(ASPECTS)
-        run.finish({"pairs": n_pairs, "counts": counts, "params": asdict(params)})
+        run.finish({"pairs": n_pairs, "counts": counts, "params": written(params)})
     return table
 
 

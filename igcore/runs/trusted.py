@@ -11,36 +11,36 @@ from ..errors import ParameterError
 from ..models.policies import POLICIES
 from ..models.prompts import PROMPT_SETS, SOURCES
 from ..models.registry import SCORERS
-from ..settings import Named
+from ..settings import Named, written
 
-SCORER = {"name", "dtype", "device", "self_check"}
+SCORER = {"dtype", "device", "self_check"}
 # role -> tables of this package, and the options that a record may set beside a name. A revision
 # is not among them: anybody may propose one to the hub, with files of their own.
 BELIEVED: dict[str, tuple[list[Collection[str]], set[str]]] = {
     "cost": ([SCORERS], SCORER),
     "reward": ([SCORERS], SCORER),
-    "policy": ([POLICIES], {"name", "template"}),
-    "prompts": ([PROMPT_SETS, SOURCES], {"name", "part"}),
+    "policy": ([POLICIES], {"template"}),
+    "prompts": ([PROMPT_SETS, SOURCES], {"part"}),
 }
 ROLES = (*BELIEVED, "critic", "value")  # all that a verifier may name; a network has no table
 OWN_MATTER = ("device", "self_check")  # options that the verifier's machine decides
 
 
-def believed(role: str, recorded: Any, named: Named | None) -> Any:
+def believed(role: str, recorded: Any, named: Any) -> Any:
     """Return what to load: what the verifier names, else what the record names if a table has it.
 
     Parameters
     ----------
     role : str
         A key of `BELIEVED`, or a network, which has no table.
-    recorded : str or dict
-        Name and options in the record, of any type.
-    named : str or dict, optional
+    recorded : Named or str, optional
+        Name and options in the record.
+    named : Named, str or dict, optional
         Name and options that the verifier gives.
 
     Returns
     -------
-    str, dict or None
+    Named, str, dict or None
         None where the record has none, such as of a reward.
 
     Raises
@@ -51,11 +51,12 @@ def believed(role: str, recorded: Any, named: Named | None) -> Any:
     if named is not None or recorded is None:
         return named
     tables, allowed = BELIEVED.get(role, ([], set()))
-    options = recorded if isinstance(recorded, dict) else {"name": recorded}
-    in_table = any(options.get("name") in list(table) for table in tables)
-    if in_table and options.keys() <= allowed:
-        return {name: value for name, value in options.items() if name not in OWN_MATTER}
+    recorded = Named.of(recorded)
+    in_table = any(recorded.name in table for table in tables)
+    if in_table and recorded.options.keys() <= allowed:
+        own = {key: value for key, value in recorded.options.items() if key not in OWN_MATTER}
+        return Named(recorded.name, own)
     raise ParameterError(
-        f"the record names the {role} {recorded!r}, which is none of the package's own as it is; "
-        f"name the one that you trust with --{role}"
+        f"the record names the {role} {written(recorded)!r}, which is none of the package's own as "
+        f"it is; name the one that you trust with --{role}"
     )

@@ -24,7 +24,7 @@ from ..models.registry import load_scorer
 from ..policy import Prompt
 from ..report.linefile import comparable, read, root_of
 from ..scorers import Scorer
-from ..settings import Named, name_of
+from ..settings import Named, written
 from .decode_params import NETWORKS, DecodeParams
 from .decode_run import Experiment, identity_of, lines_of, summary
 from .folders import changes, groups_of
@@ -167,7 +167,7 @@ def _check(found: Evidence, check: Check, report: Report) -> None:
         "cost model": _source(cost, check.cost),
         "reward model": _source(reward, check.reward) if reward is not None else "none",
         "scores": f"cost, path, status{also} of every text within {check.tolerance:g}",
-        "prompts": f"{len(prompts)}: {name_of(named)}, split {params.split}",
+        "prompts": f"{len(prompts)}: {Named.of(named).name}, split {params.split}",
         "budget": f"{params.budget} ({params.accounting})",
         "methods": ", ".join(params.methods),
         "lines": f"{len(found.lines)}, one for each method and prompt",
@@ -212,7 +212,7 @@ def contradictions(
             method, prompt = min(names)
             yield f"{len(names)} answers are {what}, the first by {method} to prompt {prompt}"
     chosen = {"chosen": prompts_digest(prompts)}
-    yield from unlike("params.json", found.params, asdict(params) | chosen)
+    yield from unlike("params.json", found.params, written(params) | chosen)
     expected = summary(found.lines) | {"params": found.params}
     del expected["seconds"]  # nobody can check them
     expected["root"] = root_of(found.params, found.lines, found.manifest)
