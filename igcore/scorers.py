@@ -16,7 +16,7 @@ An object with the members of `Scorer` can score many texts at once, and says mo
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from inspect import Parameter, signature
 from typing import Any, Protocol, TypeGuard
@@ -93,10 +93,10 @@ class FunctionScorer:
 
     Attributes
     ----------
-    takes : tuple of str
-        What it takes by position, in this order: ``prompt``, ``response`` or both.
-    named : dict of str to str
-        What it takes by name: the name -> ``prompt`` or ``response``.
+    takes : dict of str to str
+        What it takes: the name of a parameter -> ``prompt`` or ``response``.
+    by_place : bool
+        Whether it has no names for what it takes, as a function of C.
     given : str
         The digest that the user gave.
     unknown : str
@@ -106,8 +106,8 @@ class FunctionScorer:
     function: Callable[..., Any]
     name: str
     sign: str
-    takes: tuple[str, ...] = ("response",)
-    named: Mapping[str, str] = field(default_factory=dict)
+    takes: Mapping[str, str]
+    by_place: bool = False
     unit: str = "as the function returns it"
     given: str = ""
     unknown: str = ""
@@ -132,8 +132,8 @@ class FunctionScorer:
 
     def _asked(self, prompt: str, response: str) -> Any:
         values = {"prompt": prompt, "response": response}
-        by_name = {name: values[role] for name, role in self.named.items()}
-        return self.function(*(values[role] for role in self.takes), **by_name)
+        given = {name: values[role] for name, role in self.takes.items()}
+        return self.function(*given.values()) if self.by_place else self.function(**given)
 
 
 def as_scorer(scorer: Any, role: str) -> Scorer:
@@ -200,38 +200,15 @@ def of_function(function: Callable[..., Any], role: str, digest: str = "") -> Fu
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     if isinstance(function, type):
         raise ParameterError(f"{role} {name} is a class; make an instance of it, such as {name}()")
-    takes: list[str] = []
-    named = {}
-    parameters = _parameters(function)
-    roles = _roles(parameters, f"{role} {name}")
-    for place, parameter in enumerate(parameters):
-        if parameter.name not in roles:
-            continue
-        # by its place only where all before it are given, too
-        if place == len(takes) and parameter.kind is not Parameter.KEYWORD_ONLY:
-            takes.append(roles[parameter.name])
-        else:
-            named[parameter.name] = roles[parameter.name]
-    return FunctionScorer(function, name, SIGNS[role], tuple(takes), named, given=digest)
-
-
-def _parameters(function: Callable[..., Any]) -> list[Parameter]:
-    """Return the parameters that may be given, but those that a partial has settled."""
-    response = Parameter("response", Parameter.POSITIONAL_ONLY)
-    try:
-        own = signature(function, follow_wrapped=False).parameters
-        whole = signature(function).parameters
-    except ValueError:  # a few built-in functions have no signature
-        return [response]
-    # a wrapper may take other arguments than what it wraps
-    known = own if ROLES.keys() & own.keys() else whole
     settled = function.keywords if isinstance(function, partial) else {}
     several = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD
-    single = [p for name, p in known.items() if name not in settled and p.kind not in several]
-    kinds = [p.kind for p in known.values()]
-    if not single and kinds == [Parameter.VAR_KEYWORD]:
-        return [Parameter(role, Parameter.KEYWORD_ONLY) for role in NAMES]
-    return single or [response] * (Parameter.VAR_POSITIONAL in kinds)
+    known = signature(function).parameters.values()
+    single = [p for p in known if p.name not in settled and p.kind not in several]
+    if not single and any(p.kind is Parameter.VAR_POSITIONAL for p in known):  # a plain wrapper
+        single = [Parameter("response", Parameter.POSITIONAL_ONLY)]
+    takes = _roles(single, f"{role} {name}")
+    by_place = any(p.kind is Parameter.POSITIONAL_ONLY for p in single)
+    return FunctionScorer(function, name, SIGNS[role], takes, by_place, given=digest)
 
 
 def _roles(parameters: Sequence[Parameter], what: str) -> dict[str, str]:
@@ -242,15 +219,11 @@ def _roles(parameters: Sequence[Parameter], what: str) -> dict[str, str]:
     ParameterError
         When they do not say which text each of them takes.
     """
-    needed = [p for p in parameters if p.default is p.empty]
-    known = {ROLES.get(p.name) for p in needed}
-    left = ROLES.keys() - {name for name, role in ROLES.items() if role in known}
-    optional = [p for p in parameters if p.name in left]
-    if not needed and not optional:
-        needed = list(parameters[:1])
+    needed = [p for p in parameters if p.default is p.empty or p.name in ROLES] or parameters[:1]
+    names = [p.name for p in needed]
     # one of another name is known by its place
-    places = dict(zip([p.name for p in needed], list(NAMES)[-len(needed) :], strict=False))
-    roles = {p.name: ROLES.get(p.name, places.get(p.name, "")) for p in [*needed, *optional]}
+    places = dict(zip(names, list(NAMES)[-len(names) :], strict=False))
+    roles = {name: ROLES.get(name, places.get(name, "")) for name in names}
     clear = sorted(roles.values()) in (["prompt", "response"], ["response"])
     for parameter in needed:
         name = parameter.name
@@ -259,11 +232,10 @@ def _roles(parameters: Sequence[Parameter], what: str) -> dict[str, str]:
             clear &= parameter.kind is not Parameter.KEYWORD_ONLY
             clear &= name.removesuffix("s") not in ROLES and (not words or roles[name] in words)
     if not clear:
-        names = ", ".join(p.name for p in needed or parameters)
         raise ParameterError(
-            f"{what} takes ({names}), which does not say what it is to be given; give a function "
-            "of one response (or answer, completion, text), or of prompt (or question) and "
-            "response, or an object whose score(prompts, responses, finished) returns a list"
+            f"{what} takes ({', '.join(names)}), which does not say what it is to be given; give a "
+            "function of one response (or answer, completion, text), or of prompt (or question) "
+            "and response, or an object whose score(prompts, responses, finished) returns a list"
         )
     return roles
 

@@ -137,7 +137,6 @@ class Asked:
         lambda question, reply: told(question, reply),
         lambda text, prompt="nothing": told(prompt, text),
         lambda scale=1, answer="", *, question: told(question, answer),
-        lambda **given: told(given["prompt"], given["response"]),
         partial(lambda by, completion, question: told(question, completion), 2),
         partial(lambda weight, response, prompt: told(prompt, response), weight=2),
     ],
