@@ -27,10 +27,11 @@ from .response import Response
 from .rooms import room
 from .scorers import Scorer, TextFunction, as_scorer
 from .search import Batch, guarded_beam_search
+from .settings import Named
 from .work import OnBlock, Work
 
-PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any] | tuple[Any, Any]
-ScorerLike = Scorer | TextFunction | str | Mapping[str, Any]
+PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any] | Named | tuple[Any, Any]
+ScorerLike = Scorer | TextFunction | str | Mapping[str, Any] | Named
 CostLike = ScorerLike | list[ScorerLike]
 
 
@@ -223,8 +224,8 @@ class Guard:
 
 def as_policy(policy: PolicyLike, device: str = "auto", dtype: str = "auto") -> Policy:
     """Return a `Policy`: itself, loaded by name or folder, or made of (model, tokenizer)."""
-    if isinstance(policy, str | os.PathLike | Mapping):
-        name = policy if isinstance(policy, Mapping) else os.fspath(policy)
+    if isinstance(policy, str | os.PathLike | Mapping | Named):
+        name = policy if isinstance(policy, Mapping | Named) else os.fspath(policy)
         loaded: Policy = room("load_policy")(name, dtype, device)
         return loaded
     if (device, dtype) != ("auto", "auto"):

@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypeGuard
 from .closure import known
 from .errors import ParameterError
 from .rooms import room
+from .settings import Named
 
 COST, REWARD = "higher is worse", "higher is better"
 SIGNS = {"cost": COST, "reward": REWARD}
@@ -151,7 +152,7 @@ def as_scorer(scorer: Any, role: str) -> Scorer:
         or one whose sign does not fit the role: a reward given as a cost would make the search
         prefer the worst text.
     """
-    if isinstance(scorer, str | Mapping):
+    if isinstance(scorer, str | Mapping | Named):
         scorer = room("load_scorer")(scorer, role)
     elif isinstance(scorer, list) and role == "cost":
         costs = [as_scorer(cost, role) for cost in scorer]

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import torch
 from killed import PARAMS, PROMPTS
-from mockruns import experiment
+from mockruns import experiment, fill
 
 from igcore import RunError
 from igcore.report import linefile
-from igcore.runs import decode_run, folders
+from igcore.runs import folders
 
 SMALL = replace(PARAMS, methods=["base", "inferenceguard"], n_samples=2, max_new_tokens=3)
 CALLS = [
@@ -40,7 +40,7 @@ WRITE = os.write
 def run(folder, seed=0):
     """Decode, or go on."""
     with folders.open_run(folder, {"seed": seed}) as opened:
-        decode_run.decode_missing(opened, experiment(replace(SMALL, seed=seed), PROMPTS[:2]))
+        fill(opened, experiment(replace(SMALL, seed=seed), PROMPTS[:2]))
         opened.finish({"lines": len(opened.lines)})
 
 

@@ -14,7 +14,7 @@ from mockpolicy import LetterCost, LetterReward, mock_policy
 
 from igcore import Prompt
 from igcore.guard import Guard
-from igcore.runs import decode_run, folders
+from igcore.runs import folders
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import Experiment
 
@@ -47,7 +47,8 @@ def run():
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     with folders.open_run(Path(sys.argv[1]), {"budget": PARAMS.budget}) as run:
         guard = Guard(mock_policy(), Slow(), LetterReward(), PARAMS.search())
-        decode_run.decode_missing(run, Experiment.of(PARAMS, PROMPTS, guard, {}))
+        experiment = Experiment.of(PARAMS, PROMPTS, guard, {})
+        run.fill(experiment.work, experiment.lines_of, PARAMS.run)
         run.finish({})
 
 

@@ -34,8 +34,12 @@ def experiment(p, prompts=TEXTS, policy=None, cost=None):
     return decode_run.Experiment.of(p, prompts, guard, {})
 
 
+def fill(run, experiment):
+    run.fill(experiment.work, experiment.lines_of, "test")
+
+
 def decode_into(folder, p=PARAMS):
     with folders.open_run(folder, {"budget": p.budget}) as run:
-        decode_run.decode_missing(run, experiment(p))
+        fill(run, experiment(p))
         run.finish({"lines": len(run.lines)})
     return run.responses

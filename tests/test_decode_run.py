@@ -17,14 +17,16 @@ import pytest
 import torch
 from killed import PARAMS, PROMPTS
 from mockpolicy import LetterCost, LetterReward
-from mockruns import decode_into, experiment
+from mockruns import decode_into, experiment, fill
 from tiny import letters, tiny_model, tiny_tokenizer, untrained
 from tiny import value_network as network
 
 from igcore import ParameterError, Prompt, RunError
 from igcore.baselines.re_control import ValueNetwork, save_value
 from igcore.critic.network import Critic, save_critic
+from igcore.models import policies
 from igcore.models.pretrained import Contents
+from igcore.models.registry import SCORERS
 from igcore.policy import Policy
 from igcore.report import linefile
 from igcore.runs import cli, decode_run, folders, identity
@@ -46,19 +48,18 @@ def params(**changes):
 def mocked(tmp_path, monkeypatch):
     """Runs whose policy, scorers and prompts are mocks, and whose root is the test's folder."""
     monkeypatch.setattr(decode_run, "root", lambda: tmp_path)
-    monkeypatch.setattr(decode_run, "load_policy", lambda *_: letters())
-    monkeypatch.setattr(
-        decode_run,
-        "load_scorer",
-        lambda scorer, role="cost": LetterCost() if role == "cost" else LetterReward(),
-    )
+    monkeypatch.setattr(policies, "load_policy", lambda *_: letters())
+    monkeypatch.setitem(SCORERS, "offensive-language", LetterCost)
+    monkeypatch.setitem(SCORERS, "minilm-relevance", LetterReward)
     monkeypatch.setattr(decode_run, "load_prompts", lambda *_: PROMPTS)
 
 
 # --- one policy for the runs of a file ------------------------------------------------------------
 
 
-def test_runs_of_one_policy_load_it_once_and_again_when_a_file_has_changed(tmp_path, monkeypatch):
+def test_runs_of_one_policy_load_it_once_and_again_when_a_file_has_changed(
+    tmp_path, mocked, monkeypatch
+):
     """Bug: every run of a grid read the policy's weights and packed them anew, four seconds each;
     and a policy from memory after its files were changed.
     """
@@ -71,17 +72,21 @@ def test_runs_of_one_policy_load_it_once_and_again_when_a_file_has_changed(tmp_p
         loaded.append(given)
         return dataclasses.replace(letters(), files=files)
 
-    monkeypatch.setattr(decode_run, "load_policy", load)
+    monkeypatch.setattr(policies, "load_policy", load)
     monkeypatch.setattr(decode_run, "_LAST", [])
-    first = decode_run.loaded_policy(params())
-    assert decode_run.loaded_policy(params(budget=0.1, seed=3)) is first and len(loaded) == 1
-    assert decode_run.loaded_policy(params(dtype="bfloat16")) is not first
-    again = decode_run.loaded_policy(params())
+
+    def policy_of(**changes):
+        return decode_run.guard_of(params(**changes)).policy
+
+    first = policy_of()
+    assert policy_of(budget=0.1, seed=3) is first and len(loaded) == 1
+    assert policy_of(dtype="bfloat16") is not first
+    again = policy_of()
     assert again is not first and len(loaded) == 3  # one is kept, not all
     (tmp_path / "config.json").write_text("{ }")
-    assert decode_run.loaded_policy(params()) is not again and len(loaded) == 4
+    assert policy_of() is not again and len(loaded) == 4
     files.clear()  # a policy whose files nobody knows is never kept
-    decode_run.loaded_policy(params(seed=1)), decode_run.loaded_policy(params(seed=1))
+    policy_of(seed=1), policy_of(seed=1)
     assert len(loaded) == 6
 
 
@@ -153,7 +158,7 @@ def test_shards_and_a_resume_are_bit_equal_in_float32(tmp_path):
             if keep is not None:
                 run.lines[keep:] = []
                 run.responses.write_text("".join(json.dumps(line) + "\n" for line in run.lines))
-            decode_run.decode_missing(run, experiment(p, prompts, policy))
+            fill(run, experiment(p, prompts, policy))
         return {linefile.key(line): line["digest"] for line in linefile.read(run.responses)}
 
     whole = run(tmp_path / "whole", p)
@@ -187,7 +192,7 @@ def test_missing_work_takes_back_the_sign_of_success(tmp_path):
         pytest.raises(KeyboardInterrupt),
         folders.open_run(tmp_path / "run", {"budget": PARAMS.budget}) as run,
     ):
-        decode_run.decode_missing(run, again)
+        fill(run, again)
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
@@ -246,7 +251,8 @@ def test_what_changed_under_the_same_parameters_starts_a_run_anew(
     p = params(methods=["base"], **SIZE)
     decode_run.decode_run(p, tmp_path / "run")
     for name, value in change.items():
-        monkeypatch.setattr(identity if name == "versions" else decode_run, name, value)
+        where = {"versions": identity, "load_policy": policies}.get(name, decode_run)
+        monkeypatch.setattr(where, name, value)
     capsys.readouterr()
     now, fresh = (
         decode_run.decode_run(p, tmp_path / "run"),

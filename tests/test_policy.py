@@ -307,7 +307,6 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
     (tmp_path / "hub").mkdir()
     monkeypatch.setenv("IGCORE_HUB", str(tmp_path / "hub"))
     monkeypatch.setattr("igcore.files.root", lambda: tmp_path / "work")
-    monkeypatch.setattr("igcore.runs.decode_run.load_scorer", lambda name, role="": name)
     params = DecodeParams(
         profile="tiny",
         run="one",

@@ -27,6 +27,7 @@ from igcore.errors import ParameterError
 from igcore.runs import cli, jobs
 from igcore.runs.paramfiles import runs_of
 from igcore.runs.params import notebook_params
+from igcore.settings import written
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted(path.name for path in (ROOT / "params").iterdir() if path.is_dir())
@@ -40,6 +41,7 @@ ODD = {  # what YAML takes for other things than it is, or an encoding loses
     "strict": "True",
 }
 LOOKS = ["2024-01-01", "no", "1e5", "1_000", "0x10", "007", "null", "-1"]  # text in quotes
+IMPORTS = "from igcore.runs.params import notebook_params\nfrom igcore.settings import written"
 CRITICS = '{"0": {features: o, lr: 1.0e-5, epochs: 1}, "no": {lr: 1.0e-300, weight_decay: 1.0e+16}}'
 
 
@@ -185,7 +187,7 @@ def test_every_setting_reaches_its_notebook_as_it_stands_in_the_file(place, monk
     assert sorted(map(repr, arrived)) == sorted(map(repr, shipped(place, profile)))
     for notebook, given in arrived:
         params = checked(cells(notebook, given))
-        assert {name: repr(getattr(params, name)) for name in given} == {
+        assert {name: repr(written(getattr(params, name))) for name in given} == {
             name: repr(value) for name, value in given.items()
         }
 
@@ -265,9 +267,7 @@ def test_a_kernel_finds_what_papermill_wrote(place, monkeypatch):
     assert by_notebook.keys() == set(KINDS.values())
     sent, walked = (
         [],
-        nbformat.v4.new_notebook(
-            cells=[nbformat.v4.new_code_cell("from igcore.runs.params import notebook_params")]
-        ),
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(IMPORTS)]),
     )
     for name, command in by_notebook.items():
         given = reached(command, monkeypatch)[0][1]
@@ -278,7 +278,7 @@ def test_a_kernel_finds_what_papermill_wrote(place, monkeypatch):
             for cell in written.cells
             if cell.metadata.get("tags") in (["parameters"], ["injected-parameters"])
         ]
-        show = f"print(ascii({{name: getattr(params, name) for name in {list(given)}}}))"
+        show = f"print(ascii({{name: written(params)[name] for name in {list(given)}}}))"
         walked.cells.append(nbformat.v4.new_code_cell(f"{cells(name, given)[-1]}\n{show}"))
         sent.append(f"{ascii(given)}\n")
     nbclient.NotebookClient(walked, kernel_name="python3").execute()

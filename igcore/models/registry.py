@@ -34,6 +34,10 @@ SCORERS: dict[str, Callable[..., Scorer] | None] = dict.fromkeys(
         "maximum",
     )
 )
+# scorer -> options that say only where and how its model is reached: no part of a run's identity
+REACHED_BY = {
+    "endpoint": ("url", "api_key_env", "timeout", "batch", "workers", "max_retries", "self_check")
+}
 OWN = re.compile(r"(\w+(?:\.\w+)*):\w+(?:\.\w+)*")  # module:function of a user
 
 
@@ -80,10 +84,10 @@ def own_scorer(name: str, role: str) -> Scorer:
 
 
 def scored_by(scorer: Named | None) -> Named | None:
-    """Return a scorer without the options that say only where and how its model is reached."""
+    """Return a scorer without the options of `REACHED_BY`."""
     if scorer is None:
         return None
-    way = getattr(maker(scorer.name), "REACHED_BY", ())
+    way = REACHED_BY.get(scorer.name, ())
     kept = {name: value for name, value in scorer.options.items() if name not in way}
     if "costs" in kept:  # of a maximum
         kept["costs"] = [scored_by(Named.of(cost)) for cost in kept["costs"]]

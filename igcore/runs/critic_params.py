@@ -22,7 +22,6 @@ from ..settings import (
     Named,
     Options,
     Threads,
-    Weight,
     settings,
 )
 from .decode_params import PromptSet
@@ -60,7 +59,7 @@ class CriticParams(RolloutConfig):
     shipped : str, optional
         Folder of networks of the same names, seen from `igcore.files.root`, that the critics are
         compared with.
-    reward, cost, dtype, device, threads, pool, pool_gb
+    reward, cost, dtype, device, threads, pool
         See `igcore.runs.decode_params.DecodeParams`.
     """
 
@@ -82,7 +81,6 @@ class CriticParams(RolloutConfig):
     device: str = "auto"
     threads: Threads = 1
     pool: InsideFolder | None = None
-    pool_gb: Weight = 20.0
     shipped: str | None = None
 
     def __post_init__(self):

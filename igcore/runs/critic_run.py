@@ -37,7 +37,6 @@ from ..report.provenance import made_by, versions
 from ..scorers import Scorer
 from ..settings import written
 from .critic_params import CriticParams
-from .decode_params import pool_of
 from .folders import open_run
 from .identity import code_of, opened
 from .rollout_run import load_rollouts, roll_out
@@ -75,8 +74,9 @@ class CriticRun:
     def guard(self) -> Guard:
         """The guard of a search with the first critic."""
         config = self.params.searching()
+        pool = root() / self.params.pool if self.params.pool else None
         models = self.policy, self.cost, self.reward
-        return Guard(*models, config, critic=self.first, pool=pool_of(self.params))
+        return Guard(*models, config, critic=self.first, pool=pool)
 
     def finish(self, table: pd.DataFrame, reliability: pd.DataFrame) -> Path:
         """Write ``critic.csv`` and ``reliability.csv``, then the manifest."""

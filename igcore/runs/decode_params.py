@@ -1,11 +1,11 @@
 """Parameters of notebook 30: the settings of the search, and the prompts, models and methods.
 
-This is data only; `igcore.runs.decode_run.resolve` loads what it names. The module stands alone
+This is data only; `igcore.runs.decode_run.decode_run` loads what it names. The module stands alone
 because a run's identity hashes the code that decoding imports, and neither judges nor the training
 of critics may change that hash.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
@@ -14,11 +14,9 @@ from ..baselines.re_control import ReControlConfig
 from ..beams import METHODS, method_of, settings_of
 from ..config import part_of
 from ..errors import ParameterError, no_latents
-from ..files import root
 from ..guard import check_reward
 from ..models.prompts import check_prompts
 from ..models.registry import ScorerName
-from ..pool import Pool
 from ..settings import (
     Count,
     FolderName,
@@ -27,7 +25,6 @@ from ..settings import (
     Natural,
     Number,
     Threads,
-    Weight,
     check_shard,
     settings,
 )
@@ -53,11 +50,6 @@ class Settings(ArgsConfig, ReControlConfig):
 def network_of(method: str) -> str | None:
     """Return the parameter that names the network of a method, or None when it needs no network."""
     return NETWORKS.get(method_of(method).network)
-
-
-def pool_of(params: Any) -> Pool | None:
-    """Return the pool that parameters name, or None."""
-    return Pool(root() / params.pool, params.pool_gb) if params.pool else None
 
 
 @settings(kw_only=True)
@@ -98,8 +90,6 @@ class DecodeParams(Settings):
     pool : str, optional
         Folder that keeps samples and scores for all runs, seen from `igcore.files.root`; see
         `igcore.Pool`. Tables show no seconds of such a run: they are not the method's own.
-    pool_gb : float
-        Size from which the pool keeps nothing more.
     shard, n_shards : int
         This run decodes the groups whose number is `shard` modulo `n_shards`.
     """
@@ -123,7 +113,6 @@ class DecodeParams(Settings):
     threads: Threads = 1
     memory_gb: Number | None = None
     pool: InsideFolder | None = None
-    pool_gb: Weight = 20.0
     shard: Natural = 0
     n_shards: Count = 1
 

@@ -1,27 +1,25 @@
 """One run of notebook 30: prompts decoded by several methods into a run folder.
 
-`resolve` turns `DecodeParams` into an `Experiment`, which `decode_missing` decodes: it calls
-`igcore.guard.decode` for each method and group, makes a record of each response and appends it to
-the folder. The unit of work is one method on one group of prompts. The parameters alone fix the
-groups, so sharding and resuming never change a result.
+`decode_run` makes an `Experiment` of what `DecodeParams` name. It calls `igcore.guard.decode` for
+each method and group, and appends a record of each response to the folder. The unit of work is one
+method on one group of prompts. The parameters alone fix the groups, so sharding and resuming never
+change a result.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, product
 from pathlib import Path
 
 from ..beams import method_of
-from ..engine.prepack import keep_packed, packed
+from ..engine.prepack import keep_packed
 from ..files import root
 from ..guard import Guard, decode
-from ..models.policies import load_policy
 from ..models.prompts import load_prompts
-from ..models.registry import load_scorer, scored_by
+from ..models.registry import scored_by
 from ..policy import Policy, Prompt
 from ..settings import written
-from .decode_params import DecodeParams, network_of, pool_of
+from .decode_params import DecodeParams, network_of
 from .folders import Run, groups_of, open_run
 from .identity import models_identity, opened
 from .networks import Networks, load_networks, network_files
@@ -53,8 +51,8 @@ class Experiment:
         """Return the experiment that parameters describe with these prompts and models."""
         guards = {}
         for method in params.methods:
-            network = networks.get(network_of(method))
-            guards[method] = replace(guard, critic=network)
+            guards[method] = replace(guard, critic=networks.get(network_of(method)))
+            guards[method].under(method)  # refuses a network that was trained for something else
         return cls(params, guards, groups_of(params, prompts))
 
     @property
@@ -66,6 +64,12 @@ class Experiment:
     def work(self) -> list[tuple[str, list[Prompt]]]:
         """Return all pairs of method and group, in the order of decoding."""
         return list(product(self.guards, self.groups))
+
+    def lines_of(self, method: str, group: Sequence[Prompt]) -> Iterator[dict]:
+        """Yield the record of each prompt of a group, in their order."""
+        guard, seed = self.guards[method], self.params.seed
+        for response in decode(method, guard, group, seed=seed, memory_gb=self.params.memory_gb):
+            yield record(response, method, guard, seed)
 
 
 def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
@@ -81,6 +85,11 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     -------
     Run
         With all its lines.
+
+    Raises
+    ------
+    ParameterError, AssetError, RunError
+        When something cannot be loaded, or does not fit.
     """
     import torch
 
@@ -90,79 +99,54 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
         if params.n_shards > 1:
             name += f".{params.shard}-of-{params.n_shards}"
         folder = root() / "runs" / params.profile / name
-    experiment, weights = resolve(params)
+    guard = guard_of(params)
+    prompts = load_prompts(params.prompts, params.split, params.limit, params.hardest, guard.cost)
+    networks, weights = load_networks(params, root(), guard)
+    paths = [params.prompts.name, *chain(*network_files(params, root()))]
+    experiment = Experiment.of(params, prompts, guard, networks)
     identity = identity_of(params, experiment, weights)
+    files = opened(guard.policy, guard.cost, guard.reward, paths=paths)
     wanted = {(method, prompt.id) for method, group in experiment.work for prompt in group}
-    guard = experiment.guard
-    # pack the weights once for the whole run; every search would pack and unpack them again
-    with open_run(folder, identity, wanted) as run, packed(guard.policy.model):
+    with open_run(folder, identity, wanted) as run:
         run.scorers = {
             scorer.name: scorer for scorer in (guard.cost, guard.reward) if scorer is not None
         }
-        decode_missing(run, experiment)
-        manifest = summary(run.lines)
-        manifest["params"] = run.params
+        run.fill(experiment.work, experiment.lines_of, params.run)
+        manifest = summary(run.lines) | {"params": run.params, "opened": files}
         if guard.pool:  # of this start alone
             manifest["pool"] = {"drawn": guard.pool.drawn, "reused": guard.pool.reused}
-        paths = [params.prompts.name]
-        for path in network_files(params, root()):
-            paths += [path, path.with_suffix(".json")]
-        manifest["opened"] = opened(guard.policy, guard.cost, guard.reward, paths=paths)
         run.finish(manifest)
     return run
 
 
-def resolve(params: DecodeParams) -> tuple[Experiment, dict[str, str]]:
-    """Load what parameters name, and check once that it fits together.
+# what named the policy of the last run, the policy and its files: the runs of one params file share
+# a process
+_LAST: list[tuple[dict, Policy, dict[str, list[int]]]] = []
 
-    Returns
-    -------
-    experiment : Experiment
-    weights : dict of str to str
-        Hashes of the networks that methods need.
 
-    Raises
-    ------
-    ParameterError, AssetError, RunError
-        When something cannot be loaded, or does not fit.
-    """
-    cost = load_scorer(params.cost)
-    reward = None if params.reward is None else load_scorer(params.reward, "reward")
-    prompts = load_prompts(
-        params.prompts,
-        params.split,
-        params.limit,
-        params.hardest,
-        cost if params.hardest else None,
+def guard_of(params: DecodeParams) -> Guard:
+    """Return the guard of a run, with the policy of the run before if it is the same."""
+    named = {"policy": params.policy, "dtype": params.dtype, "device": params.device}
+    kept = [
+        {"policy": policy}
+        for known, policy, files in _LAST
+        if known == named and opened(policy) == files
+    ]
+    if not kept:
+        _LAST.clear()  # first, so that there is memory for one policy only
+    guard = Guard(
+        **(kept or [named])[0],
+        cost=params.cost,
+        reward=params.reward,
+        config=params.search(),
+        pool=root() / params.pool if params.pool else None,
     )
-    policy = loaded_policy(params)
-    guard = Guard(policy, cost, reward, params.search(), pool=pool_of(params))
-    networks, weights = load_networks(params, root(), guard)
-    experiment = Experiment.of(params, prompts, guard, networks)
-    for method, with_network in experiment.guards.items():
-        with_network.under(method)  # refuses a network that was trained for something else
-    return experiment, weights
-
-
-# what the last run loaded, its policy and the files of that: the runs of one params file share a
-# process
-_LAST: list[tuple[tuple, Policy, dict[str, list[int]]]] = []
-
-
-def loaded_policy(params: DecodeParams) -> Policy:
-    """Return the policy of a run: that of the run before, if it is the same and its files are."""
-    wanted = params.policy, params.dtype, params.device
-    for known, policy, files in _LAST:
-        if known == wanted and opened(policy) == files:
-            return policy
-    _LAST.clear()  # first, so that there is memory for one policy only
-    policy = load_policy(*wanted)
-    files = opened(policy)
+    files = opened(guard.policy)
     # not one that nobody could tell from another, nor one in a server, which may change
-    if files and not getattr(policy, "served", None):
-        keep_packed(policy.model)
-        _LAST.append((wanted, policy, files))
-    return policy
+    if not kept and files and not getattr(guard.policy, "served", None):
+        keep_packed(guard.policy.model)
+        _LAST.append((named, guard.policy, files))
+    return guard
 
 
 def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[str, str]) -> dict:
@@ -183,20 +167,6 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     known["dtype"] = params.dtype
     scorers = {"cost": scored_by(params.cost), "reward": scored_by(params.reward)}
     return written(params) | written(scorers) | known
-
-
-def decode_missing(run: Run, experiment: Experiment) -> None:
-    """Decode every group that the run lacks, and append its responses one by one."""
-    run.fill(experiment.work, partial(lines_of, experiment), experiment.params.run)
-
-
-def lines_of(experiment: Experiment, method: str, group: Sequence[Prompt]) -> Iterator[dict]:
-    """Yield the record of each prompt of a group, in their order."""
-    params = experiment.params
-    guard = experiment.guards[method]
-    responses = decode(method, guard, group, seed=params.seed, memory_gb=params.memory_gb)
-    for response in responses:
-        yield record(response, method, guard, params.seed)
 
 
 def summary(lines: Sequence[dict]) -> dict:

@@ -1,6 +1,6 @@
 """The networks that a run names: its critic and its value network, loaded and hashed.
 
-`igcore.runs.decode_run.resolve` calls `load_networks`; the networks go into the guards of the
+`igcore.runs.decode_run.decode_run` calls `load_networks`; the networks go into the guards of the
 methods that need them, the hashes into the identity of the run.
 """
 
@@ -87,10 +87,10 @@ def load_networks(
     networks: Networks = {}
     digests = {}
     parts = {"policy": guard.policy, "cost": guard.cost, "reward": guard.reward}
-    for weights in network_files(params, root):
+    for weights, about in network_files(params, root):
         name = weights.stem
         networks[name] = LOADERS[name](weights.parent, **parts)
-        spec = json.loads(weights.with_suffix(".json").read_text(encoding="utf-8"))
+        spec = json.loads(about.read_text(encoding="utf-8"))
         del spec["about"]  # how it was trained, with seconds
         digests[name] = digest_of([file_digest(weights), spec])
     if "critic" in networks and params.critic_control == "shuffled":
@@ -98,11 +98,8 @@ def load_networks(
     return networks, digests
 
 
-def network_files(params: DecodeParams, root: Path) -> list[Path]:
-    """Return the file of weights of every network that a run names."""
-    files = []
-    if params.critic:
-        files.append(root / params.critic / "critic.safetensors")
-    if params.value:
-        files.append(root / params.value / "value.safetensors")
-    return files
+def network_files(params: DecodeParams, root: Path) -> list[tuple[Path, Path]]:
+    """Return the files of every network that a run names: its weights and its spec."""
+    named = {"critic": params.critic, "value": params.value}
+    places = [root / folder / name for name, folder in named.items() if folder]
+    return [(place.with_suffix(".safetensors"), place.with_suffix(".json")) for place in places]

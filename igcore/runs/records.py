@@ -1,6 +1,6 @@
 """One line of responses.jsonl: which fields it has, and how a response becomes one.
 
-A record is the step between decoding and the run folder: `igcore.runs.decode_run.lines_of` makes
+A record is the step between decoding and the run folder: `igcore.runs.decode_run.Experiment` makes
 it, `igcore.runs.folders.Run` appends it. Nothing is read or written here.
 """
 

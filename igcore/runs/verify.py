@@ -26,7 +26,7 @@ from ..report.linefile import comparable, read, root_of
 from ..scorers import Scorer
 from ..settings import Named, written
 from .decode_params import NETWORKS, DecodeParams
-from .decode_run import Experiment, identity_of, lines_of, summary
+from .decode_run import Experiment, identity_of, summary
 from .folders import changes, groups_of
 from .identity import prompts_digest
 from .networks import load_networks
@@ -270,7 +270,7 @@ def _decode_again(
     chosen = random.Random(seed).sample(work, size)
     lines = {(line["method"], line["prompt_id"]): line for line in found.lines}
     for method, group in chosen:
-        for again in lines_of(experiment, method, group):
+        for again in experiment.lines_of(method, group):
             expected = comparable(json.loads(json.dumps(again)))
             # scores may differ by the tolerance, and what counts as a near tie by the batch
             del expected["digest"], expected["near_ties"]

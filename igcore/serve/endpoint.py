@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -171,10 +171,6 @@ class Endpoint:
     workers: Threads = 8
     max_retries: Natural = 5
     self_check: bool = True
-    # options that are no part of a run's identity
-    REACHED_BY: ClassVar[tuple[str, ...]] = (
-        *("url", "api_key_env", "timeout", "batch", "workers", "max_retries", "self_check"),
-    )
 
     def __post_init__(self):
         check_endpoint("url", self.url, self.api_key_env, SCORER)
