@@ -14,6 +14,7 @@ from igcore.runs import cli
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import decode_run
 from igcore.runs.jobs import code
+from igcore.settings import Named
 
 SOURCE = """
 from igcore.scorers import REWARD
