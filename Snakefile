@@ -23,14 +23,13 @@
 
 import os
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 from igcore.errors import IgcoreError
 from igcore.paper import MEASURED as PRINTED
 from igcore.paper import swept
-from igcore.runs.jobs import check_run, configured, lock, reasons, request, shards_of, unfinished
+from igcore.runs.jobs import configured, lock, request, unfinished
 from igcore.runs.paramfiles import ParamFiles
 
 
@@ -78,14 +77,9 @@ if config.get("judge_key"):  # the environment variable that may be sent to a ju
     os.environ["IGCORE_JUDGE_KEY_FROM"] = str(config["judge_key"])
 
 
-def suffixes(name):
-    """How the folders of the runs of a file end: nothing, or the numbers of their shards."""
-    shards = max(shards_of(RUNS[run], SHARDS) for run in MADE[name])
-    return [f".{i}-of-{shards}" for i in range(shards)] if shards > 1 else [""]
-
-
-FOLDERS = {f"runs/{PROFILE}/{run}{suffix}": run for name in MADE for suffix in suffixes(name) for run in MADE[name]}
-DONE = [f"{folder}/manifest.json" for folder in FOLDERS]
+# how the folders of runs end: nothing, or the numbers of their shards
+SUFFIXES = [f".{i}-of-{SHARDS}" for i in range(SHARDS)] if SHARDS > 1 else [""]
+DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for suffix in SUFFIXES for run in RUNS]
 TRAINED = [path.stem.removeprefix("critic-") for path in FILES.files("critic")]
 CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
 WITH_CRITICS = ["critic"] if CRITICS else []
@@ -180,6 +174,14 @@ def trained(folder):
     return [f"runs/{profile}/critics/{run}/manifest.json"] if critic_file(profile, run).is_file() else []
 
 
+def own_files(settings):
+    """The files of a user that a run reads, prompts or a model's folder: it runs again when one of them changes."""
+    named = [settings.get(role) for role in ("prompts", "policy", "cost", "reward")]
+    names = [each.get("name") if isinstance(each, dict) else each for each in named]
+    paths = [Path(name) for name in names if name and isinstance(name, str)]
+    return sorted({str(file) for path in paths for file in [path, *path.glob("*")] if file.is_file()})
+
+
 def critic_file(profile, run):
     return Path("params", PARAMS if profile == PROFILE else profile, f"critic-{run}.yaml")
 
@@ -210,32 +212,12 @@ def claimed(start=False):
         claims.check_registered(file, folder)
 
 
-# --- clusters: GPUs of jobs that decode or train, and why jobs failed ---------------------------------------------------------
-
-BEGAN = time.time()
-GPUS = config.get("gpu") or None  # memory and time stand in profiles/slurm
-
-
-onerror:
-    if not workflow.local_exec:  # on one machine the job itself has said so
-        for why in reasons([*FOLDERS, *(str(Path(manifest).parent) for manifest in CRITICS + VERDICTS)], BEGAN):
-            print(f"error: {why}", file=sys.stderr)
-
-
-def check_runs():
-    """Take back the sign of success of runs that are not what they were; jobs on other machines leave that to the first process."""
-    finished = [(folder, "decode", RUNS[run]) for folder, run in FOLDERS.items()]
-    finished += [(f"runs/{PROFILE}/critics/{name}", "critic", FILES.read(path)) for name, path in zip(TRAINED, FILES.files("critic"))]
-    finished += [(str(Path(manifest).parent), "judge", {}) for manifest in VERDICTS]
-    for folder, kind, settings in finished:
-        if why := check_run(folder, kind, settings):
-            print(why, file=sys.stderr)
+GPUS = config.get("gpu") or None  # of jobs that decode or train; memory and time stand in profiles/slurm
 
 
 if workflow.is_main_process:
     with one_sentence():
         lock(Path().resolve())  # freed when this process ends, also by a kill, unlike Snakemake's own
-    check_runs()
     if DECIDED and not PILOT:
         claimed()
 
@@ -290,6 +272,7 @@ for name, runs in MADE.items():
         input:
             notebook=ancient(NOTEBOOKS["decode"]),
             job=lambda w, name=name: job("decode", name, DECODED[name]),
+            own=sorted({file for run in runs for file in own_files(RUNS[run])}),
             networks=sorted({made for run in runs for kind in ("critic", "value") for made in trained(RUNS[run].get(kind))}),
         output:
             [f"runs/{PROFILE}/{run}{{suffix}}/manifest.json" for run in runs],

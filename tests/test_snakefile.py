@@ -24,7 +24,7 @@ from papermill.parameterize import parameterize_notebook
 from snakewalk import snakemake
 
 from igcore.errors import ParameterError
-from igcore.runs import cli, jobs
+from igcore.runs import cli
 from igcore.runs.paramfiles import runs_of
 from igcore.runs.params import notebook_params
 from igcore.settings import written
@@ -196,12 +196,22 @@ def test_a_shard_is_told_its_number(place, monkeypatch):
     """Guards the order on the command line: what the file of all shards says must not come last."""
     (place / "params").symlink_to(ROOT / "params")
     monkeypatch.chdir(place)
-    walk = planned(place, "ci", shards=9)
+    walk = planned(place, "ci", shards=2)
     commands = [walk[f"runs/ci/decode-raw.{i}-of-2/executed.ipynb"] for i in range(2)]
     shards = [reached(command, monkeypatch)[0][1] for command in commands]
     assert [(given["shard"], given["n_shards"], given["run"]) for given in shards] == [
         (i, 2, "decode-raw") for i in range(2)
     ]
+
+
+@pytest.mark.parametrize(("kept", "job"), [("decode-raw", "decode_raw"), ("critic-raw", "critic")])
+def test_a_profile_needs_no_critic_and_a_critic_no_decoding(place, kept, job):
+    """Guards profiles of one's own: only what they have is planned."""
+    for name in (kept, "tables", "figures"):
+        write_params(place, name, name)
+    printed = snakemake(place, "mine", "--dry-run", "--quiet", "rules")
+    counts = dict(re.findall(r"^(\w+) +(\d+)$", printed, re.M))
+    assert counts[job] == "1" and not {"decode_raw", "critic"} - {job} & counts.keys()
 
 
 def test_a_number_without_a_dot_is_text_and_named(place, monkeypatch):
@@ -312,17 +322,9 @@ def finish(place):
     if not declared.exists():
         declared.write_text(snakemake(place, "ci", "--summary"))
     rows = [row.split("\t") for row in declared.read_text().splitlines()]
-    trained = yaml.safe_load((place / "params/ci/critic-raw.yaml").read_text())
-    for path in [place / row[0] for row in rows if row[0].startswith("runs/")]:
-        of = {"critics": "critic", "judge": "judge"}.get(path.parent.parent.name, "decode")
-        left = (
-            [*jobs.LEFT[of], *(jobs._trained(trained) if of == "critic" else ())]
-            if path.name == "manifest.json"
-            else []
-        )
-        for made in [path, *(path.parent / name for name in left)]:
-            made.parent.mkdir(parents=True, exist_ok=True)
-            made.write_text("{}")
+    for made in [place / row[0] for row in rows if row[0].startswith("runs/")]:
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.write_text("{}")
     for path in (place / "runs").rglob("*"):
         os.utime(path, (1e9, 1e9))
 
@@ -336,29 +338,36 @@ def walked(place) -> Path:
     return place
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["made by hand", "recorded by Snakemake"])
-def test_what_is_missing_or_asked_otherwise_runs_again_with_what_hangs_on_it(walked, recorded):
-    """Bug: answers were deleted, tables stood, and there was nothing to be done. What Snakemake
-    records itself plays no part.
+def test_what_is_asked_otherwise_runs_again_with_what_hangs_on_it(walked):
+    """Bug: settings, a critic or a file of prompts changed, and there was nothing to be done. What
+    Snakemake records itself plays no part.
     """
-    if recorded:
-        snakemake(walked, "ci", "--touch", "--forceall")
-        assert any((walked / ".snakemake/metadata").iterdir())
-        finish(walked)
+    snakemake(walked, "ci", "--touch", "--forceall")
+    assert any((walked / ".snakemake/metadata").iterdir())
+    finish(walked)
     assert waiting(walked) == set()
     edit(walked / "params/ci/decode-raw.yaml", "\n", "\n# a comment\n")
     assert waiting(walked) == set()
     edit(walked / "params/ci/decode-raw.yaml", "budget: 0.2", "budget: 0.3")
     assert waiting(walked) == {"decode-raw", *AFTER}
     finish(walked)
-    (walked / "runs/ci/decode-raw-tokenwise/responses.jsonl").unlink()
-    assert waiting(walked) == {"decode-raw-tokenwise", *AFTER}
-    finish(walked)
-    (walked / "runs/ci/critics/raw/m/critic.safetensors").unlink()
+    (walked / "runs/ci/critics/raw/manifest.json").unlink()
     assert waiting(walked) == {"critics/raw", "decode-raw-critic", "decode-raw-tokenwise", *AFTER}
-    finish(walked)
-    (walked / "runs/ci/judge/scorers/verdicts.jsonl").unlink()
-    assert waiting(walked) == AFTER - {"claims.ipynb"}
+
+
+def test_prompts_of_a_file_that_change_are_answered_again(place):
+    """Bug: a line was added to a file of prompts, and there was nothing to be done."""
+    (place / "own.txt").write_text("One.\n")
+    os.utime(place / "own.txt", (1e9, 1e9))
+    own, server = json.dumps(str(place / "own.txt")), '{"server": "http://x/v1", "model": "m"}'
+    write_params(place, "decode-own", "decode-raw", run="decode-own", prompts=own, policy=server)
+    assert set(planned(place, "mine")) == {"runs/mine/decode-own/executed.ipynb"}
+    (place / "runs/mine/decode-own").mkdir()
+    (place / "runs/mine/decode-own/manifest.json").write_text("{}")
+    assert planned(place, "mine") == {}
+    (place / "own.txt").write_text("One.\nTwo.\n")
+    os.utime(place / "own.txt", (4e9, 4e9))
+    assert set(planned(place, "mine")) == {"runs/mine/decode-own/executed.ipynb"}
 
 
 @pytest.fixture
@@ -434,18 +443,9 @@ def test_a_bad_setting_is_one_sentence_and_nothing_starts(place, setting, text, 
         (place / "runs/mine/decode-raw").mkdir(parents=True, exist_ok=True)
         (place / "runs/mine/decode-raw" / name).write_text("{}\n")
     before = everything(place)
-    command = [
-        sys.executable,
-        "-m",
-        "snakemake",
-        "--cores",
-        "1",
-        "--quiet",
-        "all",
-        "--directory",
-        str(place),
-    ]
-    command += ["--snakefile", str(ROOT / "Snakefile"), "--config", "profile=mine"]
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--quiet", "all"]
+    command += ["--directory", str(place), "--snakefile", str(ROOT / "Snakefile")]
+    command += ["--config", "profile=mine"]
     stopped = subprocess.run(command, capture_output=True, text=True)
     said = (stopped.stdout + stopped.stderr).splitlines()
     assert stopped.returncode == 1 and said[-1].startswith(f"error: {sentence}")

@@ -1,4 +1,4 @@
-"""What Snakemake needs to know of a job: its settings, its code by content, whether its run holds.
+"""What Snakemake needs to know of a job: its settings, and its code by content.
 
 A file ``runs/<profile>/.jobs/<job>.yaml`` holds the settings for papermill, below comments with the
 digests of the code. It is written only when its content changes, so that a comment, a docstring or
@@ -8,7 +8,7 @@ a notebook's outputs restart nothing. No model is imported: Snakemake loads this
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,6 @@ from pathlib import Path
 import yaml
 
 from ..closure import PACKAGE
-from ..config import SearchConfig
 from ..errors import ParameterError, RunError, unknown_name
 from ..files import locked, replace_file
 from ..paper import swept
@@ -25,11 +24,6 @@ from ..report.yamlfile import read_yaml
 from .identity import code_of, notebook_digest, package_digest
 from .paramfiles import ParamFiles
 
-LEFT = {  # kind of job -> what its folder holds when it has finished
-    "decode": ["params.json", "responses.jsonl"],
-    "judge": ["params.json", "verdicts.jsonl"],
-    "critic": ["critic.csv", "reliability.csv"],
-}
 # what may stand after --config: texts, and numbers
 TEXTS = ("profile", "with", "hub", "judge_key")
 NUMBERS = ("limit", "shards", "gpu")
@@ -89,18 +83,6 @@ def code(kind: str, settings: Mapping) -> dict[str, str]:
     return code_of(*modules) | whole
 
 
-def shards_of(settings: Mapping, shards: int) -> int:
-    """Return the number of shards of a run: no more than its limit makes groups.
-
-    What is no positive whole number is left to the notebook, which refuses it by name.
-    """
-    limit = settings.get("limit")
-    size = settings.get("group_size") or SearchConfig.group_size
-    if not all(isinstance(number, int) and number > 0 for number in (limit, size)):
-        return shards
-    return min(shards, math.ceil(limit / size))
-
-
 # --- runs that are there --------------------------------------------------------------------------
 
 
@@ -121,47 +103,6 @@ def lock(folder: Path) -> AbstractContextManager[object]:
     path = folder / ".snakemake/run.lock"
     busy = f"another Snakemake runs in {folder}; wait for it, or stop it first"
     return locked(path, busy)
-
-
-def check_run(folder: Path | str, kind: str, settings: Mapping) -> str:
-    """Remove the manifest of a run that no longer holds; return why, or "" where nothing changed.
-
-    A finished run holds while its files are there, and those that it loaded keep size and time.
-    """
-    manifest = Path(folder) / "manifest.json"
-    why = _broken(manifest, kind, settings) if manifest.is_file() else ""
-    if not why:
-        return ""
-    manifest.unlink()
-    return f"{folder}: {why}, so it runs again"
-
-
-def _broken(manifest: Path, kind: str, settings: Mapping) -> str:
-    """Return why a finished run no longer holds, or ""."""
-    wanted = LEFT[kind] + (_trained(settings) if kind == "critic" else [])
-    for name in wanted:
-        if not (manifest.parent / name).is_file():
-            return f"{name} is not there any more"
-    try:
-        opened = json.loads(manifest.read_text(encoding="utf-8")).get("opened", {})
-        for path, size_and_time in opened.items():
-            if Path(path).is_file():
-                stat = Path(path).stat()
-                if [stat.st_size, stat.st_mtime_ns] != size_and_time:
-                    return f"{path} has changed since"
-    except (ValueError, AttributeError, RecursionError):
-        return "its manifest is damaged"
-    return ""
-
-
-def _trained(settings: Mapping) -> list[str]:
-    """Return the files of rollouts and networks that a run of notebook 20 leaves."""
-    files = [f"{name}/critic.safetensors" for name in settings.get("critics") or ()]
-    if settings.get("value"):
-        files.append("value/value.safetensors")
-    if not settings.get("rollouts"):
-        files += ["rollouts-train/responses.jsonl", "rollouts-test/responses.jsonl"]
-    return files
 
 
 def check_finished(profile: str, base: Path) -> None:
@@ -199,36 +140,3 @@ def unfinished(profile: str, base: Path) -> list[str]:
             if not in_shards and not (folder / run / "manifest.json").exists():
                 missing.append(run)
     return missing
-
-
-# --- runs that failed -----------------------------------------------------------------------------
-
-
-def reasons(folders: Iterable[Path | str], since: float) -> list[str]:
-    """Return why runs have failed, one sentence a run, from their executed notebooks.
-
-    Parameters
-    ----------
-    folders : iterable of Path or str
-        Folders of runs.
-    since : float
-        Time (s) from which on a notebook counts.
-    """
-    found = []
-    for folder in map(Path, folders):
-        notebook = folder / "executed.ipynb"
-        if notebook.is_file() and notebook.stat().st_mtime >= since:
-            if why := _error_of(notebook):
-                found.append(f"{folder}: {why}")
-    return found
-
-
-def _error_of(notebook: Path) -> str:
-    """Return the error that stopped a notebook, or ""."""
-    try:
-        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    except (ValueError, KeyError):  # half-written when its job was killed
-        return ""
-    outputs = [output for cell in cells for output in cell.get("outputs", ())]
-    errors = [output for output in outputs if output.get("output_type") == "error"]
-    return f"{errors[-1]['ename']}: {errors[-1]['evalue']}" if errors else ""
