@@ -190,7 +190,7 @@ class Scoring:
         for role, contract in contracts.items():
             scorer, tally = contract.scorer, contract.tally
             if not keeps_cache(scorer):  # one cache by text serves search and report
-                kept = pool.scores_of(scorer) if pool else None
+                kept = None if pool is None else pool.scores_of(scorer)
                 both = Cached(scorer, tally, kept)
                 self.search[role] = self.reported[role] = both
                 continue
@@ -199,7 +199,7 @@ class Scoring:
                 self.sessions[backbone] = scorer.open_cache(prompts)
             with_cache = scorer.with_cache(self.sessions[backbone])
             # cached and uncached scores differ in the last bits
-            kept = pool.scores_of(scorer, "KV cache") if pool else None
+            kept = None if pool is None else pool.scores_of(scorer, "KV cache")
             self.search[role] = Cached(with_cache, tally, kept)
             self.reported[role] = Cached(uncached(scorer), tally)
 

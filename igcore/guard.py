@@ -376,7 +376,8 @@ def open_batch(
     # the engine keeps a middle layer's output only for a critic that reads it
     watch = guard.critic.watch if method.asks_critic else None
     make = partial(policy.engine, watch)
-    engine: Engine = room("pooled_engine")(make, policy, guard.pool) if guard.pool else make()
+    pool = guard.pool
+    engine: Engine = make() if pool is None else room("pooled_engine")(make, policy, pool)
     return Batch(
         policy, guard.reward, guard.critic, guard.config, method, searches, engine, scoring, seed,
         work, grid,

@@ -255,7 +255,7 @@ class Cached:
             When the scorer has failed on too many texts of the run, see `Tally`.
         """
         keys = list(zip(prompts, responses, finished, strict=True))
-        if self.pooled:
+        if self.pooled is not None:
             self.known |= self.pooled.get([k for k in keys if k not in self.known])
         # each new text once, in the order given: the composition of a batch must not vary
         if new := list(dict.fromkeys(k for k in keys if k not in self.known)):
@@ -263,7 +263,7 @@ class Cached:
             scores = checked_score(self.scorer, asked, texts, ended, self.tally)
             found = dict(zip(new, scores.tolist(), strict=True))
             self.known |= found
-            if self.pooled:
+            if self.pooled is not None:
                 self.pooled.add(found)
         return np.array([self.known[k] for k in keys])
 

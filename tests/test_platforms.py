@@ -57,10 +57,10 @@ with assets._alone("rtp"):
     pass
 
 pool = Pool(folder / "pool")
-table = pool.tokens(b"prompt")
-with table.claim(b"one place"), table.claim(b"another"):
-    table.add([(5, 7, -1.0, -1.0, 0)])
-assert Pool(folder / "pool").tokens(b"prompt").known == {5: (7, -1.0, -1.0, 0)}
+with pool.tokens(b"prompt").opened() as records:
+    records.add([(5, 7, -1.0, -1.0, 0)])
+with Pool(folder / "pool").tokens(b"prompt").opened() as records:
+    assert records.get(5) == (7, -1.0, -1.0, 0)
 print("kept")
 """
 
@@ -90,26 +90,3 @@ def test_a_guard_a_run_and_a_pool_need_nothing_that_windows_lacks(run, tmp_path,
     found = run(GUARD + FILES, str(tmp_path))
     answers, kept = found.communicate(timeout=300)[0].splitlines()
     assert answers.count("'verified_safe'") == 2 and kept == "kept" and found.returncode == 0
-
-
-CLAIM = """
-import time
-table = Pool(Path(sys.argv[2])).tokens(b"prompt")
-print("asks", flush=True)
-with table.claim(sys.argv[3].encode()):
-    print("claimed", flush=True)
-    time.sleep(float(sys.argv[4]))
-"""
-
-
-def test_a_claim_there_ends_with_its_process(run, tmp_path):
-    """Bug: two processes sample the same place; or a killed one keeps its claim for ever."""
-    first = run(CLAIM, str(tmp_path), "a", "600")
-    assert [first.stdout.readline() for _ in range(2)] == ["asks\n", "claimed\n"]
-    second = run(CLAIM, str(tmp_path), "b", "0")
-    assert second.stdout.readline() == "asks\n"
-    with pytest.raises(subprocess.TimeoutExpired):
-        second.wait(1)
-    first.kill()
-    first.communicate()
-    assert second.communicate(timeout=60)[0] == "claimed\n" and second.returncode == 0

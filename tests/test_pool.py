@@ -1,16 +1,12 @@
 """Tests of the pool of samples and scores, and of the engine that looks there first."""
 
-import json
 import math
-import os
-import signal
-import subprocess
-import sys
+import multiprocessing
+import sqlite3
 import time
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 from mockpolicy import LetterCost, LetterReward, MockModel, mock_policy
 from tiny import SCORERS, letters, tiny_model, tiny_tokenizer, untrained, value_network
@@ -32,7 +28,7 @@ from igcore.engine.diversity import Failures, diversity_penalty
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import random_key
 from igcore.models.policies import load_policy
-from igcore.pool import TOKEN, code_digest, policy_digest, scorer_digest
+from igcore.pool import code_digest, policy_digest, scorer_digest
 from igcore.pool.engine import PooledEngine
 
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
@@ -116,8 +112,11 @@ def test_every_token_is_drawn_once(tmp_path):
         for n in (2, 4):
             found = answered(policy, name, pool, n_samples=n)
             wanted += sum(answer["counts"].policy_tokens for answer in found)
-    kept = [np.fromfile(path, TOKEN)["key"] for path in (tmp_path / "tokens").iterdir()]
-    assert pool.drawn == sum(map(len, kept)) == sum(len(set(keys)) for keys in kept)
+    kept = 0
+    for path in (tmp_path / "tokens").iterdir():
+        with closing(sqlite3.connect(path)) as database:
+            kept += database.execute("SELECT COUNT(*) FROM records").fetchone()[0]
+    assert pool.drawn == kept
     assert pool.drawn + pool.reused == wanted > 2.5 * pool.drawn
 
 
@@ -199,7 +198,7 @@ def test_the_model_reads_only_the_prompts_that_lack_a_sample(llama, tmp_path, ca
         found = []
         for at, lost in enumerate(losses):
             for prompt in lost:
-                engine._tables[prompt].known.clear()
+                engine._tables[prompt].path.unlink()
             rows = [0, 0, 1, 1, 2, 2]
             block = engine.sample_block(rows, [[key + at for key in row] for row in keys])
             found.append((block.tokens, block.encoded))
@@ -252,123 +251,49 @@ def test_only_live_candidates_can_be_selected(tmp_path):
 
 # --- processes ------------------------------------------------------------------------------------
 
-BEAMS = ["inferenceguard", "beam-lagrangian", "beam-augmented"]
-NAMES = ["best-of-n", *BEAMS]
+NAMES = ["best-of-n", "inferenceguard", "beam-lagrangian", "beam-augmented"]
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Start processes that answer with a pool; return a function that does, see pooling.py."""
-    script = Path(__file__).with_name("pooling.py")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(
-        [sys.executable, script], stdin=-1, stdout=-1, text=True, env=environment
-    ) as runner:
-
-        def started(folder, methods, pause, name):
-            """Return the number of a process, and a function that waits for its answers."""
-            out = tmp_path / f"{name}.json"
-            print(
-                json.dumps([str(folder), methods, pause, str(out)]), file=runner.stdin, flush=True
-            )
-            return int(runner.stdout.readline()), lambda: found(out)
-
-        yield started
+class Slow(MockModel):
+    def forward(self, *given, **named):
+        time.sleep(0.05)
+        return super().forward(*given, **named)
 
 
-def found(path):
-    """Wait for a file; return what it holds."""
-    began = time.monotonic()
-    while not path.exists():
-        assert time.monotonic() - began < 120, path
-        time.sleep(0.02)
-    return json.loads(path.read_text())
+def answer_slowly(folder):
+    for name in NAMES:
+        answered(replace(mock_policy(), model=Slow()), name, Pool(folder))
 
 
-def test_two_processes_draw_no_token_twice_and_one_may_be_killed(tmp_path, start):
-    """Guards claims: a process waits for what another samples, and a dead one blocks nobody; a
-    half-written record is dropped.
-    """
-    expected = {name: str(answered(mock_policy(), name)) for name in NAMES}
-    for methods in (BEAMS, NAMES):
-        folder = tmp_path / methods[0]
-        orders = {f"{methods[0]} {step}": methods[::step] for step in (1, -1)}
-        waits = [start(folder, order, 0.002, name)[1] for name, order in orders.items()]
-        both = [wait() for wait in waits]
-        for answers in both:
-            assert all(answers[name] == expected[name] for name in methods)
-        kept = [np.fromfile(path, TOKEN)["key"] for path in (folder / "tokens").iterdir()]
-        drawn, distinct = sum(map(len, kept)), sum(len(set(keys)) for keys in kept)
-        assert drawn == sum(answers["drawn"] for answers in both)
-        # a block may begin inside a longer one of the other process, which neither can know
-        assert drawn == distinct or methods is NAMES
-
-    folder = tmp_path / "killed"
-    victim, _ = start(folder, NAMES, 0.1, "victim")
-    files = folder / "tokens"
-    while not (files.is_dir() and any(path.stat().st_size for path in files.iterdir())):
+def test_two_processes_share_a_pool_and_one_may_be_killed(tmp_path):
+    """Bug: a process that waits for one that is dead, or reads what it has half written."""
+    expected = {name: answered(mock_policy(), name) for name in NAMES}
+    other = multiprocessing.get_context("spawn").Process(target=answer_slowly, args=[tmp_path])
+    other.start()
+    while not list(tmp_path.glob("tokens/*.sqlite")):
+        assert other.is_alive()
         time.sleep(0.01)
-    _, wait = start(folder, NAMES, 0.0, "heir")
-    time.sleep(0.1)
-    os.kill(victim, signal.SIGKILL)
-    for path in files.iterdir():
-        with path.open("ab") as file:
-            file.write(b"half a rec")
-    answers = wait()
-    assert all(answers[name] == expected[name] for name in NAMES) and answers["reused"]
-    assert not (tmp_path / "victim.json").exists()
+    pool = Pool(tmp_path)
+    assert answered(mock_policy(), "best-of-n", pool) == expected["best-of-n"]
+    assert other.is_alive()
+    other.kill()
+    other.join()
+    assert {name: answered(mock_policy(), name, pool) for name in NAMES} == expected
+    assert pool.drawn and pool.reused
 
 
 # --- the files ------------------------------------------------------------------------------------
 
 
-def records(n, start=0):
-    return [(start + i, i, -0.5 * i, -0.25 * i, i % 2) for i in range(n)]
-
-
-def test_a_table_gives_back_what_it_was_given_and_drops_what_is_damaged(tmp_path):
-    """Guards the format: every changed byte of a record is found, and costs that record alone."""
-    pool = Pool(tmp_path)
-    table = pool.tokens(b"p")
-    table.add(records(20))
-    table.add([(3, 99, 0.0, 0.0, 0)])  # the first record of a key counts
-    expected = {key: tuple(rest) for key, *rest in records(20)}
-    assert table.known == Pool(tmp_path).tokens(b"p").known == expected
-    whole = table.path.read_bytes()
-    for at in range(TOKEN.itemsize):
-        damaged = bytearray(whole)
-        damaged[5 * TOKEN.itemsize + at] ^= 1 << (at % 8)
-        table.path.write_bytes(damaged)
-        known = Pool(tmp_path).tokens(b"p").known
-        assert known == {key: value for key, value in expected.items() if key != 5}, at
-    table.path.write_bytes(whole[:-7])
-    again = Pool(tmp_path).tokens(b"p")
-    again.add(records(2, start=50))
-    assert set(Pool(tmp_path).tokens(b"p").known) == {*range(20), 50, 51}
-
-
-def test_a_full_pool_says_so_once_and_changes_nothing(tmp_path):
-    pool, policy = Pool(tmp_path, limit_gb=1e-6), mock_policy()
-    answered(policy, "base", pool, PROMPTS[:2])
-    assert pool.bytes < 1e-6 * 2**30
-    with pytest.warns(UserWarning, match="its limit; new samples and scores are not kept"):
-        assert answered(policy, "best-of-n", pool) == answered(policy, "best-of-n")
-    size = sum(path.stat().st_size for path in tmp_path.rglob("*.*"))
-    assert Pool(tmp_path).bytes == size
-
-
-def test_a_search_of_more_prompts_than_files_stay_open(tmp_path, monkeypatch):
-    """Bug: a group of many prompts closed the files of its own first ones, and failed with a bad
-    file descriptor; a second handle of a file would end this process's claims on it.
-    """
-    monkeypatch.setattr("igcore.pool.OPEN_FILES", 2)
-    pool = Pool(tmp_path)
-    for _ in range(2):
-        assert answered(mock_policy(), "best-of-n", pool) == answered(mock_policy(), "best-of-n")
-    held = pool.tokens(b"first")
-    for other in (b"second", b"third", b"fourth"):
-        pool.tokens(other)
-    assert pool.tokens(b"first") is held
+def test_a_table_gives_back_what_it_was_given(tmp_path):
+    """Bug: a NaN, which some engines give, read as None; a later record that replaces the first."""
+    records = {5: (7, -1.5, math.nan, 1), -(2**63): (2**31, 0.1, -math.inf, 0)}
+    with Pool(tmp_path).tokens(b"p").opened() as table:
+        table.add([(key, *record) for key, record in records.items()])
+        table.add([(5, 99, 0.0, 0.0, 0)])
+    with Pool(tmp_path).tokens(b"p").opened() as table:
+        assert str({key: table.get(key) for key in records}) == str(records)
+        assert table.get(6) is None
 
 
 def test_what_cannot_be_kept_is_said(tmp_path):
@@ -380,25 +305,38 @@ def test_what_cannot_be_kept_is_said(tmp_path):
         Pool(tmp_path / "file" / "pool")
 
 
-@pytest.mark.parametrize("call", ["open", "write", "ftruncate"])
-def test_a_disk_that_fails_ends_in_one_sentence_and_loses_nothing(tmp_path, monkeypatch, call):
-    """Guards every call to the file system, among them a full disk in the middle of a block."""
+@pytest.mark.parametrize("kind", ["tokens", "scores"])
+def test_a_damaged_file_is_one_sentence(tmp_path, kind):
+    """Guards every damage that SQLite sees; without the file all goes on."""
     answered(mock_policy(), "base", Pool(tmp_path))
-    real, calls = getattr(os, call), []
+    for damage in (lambda data: b"no database" * 99, lambda data: data[:4096] + b"x" * 4096):
+        for path in (tmp_path / kind).iterdir():
+            path.write_bytes(damage(path.read_bytes()))
+        with pytest.raises(RunError, match=f"cannot use .*{kind}.*sqlite .*delete this file"):
+            answered(mock_policy(), "best-of-n", Pool(tmp_path))
+        for path in (tmp_path / kind).iterdir():
+            path.unlink()
+        alone = answered(mock_policy(), "best-of-n")
+        assert answered(mock_policy(), "best-of-n", Pool(tmp_path)) == alone
 
-    def fails(*given):
-        calls.append(given)
-        if len(calls) > 3:
-            raise OSError(28, "No space left on device")
-        return real(*given)
 
-    monkeypatch.setattr(os, call, fails)
-    with pytest.raises(RunError, match="cannot write in .* \\(No space left on device\\)"):
-        answered(mock_policy(), "best-of-n", Pool(tmp_path))
-    monkeypatch.undo()
-    assert answered(mock_policy(), "best-of-n", Pool(tmp_path)) == answered(
-        mock_policy(), "best-of-n"
-    )
+def test_a_full_disk_ends_in_one_sentence_and_loses_nothing(tmp_path, monkeypatch):
+    """Guards what was kept before, and that half a block is not."""
+    answered(mock_policy(), "base", Pool(tmp_path))
+    connect = sqlite3.connect
+
+    def full(*given, **named):
+        database = connect(*given, **named)
+        database.execute("PRAGMA max_page_count = 2")
+        return database
+
+    with monkeypatch.context() as context:
+        context.setattr(sqlite3, "connect", full)
+        with pytest.raises(RunError, match="cannot use .*disk is full.; free some space"):
+            answered(mock_policy(), "best-of-n", Pool(tmp_path), n_samples=64)
+    pool = Pool(tmp_path)
+    assert answered(mock_policy(), "base", pool) == answered(mock_policy(), "base")
+    assert pool.reused and not pool.drawn
 
 
 def test_scores_are_kept_by_scorer_and_text(tmp_path):
@@ -429,6 +367,13 @@ def test_the_same_texts_are_scored_once(tmp_path):
     contract = 28  # texts that a new guard examines its cost model by
     final = before  # not pooled: the final check reads anew
     assert cost.texts - before < final and cost.texts > before + contract
+
+
+def test_a_store_of_length_zero_is_used(tmp_path):
+    """Bug: a store of a user's own with a method `__len__` was left out while it was empty."""
+    pool = type("Sized", (Pool,), {"__len__": lambda self: 0})(tmp_path)
+    answered(mock_policy(), "best-of-n", pool)
+    assert pool.drawn and list(tmp_path.glob("scores/*.sqlite"))
 
 
 # --- around the pool ------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ sequences that lack something, in one pass, and samples what is missing.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -16,9 +15,10 @@ from ..engine.diversity import Penalty
 from ..engine.kv_cache import History
 from ..engine.local import LocalEngine
 from ..policy import Policy
-from . import Pool, Table, digest, number, policy_digest
+from . import Pool, Records, digest, number, policy_digest
 
-Sample = tuple[int, float, float, bool]  # token, log_p, log_q, and whether it was a near tie
+Sample = tuple[Any, ...]  # token, log_p, log_q, and whether it was a near tie
+Asked = tuple[int, Sequence[int], Penalty | None]  # a row, and the keys and penalty of its block
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class PooledEngine:
         """Begin with prompts, one row each; nothing is read yet."""
         self.prompts = prompts
         places = [digest(self.policy, str(list(prompt))) for prompt in prompts]
-        self._tables: list[Table] = [self.pool.tokens(place) for place in places]
+        self._tables = [self.pool.tokens(place) for place in places]
         self._roots = [Branch(i, (), place) for i, place in enumerate(places)]
         # the rows of the engine: some of ours, or what some of ours continue
         self._anchors: list[Branch] = []
@@ -109,15 +109,10 @@ class PooledEngine:
             return self._numbered(rows, block, read=True)
 
         asked = list(zip(rows, keys, penalties, strict=True))
-        found = [self._known(*ask) for ask in asked]
-        missing = [c for c, samples in enumerate(found) if not self._whole(samples, len(keys[0]))]
+        found = self._known(asked)
         drawn = self.pool.drawn
-        if missing:
-            with self._claimed([(rows[c], found[c]) for c in missing]):
-                # another process may have sampled some of them until now
-                found = [self._known(*ask) for ask in asked]
-                missing = [c for c in missing if not self._whole(found[c], len(keys[0]))]
-                self._sample(missing, asked, last, found)
+        if missing := [c for c, samples in enumerate(found) if not self._whole(samples, keys[c])]:
+            self._sample(missing, asked, last, found)
         self.pool.reused += sum(map(len, found)) - (self.pool.drawn - drawn)
 
         block = Block.empty(0, len(rows))
@@ -130,50 +125,41 @@ class PooledEngine:
             block.encoded[c] = len(samples) - unread
         return self._numbered(rows, block)
 
-    def _known(self, row: int, keys: Sequence[int], penalty: Penalty | None) -> list[Sample]:
-        """Return the samples of a continuation that the pool has, up to the first that it lacks."""
-        place, found = self.rows[row].place, []
-        known = self._tables[self.rows[row].prompt].known
-        for key in keys:
-            sample = known.get(_record(place, key, penalty))
-            if sample is None:
-                break
-            found.append(sample)
-            if sample[0] in self.eos_ids:
-                break
-            place = _after(place, sample[0])
+    def _known(self, asked: Sequence[Asked]) -> list[list[Sample]]:
+        """Return the samples of each continuation that the pool has, up to the first it lacks."""
+        found: list[list[Sample]] = [[] for _ in asked]
+        for prompt in {self.rows[row].prompt for row, *_ in asked}:
+            with self._tables[prompt].opened() as records:
+                for samples, (row, keys, penalty) in zip(found, asked, strict=True):
+                    if self.rows[row].prompt == prompt:
+                        samples += self._known_after(records, self.rows[row].place, keys, penalty)
         return found
 
-    def _whole(self, samples: Sequence[Sample], length: int) -> bool:
-        """Say whether a block needs no further token."""
-        return len(samples) == length or (len(samples) > 0 and samples[-1][0] in self.eos_ids)
+    def _known_after(
+        self, records: Records, place: bytes, keys: Sequence[int], penalty: Penalty | None
+    ) -> Iterator[Sample]:
+        """Yield the samples after a place, up to the first that these records lack."""
+        for key in keys:
+            sample = records.get(_record(place, key, penalty))
+            if sample is None:
+                return
+            yield sample
+            if sample[0] in self.eos_ids:
+                return
+            place = _after(place, sample[0])
 
-    @contextmanager
-    def _claimed(self, wanted: Sequence[tuple[int, list[Sample]]]) -> Iterator[None]:
-        """Keep other processes from sampling the same, given rows and what is known after them.
-
-        The tables are up to date inside.
-        """
-        ends = [self.rows[row].after([token for token, *_ in samples]) for row, samples in wanted]
-        with ExitStack() as claims:
-            # in one order everywhere, so that no two processes wait for each other
-            places = {(self._tables[end.prompt].path, end.place, end.prompt) for end in ends}
-            for _, place, prompt in sorted(places):
-                claims.enter_context(self._tables[prompt].claim(place))
-            for prompt in {end.prompt for end in ends}:
-                self._tables[prompt].refresh()
-            yield
+    def _whole(self, samples: Sequence[Sample], keys: Sequence[int]) -> bool:
+        """True if a block of these keys needs no further token."""
+        return len(samples) == len(keys) or (len(samples) > 0 and samples[-1][0] in self.eos_ids)
 
     def _sample(
         self,
         missing: Sequence[int],
-        asked: Sequence[tuple[int, Sequence[int], Penalty | None]],
+        asked: Sequence[Asked],
         last: bool,
         found: list[list[Sample]],
     ) -> None:
         """Sample what is missing of some candidates; add it to what was found, and to the pool."""
-        if not missing:
-            return
         rows, keys, penalties = zip(*(asked[c] for c in missing), strict=True)
         engine, own = self._at_rows(rows)
         heads = [[token for token, *_ in found[c]] for c in missing]
@@ -190,7 +176,8 @@ class PooledEngine:
             if not (block.ended[i] or last):
                 self._read[self._drawn + c] = block.first + i
         for prompt, records in new.items():
-            self._tables[prompt].add(records)
+            with self._tables[prompt].opened() as table:
+                table.add(records)
             self.pool.drawn += len(records)
 
     def propose(self, rows: Sequence[int], k: int) -> Block:

@@ -113,7 +113,7 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
         }
         run.fill(experiment.work, experiment.lines_of, params.run)
         manifest = summary(run.lines) | {"params": run.params, "opened": files}
-        if guard.pool:  # of this start alone
+        if guard.pool is not None:  # of this start alone
             manifest["pool"] = {"drawn": guard.pool.drawn, "reused": guard.pool.reused}
         run.finish(manifest)
     return run
