@@ -1,5 +1,6 @@
-"""A completion server on loopback whose model is a function of the token ids before, in the forms
-of vLLM and llama.cpp's server; and servers that fail.
+"""Servers on loopback: one that answers as a test says, and one of a language model.
+
+The model is a function of the token ids before, in the forms of vLLM and llama.cpp's server.
 """
 
 import json
@@ -21,36 +22,99 @@ ROUTES = {"llama.cpp": "/completion"}  # of the others /v1/completions
 
 
 @dataclass
-class Fault:
-    """What a server does in place of its reply.
+class Reply:
+    """What a server sends; a mapping or a list becomes JSON, bytes and text stay as they are."""
 
-    Attributes
-    ----------
-    status : int
-        Of HTTP.
-    body : bytes or None
-        Sent as it is; None is the right reply.
-    headers : dict of str to str
-    drip : float
-        Seconds between its bytes.
-    drop : bool
-        Whether the connection is closed without a reply.
-    """
-
+    body: object = b""
     status: int = 200
-    body: bytes | None = None
     headers: dict[str, str] = field(default_factory=dict)
-    drip: float = 0.0
-    drop: bool = False
+    delay: float = 0.0
+    drip: float = 0.0  # seconds between bytes
+    drop: bool = False  # the connection breaks off in the middle
+
+    @property
+    def content(self) -> bytes:
+        """The body in bytes."""
+        if isinstance(self.body, bytes):
+            return self.body
+        return (self.body if isinstance(self.body, str) else json.dumps(self.body)).encode()
 
 
-class Served(ThreadingHTTPServer):
-    """The server; `requests` holds the bodies it was sent, `keys` the headers with the key.
+class Handler(BaseHTTPRequestHandler):
+    """Replies to one connection."""
+
+    server: "Answering"
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        """Answer a request that sends nothing."""
+        self.do_POST()
+
+    def do_POST(self):
+        """Answer a request, at once or in drips."""
+        request = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "null")
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        with self.server.lock:
+            self.server.asked.append((self.path, request, headers))
+        reply = self.server.answer(self.path, request)
+        reply = reply if isinstance(reply, Reply) else Reply(reply)
+        self.server.closing.wait(reply.delay)
+        with suppress(ConnectionError):  # who asked may have given up
+            self.send_response(reply.status)
+            self.send_header("Content-Length", str(len(reply.content) + 10 * reply.drop))
+            for name, value in reply.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            for piece in [reply.content] if not reply.drip else map(bytes, zip(reply.content)):
+                self.wfile.write(piece)
+                if self.server.closing.wait(reply.drip):
+                    break
+        self.close_connection = reply.drop or self.close_connection
+
+    def log_message(self, *_):
+        """Log nothing."""
+
+
+class Answering(ThreadingHTTPServer):
+    """A server; `asked` holds the path, the body and the headers of each request."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, answer: Callable[[str, dict | None], object] | None = None, port: int = 0):
+        super().__init__(("127.0.0.1", port), Handler)
+        self.answer = answer or self.answer
+        self.asked, self.lock, self.closing = [], threading.Lock(), threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+@contextmanager
+def answering(answer: Callable[[str, dict | None], object]) -> Iterator[tuple[str, list]]:
+    """Serve ``answer(path, request)`` on loopback; yield the address and what was asked."""
+    with running(Answering(answer)) as server:
+        yield server.url, server.asked
+
+
+@contextmanager
+def running(server: Answering) -> Iterator[Answering]:
+    """Serve inside a with-block."""
+    with server, serving(server):
+        try:
+            yield server
+        finally:
+            server.closing.set()
+
+
+class Served(Answering):
+    """The server of a model; `requests` holds the bodies of those for completions.
 
     Attributes
     ----------
     fault : callable or None
-        (request, number of the request) -> Fault or None; called for completions alone.
+        (number of the request) -> `Reply` in the place of a completion, or None.
     pieces : collection of int
         Tokens inside a character, of which llama.cpp tells no log-probability.
     states : callable or None
@@ -62,20 +126,27 @@ class Served(ThreadingHTTPServer):
     states: Callable[[list[int]], str] | None = None
     tokenized: Callable[[str], object] | None = None
 
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, port: int, software: str, logits, ends, fault, slots: int, pieces):
-        super().__init__(("127.0.0.1", port), Handler)
+    def __init__(self, software: str, logits, ends, fault, slots: int, port: int, pieces):
+        super().__init__(port=port)
         self.software, self.logits, self.ends, self.slots = software, logits, ends, slots
-        self.fault, self.requests, self.keys, self.paths = fault, [], [], []
         self.route, self.pieces = ROUTES.get(software, "/v1/completions"), pieces
-        self.encodings = []
-        self.lock, self.closing, self.overrun = threading.Lock(), threading.Event(), False
+        self.fault, self.overrun = fault, False
 
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+    def requests(self) -> list[dict]:
+        return [request for path, request, _ in list(self.asked) if path == self.route]
+
+    def answer(self, path: str, request: dict | None) -> object:
+        """Complete a prompt, or say something about the server."""
+        if path == "/tokenize" and self.tokenized:
+            text = request["content" if self.software == "llama.cpp" else "prompt"]
+            assert not (request["add_special_tokens"] or request["add_special"])
+            return {"tokens": self.tokenized(text), "count": 1}
+        if path == self.route:
+            fault = self.fault and self.fault(len(self.requests))
+            return fault or self.completion(request)
+        facts = self.facts(path)
+        return facts if facts is not None else Reply("no such route", 404)
 
     def sample(self, request: dict, child: int) -> list[tuple[int, float]]:
         """Return tokens with their reference log-probabilities."""
@@ -95,21 +166,12 @@ class Served(ThreadingHTTPServer):
     def choice(self, request: dict, child: int) -> dict:
         """Return one sample in the form of the software."""
         sample = self.sample(request, child)
-        log_p = log_softmax(self.logits(tuple(request["prompt"])))
-        most = request.get("logprobs", 0)
-        top = sorted(range(len(log_p)), key=lambda token: -log_p[token])[:most]
         if self.software == "llama.cpp":
             said = [{"id": token, "token": "", "logprob": x} for token, x in sample]
-            said[0]["top_logprobs"] = [{"id": token, "logprob": log_p[token]} for token in top]
             said = [token for token in said if token["id"] not in self.pieces]
             tokens = {"content": "", "tokens": [token for token, _ in sample]}
             return {"index": child, "completion_probabilities": said} | tokens
-        names = "token_id:{}" if self.software == "vllm" else "<{}>"
-        logprobs = {
-            "tokens": [names.format(token) for token, _ in sample],
-            "token_logprobs": [x for _, x in sample],
-            "top_logprobs": [{names.format(token): log_p[token] for token in top}] * len(sample),
-        }
+        logprobs = {"token_logprobs": [x for _, x in sample]}
         ids = [token for token, _ in sample]
         return {"index": child, "text": "", "logprobs": logprobs, "token_ids": ids}
 
@@ -140,62 +202,6 @@ class Served(ThreadingHTTPServer):
         }.get(("any" if path == "/v1/models" else self.software, path))
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Replies to one connection."""
-
-    server: Served
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
-        """Say something about the server."""
-        self.server.paths.append(self.path)
-        self.server.keys.append(self.headers.get("Authorization"))
-        facts = self.server.facts(self.path)
-        self._send(Fault(200 if facts else 404, json.dumps(facts or {}).encode()))
-
-    def do_POST(self):
-        """Complete a prompt."""
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        server = self.server
-        if self.path == "/tokenize" and server.tokenized:
-            text = request["content" if server.software == "llama.cpp" else "prompt"]
-            assert not (request["add_special_tokens"] or request["add_special"])
-            said = {"tokens": server.tokenized(text), "count": 1}
-            self._send(Fault(body=json.dumps(said).encode()))
-            return
-        with server.lock:
-            server.requests.append(request)
-            server.keys.append(self.headers.get("Authorization"))
-            server.encodings.append(self.headers.get("Accept-Encoding"))
-            number = len(server.requests)
-        fault = server.fault and server.fault(request, number)
-        if self.path != server.route:
-            fault = Fault(404, b"no such route")
-        reply = fault or Fault()
-        if reply.drop:
-            self.close_connection = True
-            return
-        if reply.body is None:
-            reply = Fault(reply.status, json.dumps(server.completion(request)).encode())
-        self._send(fault and Fault(**vars(fault) | {"body": reply.body}) or reply)
-
-    def _send(self, reply: Fault) -> None:
-        """Send a reply, at once or in drips."""
-        with suppress(ConnectionError):  # who asked may have given up
-            self.send_response(reply.status)
-            self.send_header("Content-Length", str(len(reply.body)))
-            for name, value in reply.headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            for piece in [reply.body] if not reply.drip else map(bytes, zip(reply.body)):
-                self.wfile.write(piece)
-                if self.server.closing.wait(reply.drip):
-                    return
-
-    def log_message(self, *_):
-        """Log nothing."""
-
-
 def log_softmax(logits: list[float]) -> list[float]:
     """Return log-probabilities by plain arithmetic."""
     total = math.log(sum(math.exp(x) for x in logits))
@@ -207,14 +213,11 @@ def served(
     software: str = "vllm",
     logits: Callable[[tuple[int, ...]], list[float]] = logits_of,
     ends: frozenset[int] = frozenset({0}),
-    fault: Callable[[dict, int], Fault | None] | None = None,
+    fault: Callable[[int], Reply | None] | None = None,
     slots: int = 4,
     port: int = 0,
     pieces: Collection[int] = (),
 ) -> Iterator[Served]:
-    """Serve on loopback; port 0 takes a free one."""
-    with Served(port, software, logits, ends, fault, slots, pieces) as server, serving(server):
-        try:
-            yield server
-        finally:
-            server.closing.set()
+    """Serve a model on loopback; port 0 takes a free one."""
+    with running(Served(software, logits, ends, fault, slots, port, pieces)) as server:
+        yield server

@@ -1,16 +1,14 @@
 """Tests of the engine whose model is in a server, of the way there, and of its policy."""
 
-import asyncio
 import itertools
 import json
 import math
-import time
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer, mock_policy, probabilities
-from servedstub import MODEL, Fault, Handler, Served, log_softmax, served
+from servedstub import MODEL, Reply, log_softmax, served
 from tiny import tiny_tokenizer
 
 from igcore import (
@@ -35,7 +33,7 @@ from igcore.runs.verify import Check, verify
 from igcore.serve import client as way
 from igcore.serve.client import Client
 from igcore.serve.engine import BAN, SEEDS, ServedEngine, bias_of
-from igcore.serve.policy import Elsewhere, ServedPolicy
+from igcore.serve.policy import RemoteModel, ServedPolicy
 from igcore.serve.server import Server
 
 PROMPTS = [[1, 2], [3]]
@@ -65,7 +63,7 @@ def engine_of(stub, **options):
 
 def policy_of(stub, **options):
     return ServedPolicy(
-        "served", Elsewhere("served"), MockTokenizer(), digest="s", eos_ids=frozenset({EOS}),
+        "served", RemoteModel("served"), MockTokenizer(), digest="s", eos_ids=frozenset({EOS}),
         server=server_of(stub, **options), limit=64,
     )  # fmt: skip
 
@@ -272,36 +270,6 @@ def test_no_more_samples_are_asked_for_at_a_time_than_a_server_gives():
     assert len(block.tokens) == 6 and all(block.tokens)
 
 
-def test_many_requests_are_under_way_and_never_too_many():
-    """Bug: one request at a time, which a server cannot batch; all at once, which it drops; a
-    request that times out while it waits for its turn.
-    """
-    under_way, most = 0, 0
-
-    def count(request, number):
-        nonlocal under_way, most
-        with stub.lock:
-            under_way += 1
-            most = max(most, under_way)
-        time.sleep(0.25)
-        with stub.lock:
-            under_way -= 1
-
-    with served(fault=count) as stub:
-        sampled(engine_of(stub, samples=1, at_once=3, timeout=0.9, retries=0), [0] * 12)
-    assert most == 3
-
-
-def test_it_works_where_a_loop_is_running():
-    """Bug: in a notebook, whose thread has a loop of its own, `asyncio.run` fails."""
-
-    async def cell():
-        with served() as stub:
-            return sampled(engine_of(stub), [0, 1])
-
-    assert all(asyncio.run(cell()).tokens)
-
-
 # --- searches -------------------------------------------------------------------------------------
 
 
@@ -334,27 +302,6 @@ def test_best_of_n_and_its_counts_are_those_of_the_local_engine():
         assert a.counts.forward_tokens - a.n_tokens == b.counts.forward_tokens - b.n_tokens
 
 
-@pytest.mark.parametrize("software", ["vllm", "llama.cpp"])
-@pytest.mark.parametrize("method", ["args", "args-lagrangian"])
-def test_args_takes_the_same_tokens_as_locally(software, method):
-    """Bug: proposals in another order, or ended ones that go on. Nothing is sampled, so it must be
-    the same answer.
-    """
-    with served(software) as stub:
-        found, local = answers(policy_of(stub), method), answers(mock_policy(), method)
-    for a, b in zip(found, local, strict=True):
-        assert (a.text, a.tokens, a.status) == (b.text, b.tokens, b.status)
-        assert vars(a.counts) == vars(b.counts)
-
-
-def test_too_few_proposals_are_an_error():
-    with served("others") as stub:
-        with pytest.raises(PolicyError, match="gave 0 of the 5 most probable tokens"):
-            engine_of(stub).propose([0], 5)
-    with served() as stub, pytest.raises(PolicyError, match="gave 7 of the 8 most probable"):
-        engine_of(stub).propose([0], 8)
-
-
 def test_a_pool_keeps_what_a_server_has_sampled(tmp_path):
     """Bug: samples asked for again, or a pool that mistakes one server's for another's."""
     with served() as stub:
@@ -374,8 +321,13 @@ def test_a_pool_keeps_what_a_server_has_sampled(tmp_path):
 def test_methods_with_latents_are_refused_by_name_before_anything_is_decoded(method):
     """Bug: a search that fails in the middle, or tells its user to train a critic."""
     with served() as stub:
+        policy = policy_of(stub)
         with pytest.raises(ParameterError, match=f"'{method}' uses a .*hidden states"):
-            answers(policy_of(stub), method)
+            answers(policy, method)
+        with pytest.raises(ParameterError, match="'args' asks for the most probable tokens"):
+            answers(policy, "args")
+        with pytest.raises(PolicyError, match="the model of served is in a server"):
+            policy.model.get_output_embeddings()
     assert not stub.requests
     policy = {"server": stub.url, "model": MODEL, "tokenizer": "smollm2-raw"}
     with pytest.raises(ParameterError, match=f"'{method}' uses a .*hidden states"):
@@ -384,57 +336,11 @@ def test_methods_with_latents_are_refused_by_name_before_anything_is_decoded(met
         )
 
 
-def test_other_things_that_a_server_cannot_do_are_refused():
-    with served() as stub:
-        policy = policy_of(stub)
-        asked = len(stub.requests)
-        with pytest.raises(PolicyError, match="the model of served is in a server"):
-            policy.model.get_output_embeddings()
-    assert len(stub.requests) == asked
-
-
 # --- servers that fail ----------------------------------------------------------------------------
 
 
-def once(fault):
-    """Return what fails at the first request alone."""
-    return lambda request, number: fault if number == 1 else None
-
-
-def always(fault):
-    return lambda request, number: fault
-
-
-PASSING = {
-    "busy": Fault(429, b"{}"),
-    "busy, and says until when": Fault(429, b"{}", {"Retry-After": "0"}),
-    "failing": Fault(500, b"oops"),
-    "loading": Fault(503, b'{"error": {"message": "Loading model"}}'),
-    "dropping": Fault(drop=True),
-    "dripping": Fault(drip=0.05),
-}
-
-
-@pytest.mark.parametrize("name", PASSING)
-def test_a_request_is_tried_again(name):
-    """Bug: one busy second of a server ends a run of a night."""
-    with served(fault=once(PASSING[name])) as stub:
-        block = sampled(engine_of(stub, timeout=0.3), [0, 0])
-        assert len(stub.requests) == 2 and stub.requests[0] == stub.requests[1]
-    assert all(block.tokens)
-
-
-@pytest.mark.parametrize("name", PASSING)
-def test_a_server_that_never_replies_is_one_sentence_after_bounded_time(name):
-    """Bug: a run that hangs; a drip-fed reply that no timeout of a single read ends."""
-    began = time.monotonic()
-    with served(fault=always(PASSING[name])) as stub:
-        with pytest.raises(
-            PolicyError, match="server at .* (refuses|does not|gives a reply) .*run again"
-        ) as caught:
-            sampled(engine_of(stub, timeout=0.2), [0, 0])
-        assert len(stub.requests) == 3
-    assert time.monotonic() - began < 3 and "\n" not in str(caught.value)
+def always(body):
+    return lambda number: Reply(body)
 
 
 def test_a_server_that_is_not_there_is_one_sentence():
@@ -474,9 +380,6 @@ MALFORMED = {
     "a log-probability in quotes": reply(logprobs={"token_logprobs": ["-1.0", -1.0, -1.0]}),
     "a log-probability above 0": reply(logprobs={"token_logprobs": [-1.0, 0.3, -1.0]}),
     "an id that the tokenizer has not": reply(token_ids=[1, 2, 77]),
-    "a proposal that the tokenizer has not": reply(
-        logprobs={"token_logprobs": [-1.0] * 3, "top_logprobs": [{"token_id:99": -1.0}]}
-    ),
 }
 
 
@@ -498,7 +401,7 @@ OF_LLAMA = {
 
 @pytest.mark.parametrize("name", OF_LLAMA)
 def test_a_malformed_reply_of_llama_cpp_is_one_sentence(name):
-    fault = always(Fault(body=json.dumps(OF_LLAMA[name]).encode()))
+    fault = always(OF_LLAMA[name])
     with served("llama.cpp", fault=fault) as stub:
         engine = engine_of(stub)
         engine.server.vocabulary = 50
@@ -510,7 +413,7 @@ def test_a_malformed_reply_of_llama_cpp_is_one_sentence(name):
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_malformed_reply_is_one_sentence(name):
     """Bug: a reply that is no sample taken for one, or a traceback."""
-    with served(fault=always(Fault(body=MALFORMED[name]))) as stub:
+    with served(fault=always(MALFORMED[name])) as stub:
         engine = engine_of(stub)
         engine.server.vocabulary = 50
         with pytest.raises(PolicyError, match="gave a reply that is no completion") as caught:
@@ -518,123 +421,11 @@ def test_a_malformed_reply_is_one_sentence(name):
         assert len(stub.requests) == 1 and "\n" not in str(caught.value)
 
 
-def test_a_proposal_beyond_the_tokenizer_is_refused():
-    """Bug: an id without text wins an argmax, and the answer is empty."""
-    tops = [{"token_id:1": -1.0, "token_id:50": -0.5}]
-    body = reply(token_ids=[1], logprobs={"token_logprobs": [-1.0], "top_logprobs": tops})
-    with served(fault=always(Fault(body=body))) as stub:
-        engine = engine_of(stub)
-        engine.server.vocabulary = 50
-        with pytest.raises(PolicyError, match="token 50 is unknown to the tokenizer"):
-            engine.propose([0], 2)
-
-
 def test_a_rounding_above_0_is_none():
     """Guards a server whose float32 arithmetic gives a sure token 1e-6 more than probability 1."""
     body = reply(logprobs={"token_logprobs": [1e-6, -1.0, 0]})
-    with served(fault=always(Fault(body=body))) as stub:
+    with served(fault=always(body)) as stub:
         assert sampled(engine_of(stub), [0]).log_p == [[0.0, -1.0, 0.0]]
-
-
-@pytest.mark.parametrize("samples", [1, 100])
-@pytest.mark.parametrize("software", DIALECTS)
-def test_a_server_that_ignores_seeds_is_found_out(software, samples):
-    """Bug: N samples that are one, and a guard that looks fine."""
-    with served(software) as stub:
-        stub.sample = lambda request, child: Served.sample(stub, request | {"seed": 5}, 0)
-        engine = engine_of(stub, samples=samples)
-        with pytest.raises(PolicyError, match="gives the same tokens for every seed") as caught:
-            for _ in range(5):  # of a chance that no single block decides
-                engine.open(PROMPTS)
-                sampled(engine, [0, 0, 1, 1, 1], length=4)
-        assert "\n" not in str(caught.value)
-
-
-def test_a_server_that_is_sure_is_not_said_to_ignore_seeds():
-    """Guards a model of one answer, and samples that are the same now and then."""
-    sure = {3: 30.0}
-    with served(logits=lambda prefix: [sure.get(token, 0.0) for token in range(13)]) as stub:
-        engine = engine_of(stub)
-        for _ in range(40):
-            engine.open(PROMPTS)
-            assert sampled(engine, [0] * 8 + [1] * 8, length=4).tokens == [[3] * 4] * 16
-    with served(logits=lambda prefix: [9.0, 9.0]) as stub:
-        engine = engine_of(stub)
-        for at in range(100):
-            engine.open(PROMPTS)
-            engine.sample_block([0, 0], keys_of([(0, 0), (1, 0)], 1, at))
-
-
-def test_all_replies_together_take_bounded_memory(monkeypatch):
-    """Bug: a bound for each reply alone, and hundreds of replies."""
-    monkeypatch.setattr(way, "MOST", 10**5)
-    with served(fault=always(Fault(body=b" " * 30_000))) as stub:
-        client = Client(stub.url, timeout=5.0, at_once=1)
-        with pytest.raises(way.Failed, match="too long together; .*100000 bytes"):
-            client.ask([way.Request("/v1/completions", {})] * 8)
-    assert len(stub.requests) == 4
-
-
-def test_no_cookie_is_kept():
-    """Bug: what a server sets is sent back with every request, and grows without end."""
-    seen = []
-    with served(fault=always(Fault(500, b"", {"Set-Cookie": "a=b"}))) as stub:
-        client = Client(stub.url, timeout=5.0, retries=2)
-        stub.RequestHandlerClass = type(
-            "Seeing",
-            (stub.RequestHandlerClass,),
-            {"do_POST": lambda self: (seen.append(self.headers["cookie"]), Handler.do_POST(self))},
-        )
-        with pytest.raises(way.Failed):
-            client.ask([way.Request("/v1/completions", {})])
-    assert seen == [None] * 3
-
-
-def test_a_forked_process_opens_its_own_way():
-    """Bug: a wait without end for a thread that the other process has."""
-    with served() as stub:
-        client = Client(stub.url, timeout=5.0)
-        client.ask([way.Request("/v1/models")])
-        process, opened = client._opened
-        client._opened = process + 1, (None, None)
-        assert b"data" in client.ask([way.Request("/v1/models")])[0]
-        assert client._opened[0] == process and client._opened[1] is not opened
-
-
-@pytest.mark.parametrize("url", ["http://localhost:69999", "http://localhost:1"])
-def test_an_address_that_nothing_can_reach_is_one_sentence(url):
-    """Bug: an error of the insides of a client."""
-    with pytest.raises(way.Failed, match="does not reply|refuses the request"):
-        Client(url, timeout=5.0).ask([way.Request("/v1/models")])
-
-
-def test_a_proxy_that_is_none_is_one_sentence(monkeypatch):
-    monkeypatch.setenv("HTTP_PROXY", "foo://bar")
-    with pytest.raises(way.Failed, match="refuses the request"):
-        Client("http://host.example", timeout=5.0).ask([way.Request("/v1/models")])
-
-
-def test_a_refused_request_is_not_repeated_and_its_words_do_not_show_the_key():
-    """Bug: a key in a log, because a server repeats it."""
-    key = "sk-0123456789abcdef"
-    body = json.dumps({"error": {"message": f"no access with {key}"}}).encode()
-    with served(fault=always(Fault(401, body))) as stub:
-        with pytest.raises(PolicyError, match="refuses the request .*repeat the key") as caught:
-            sampled(engine_of(stub, key=key), [0])
-        assert stub.keys == [f"Bearer {key}"] and key not in str(caught.value)
-    with served(fault=always(Fault(400, b"n is too large\n"))) as stub:
-        with pytest.raises(PolicyError, match="status 400: n is too large"):
-            sampled(engine_of(stub), [0])
-        assert stub.keys == [None] and len(stub.requests) == 1
-
-
-def test_the_first_error_ends_the_others():
-    """Bug: a hundred more requests to a server that refuses them, before or after the error."""
-    with served(fault=always(Fault(400, b"no"))) as stub:
-        with pytest.raises(PolicyError, match="status 400"):
-            sampled(engine_of(stub, samples=1, at_once=2), [0] * 12)
-        time.sleep(0.5)
-        assert len(stub.requests) < 8
 
 
 # --- the policy by name, and runs -----------------------------------------------------------------
@@ -667,7 +458,6 @@ def named(stub, tokenizer, **options):
     [
         ("vllm", "letters@vLLM", "0.32.0", 10**6),
         ("llama.cpp", "letters@llama.cpp", "b1", 4),
-        ("others", "letters@unknown", "unknown", 1),
     ],
 )
 def test_a_policy_says_who_serves_it(tokenizer, software, name, version, samples):
@@ -704,50 +494,24 @@ def test_options_of_a_served_policy_are_checked(tokenizer):
             load_policy({"server": stub.url, "tokenizer": tokenizer})
         with pytest.raises(ParameterError, match="unknown parameter 'weights'"):
             load_policy(named(stub, tokenizer, weights=1))
-    stub.facts = lambda path: []
-    with served() as stub:
-        stub.facts = lambda path: ["no mapping"]
-        with pytest.raises(PolicyError, match="does not answer /v1/models"):
-            load_policy(named(stub, tokenizer))
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "message"),
     [
-        {"max_model_len": "512"},
-        {"max_model_len": True},
-        {"max_model_len": -1},
-        {"max_model_len": 64.5},
-        {"meta": [7]},
-        {"meta": "none"},
-        {"meta": {"n_ctx": "64"}},
-        {"meta": {"n_ctx": [64]}},
+        ("no list", "does not answer /v1/models as vLLM and"),
+        ([{"id": MODEL, "max_model_len": "512"}], "does not answer /v1/models as vLLM and"),
+        ([{"id": MODEL, "max_model_len": -1}], "does not answer /v1/models as vLLM and"),
+        ([{"id": MODEL, "meta": {"n_ctx": 64.5}}], "does not answer /v1/models as vLLM and"),
+        ([{"id": MODEL, "owned_by": "others"}], "is neither vLLM nor llama.cpp's"),
     ],
 )
-def test_a_context_that_is_no_number_is_one_sentence(tokenizer, said):
+def test_a_server_that_is_described_otherwise_is_one_sentence(tokenizer, said, message):
     """Bug: a TypeError or AttributeError at the first prompt."""
     with byte_server() as stub:
-        stub.facts = lambda path: {"data": [{"id": MODEL, "aliases": 3} | said]}
-        with pytest.raises(PolicyError, match="as the longest sequence of mock/letters, which is"):
+        stub.facts = lambda path: {"data": said}
+        with pytest.raises(PolicyError, match=message):
             load_policy(named(stub, tokenizer))
-
-
-def test_odd_words_about_a_model_do_no_harm(tokenizer):
-    """Guards names that are no text, unknown sizes, and brackets without end."""
-    entry = {
-        "id": MODEL,
-        "aliases": [["x"], 3, "other"],
-        "owned_by": ["a"],
-        "meta": {"n_ctx": None},
-    }
-    with byte_server() as stub:
-        stub.facts = lambda path: {"data": [{"id": 3}, None, entry]}
-        assert load_policy(named(stub, tokenizer, model="other")).context == 2**31
-        stub.facts = lambda path: {"data": [entry]}
-    with byte_server(software="llama.cpp") as stub:
-        facts = stub.facts
-        stub.facts = lambda path: {"total_slots": True} if path == "/props" else facts(path)
-        assert load_policy(named(stub, tokenizer)).server.samples == 1
 
 
 # --- the server's own tokenizer -------------------------------------------------------------------
@@ -777,7 +541,8 @@ def test_the_key_comes_from_the_environment_and_is_in_no_record(tokenizer, monke
     monkeypatch.setenv("IGCORE_SERVER_KEY", " sk-0123456789 \n")
     with byte_server() as stub:
         policy = load_policy(named(stub, tokenizer))
-        assert set(stub.keys) == {"Bearer sk-0123456789"}
+        keys = {headers["authorization"] for _, _, headers in stub.asked}
+        assert keys == {"Bearer sk-0123456789"}
     assert "0123456789" not in json.dumps(policy.identity()) + repr(policy)
     monkeypatch.setenv("IGCORE_SERVER_KEY", "sk-1\nsk-2")
     with byte_server() as stub, pytest.raises(ParameterError, match="holds no key"):
@@ -821,10 +586,8 @@ def test_a_run_goes_on_where_a_killed_server_stopped_it(tokenizer, run_home):
         port = stub.server_port
         params = run_params(stub, tokenizer)
 
-        def dies(request, number):  # after some groups
-            return Fault(drop=True) if number > 20 else None
-
-        stub.fault = dies
+        # after some groups
+        stub.fault = lambda number: Reply(drop=True) if number > 20 else None
         with pytest.raises(PolicyError, match="does not reply; start it"):
             decode_run(params, folder)
     before = (folder / "responses.jsonl").read_bytes()
@@ -848,20 +611,14 @@ def test_a_served_run_is_not_decoded_again(tokenizer, run_home):
     with byte_server() as stub:
         params = run_params(stub, tokenizer, methods=["inferenceguard"], limit=2)
         decode_run(params, folder)
-        asked = len(stub.requests), len(stub.paths)
+        asked = len(stub.asked)
         report = verify(folder / "responses.jsonl", Check(replay=None))
         assert report.problems == [] and "replay" not in report.certified
         assert any("by statistics and not by bits" in said for said in report.uncertified)
-        assert (len(stub.requests), len(stub.paths)) == asked
+        assert len(stub.asked) == asked
     lines = read(folder / "responses.jsonl")
     assert {line["policy"] for line in lines} == {"letters@vLLM"}
 
 
 def test_log_softmax_of_the_stub_is_right():
     assert sum(map(math.exp, log_softmax([1.0, 2.0, -3.0]))) == pytest.approx(1.0)
-
-
-def test_no_served_policy_needs_memory_here(tokenizer):
-    with byte_server() as stub:
-        policy = load_policy(named(stub, tokenizer))
-    assert policy.search_bytes(SearchConfig(budget=1.0), 10**9) == 0

@@ -5,13 +5,8 @@ them, and the counts by hand.
 import itertools
 import json
 import math
-import socket
-import sys
-import threading
 import time
 import traceback
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pandas as pd
 import pytest
@@ -22,7 +17,7 @@ from pictures import boxes, hidden, outside
 from igcore import ParameterError, RunError, ScorerError
 from igcore.errors import JudgeError
 from igcore.judge import JudgeParams, ScorerJudge, load_judge
-from igcore.judge.spec import ASPECTS, Question, Reply, parse
+from igcore.judge.spec import ASPECTS, Question, parse
 from igcore.report import load as runs
 from igcore.report import tables
 from igcore.report.verdicts import (
@@ -34,7 +29,6 @@ from igcore.report.verdicts import (
 )
 from igcore.runs import folders
 from igcore.runs.judge_run import judge_run
-from igcore.serve.client import without_key
 from tests.rehearsal.stub import THINKING, Canned, by_hash, points, shown, stub_judge
 
 NOTEBOOK = notebook_code("60_judge")
@@ -484,63 +478,6 @@ def test_replies_that_cannot_be_read_are_counted(repository, reply):
     pd.testing.assert_frame_equal(judged, again)
 
 
-@pytest.mark.parametrize(
-    ("reply", "sentence"),
-    [
-        (Canned("8 7", drip=0.05), "does not come to an end; .* raise timeout .*in 1 seconds"),
-        (Canned(body=" " * 2**21), "does not come to an end; .*longer than 1048576 bytes"),
-        (Canned(" " * 2**21, status=500), "does not come to an end; .*longer than 1048576 bytes"),
-        (Canned("8 7", packed=True), "does not answer as a chat completion does"),
-    ],
-    ids=["drips", "huge", "huge error", "packed"],
-)
-def test_a_reply_without_end_is_given_up(reply, sentence, monkeypatch):
-    """Bug: a byte a second held a timeout of seconds for ever, and a reply of any size was read."""
-    monkeypatch.setattr("igcore.serve.client.LONGEST", 2**20)
-    start = time.monotonic()
-    error, made = ask(reply, timeout=1.0, max_retries=0)
-    with pytest.raises(JudgeError, match=sentence):
-        raise error
-    assert len(made) == 1 and time.monotonic() - start < 5
-
-
-def test_headers_without_end_are_given_up():
-    """Bug: the timeout was for each piece of the headers alone."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def drip():
-            connection, _ = server.accept()
-            with connection, suppress(OSError):
-                for byte in itertools.cycle(b"HTTP/1.1 100 Continue\r\n\r\n"):
-                    connection.sendall(bytes([byte]))
-                    time.sleep(0.02)
-
-        thread = threading.Thread(target=drip)
-        thread.start()
-        address = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
-        judge = load_judge(
-            {"name": "openai", "model": "m", "base_url": address, "timeout": 0.5, "max_retries": 0}
-        )
-        # which of both limits is reached first depends on the machine
-        sentence = "does not (reply|come to an end); .* raise timeout"
-        with pytest.raises(JudgeError, match=sentence):
-            list(judge.ask([ASK], 0, 1))
-        thread.join(5)
-        assert not thread.is_alive()
-
-
-def test_an_endpoint_that_recovers_is_asked_again():
-    """Bug: one overloaded moment ends the run."""
-    count = itertools.count()
-    with stub_judge(
-        lambda request: (
-            Canned("busy", status=[500, 429, 503][n]) if (n := next(count)) < 3 else Canned("8 7")
-        )
-    ) as stub:
-        found = list(load_judge(endpoint(stub, max_retries=3)).ask([ASK], 0, 1))
-    assert found == [(ASK, Reply((8, 7), "8 7", "stop", 2))] and len(stub.requests) == 4
-
-
 CHOICE = {"message": {"content": "8 7"}, "finish_reason": "stop"}
 NO_COMPLETIONS = [
     [],
@@ -561,48 +498,9 @@ NO_COMPLETIONS = [
 @pytest.mark.parametrize(
     ("reply", "sentence", "requests"),
     [
-        (
-            Canned("out of memory", status=500),
-            "refuses the request or fails; .*, or see its log .*out of memory",
-            2,
-        ),
-        (
-            Canned("slow down", status=429),
-            "refuses the request or fails; correct the key, model or options",
-            2,
-        ),
-        (
-            Canned(f"{KEY} is wrong", status=401),
-            r"refuses the request or fails; .* \(its words repeat the key",
-            1,
-        ),
-        (
-            Canned(f"not {KEY[:-3]}... or {KEY[5:]}", status=401),
-            r"refuses the request or fails; .*its words repeat the key",
-            1,
-        ),
-        (
-            Canned("no", status=403),
-            "refuses the request or fails; correct the key, model or options",
-            1,
-        ),
-        (
-            Canned("no such model", status=404),
-            "refuses the request or fails; .*no such model",
-            1,
-        ),
-        (
-            Canned("too many tokens", status=400),
-            "refuses the request or fails; correct the key, model or options.*too many tokens",
-            1,
-        ),
-        (
-            Canned("8 7", delay=5.0),
-            "does not reply; start it, correct its address, or raise timeout",
-            1,
-        ),
+        (Canned("out of memory", status=500), "refuses the request or fails; .*out of memory", 2),
+        (Canned(f"{KEY} is wrong", status=401), r"refuses .* \(its words repeat the key", 1),
         (Canned(body="<html>"), "does not answer as a chat completion does; correct base_url", 1),
-        (Canned(body="{}"), "does not answer as a chat completion does; correct base_url", 1),
         *[
             (Canned(body=json.dumps(said)), "does not answer as a chat completion does", 1)
             for said in NO_COMPLETIONS
@@ -622,8 +520,7 @@ def test_an_endpoint_that_stays_down_says_so_in_one_sentence(
     word on how to go on.
     """
     monkeypatch.setenv("IGCORE_JUDGE_TEST", KEY)
-    slow = {"timeout": 0.1, "max_retries": 0} if reply.delay else {}
-    error, made = ask(reply, api_key_env="IGCORE_JUDGE_TEST", **slow)
+    error, made = ask(reply, api_key_env="IGCORE_JUDGE_TEST")
     assert len(made) == requests
     with pytest.raises(
         JudgeError,
@@ -634,149 +531,11 @@ def test_an_endpoint_that_stays_down_says_so_in_one_sentence(
     assert not any(KEY[i : i + 8] in shown for i in range(len(KEY) - 7)) and "\n" not in str(error)
 
 
-def test_a_refused_connection_says_so(monkeypatch):
-    """Bug: a server that was never started; a proxy that answers in its place."""
-    with stub_judge() as stub:
-        gone = endpoint(stub, max_retries=0)
-    monkeypatch.setenv("HTTP_PROXY", stub.base_url)
-    monkeypatch.setenv("ALL_PROXY", stub.base_url)
-    with pytest.raises(
-        JudgeError, match="does not reply; start it, correct its address, or raise timeout"
-    ):
-        list(load_judge(gone).ask([ASK], 0, 1))
-    with stub_judge() as stub:
-        assert len(list(load_judge(endpoint(stub)).ask([ASK], 0, 1))) == 1
-
-
 def test_after_an_error_only_what_is_under_way_is_waited_for():
     """Bug: thousands of requests to an endpoint that is down, each with its pauses."""
     asked_ = [Question("helpfulness", "p", str(k), "a", "b") for k in range(50)]
     error, made = ask(Canned("gone", status=500), *asked_, max_retries=0)
     assert isinstance(error, JudgeError) and len(made) <= 2
-
-
-def test_workers_ask_at_the_same_time():
-    """Bug: a pool that waits for each request; more requests at a time than asked for."""
-    barrier, under_way, most = threading.Barrier(3), [], []
-
-    def together(request):
-        under_way.append(request)
-        barrier.wait(timeout=60)  # until three are there
-        most.append(len(under_way))
-        barrier.wait(timeout=60)
-        under_way.pop()
-        return by_hash(request)
-
-    asked_ = [Question("helpfulness", "p", str(k), "a", "b") for k in range(6)]
-    with stub_judge(together) as stub:
-        assert len(list(load_judge(endpoint(stub)).ask(asked_, 0, 3))) == 6
-    assert most == [3] * 6
-
-
-def test_a_missing_key_or_package_is_named(monkeypatch):
-    monkeypatch.delenv("IGCORE_JUDGE_TEST", raising=False)
-    remote = {
-        "name": "openai",
-        "model": "m",
-        "base_url": "https://judge.example/v1",
-        "api_key_env": "IGCORE_JUDGE_TEST",
-    }
-    with pytest.raises(
-        JudgeError,
-        match="variable IGCORE_JUDGE_TEST holds no key; put only the key of https://judge.example/v1",
-    ):
-        list(load_judge(remote).ask([ASK], 0, 1))
-    monkeypatch.setenv("IGCORE_JUDGE_TEST", KEY)
-    monkeypatch.setitem(sys.modules, "httpx2", None)
-    with pytest.raises(ParameterError, match=r"needs httpx2; install igcore\[served\]"):
-        list(load_judge(remote).ask([ASK], 0, 1))
-
-
-@contextmanager
-def served(head, body):
-    """Serve a body under lines of a head; yield the address and the heads that were sent."""
-    seen = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            seen.append(str(self.headers).lower())
-            self.rfile.read(int(self.headers["Content-Length"]))
-            with suppress(ConnectionError):
-                self.wfile.write(
-                    "\r\n".join(
-                        [f"HTTP/1.1 {head[0]}", *head[1:], "Connection: close", "", ""]
-                    ).encode()
-                )
-                self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1", seen
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def error_of(base_url, **options):
-    """Return the sentence with which a judge gives up."""
-    judge = load_judge(
-        {"name": "openai", "model": "m", "base_url": base_url, "max_retries": 0, "timeout": 5.0}
-        | options
-    )
-    with pytest.raises((JudgeError, ParameterError)) as caught:
-        list(judge.ask([ASK], 0, 1))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "PATH", "OPENAI_API_KEY", "igcore_judge_key", "XIGCORE_JUDGE_KEY"]
-)
-@pytest.mark.parametrize("base_url", ["https://judge.example/v1", "http://localhost:1/v1"])
-def test_a_params_file_sends_no_variable_away_that_was_not_meant_for_a_judge(
-    name, base_url, monkeypatch
-):
-    """Bug: `api_key_env: HF_TOKEN` beside an address of the file's own; the value must not stand in
-    the sentence either.
-    """
-    monkeypatch.setenv(name, KEY)
-    assert error_of(base_url, api_key_env=name) == (
-        f"api_key_env names the environment variable {name}, which a params file alone may "
-        f"not send away; put the key into "
-        "IGCORE_JUDGE_KEY or another one that begins with IGCORE_JUDGE_, or allow this one "
-        "by setting IGCORE_JUDGE_KEY_FROM to its "
-        "name"
-    )
-
-
-def test_who_starts_the_run_may_allow_one_more_variable(monkeypatch):
-    """Bug: one name that is allowed allows all, or none."""
-    monkeypatch.setenv("IGCORE_JUDGE_KEY_FROM", "OPENAI_API_KEY")
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with stub_judge() as stub:
-        list(load_judge(endpoint(stub, api_key_env="OPENAI_API_KEY")).ask([ASK], 0, 1))
-        assert stub.keys == [f"Bearer {KEY}"]
-        assert "names the environment variable HF_TOKEN" in error_of(
-            stub.base_url, api_key_env="HF_TOKEN"
-        )
-
-
-def test_nothing_else_of_the_environment_is_sent(monkeypatch):
-    """Bug: the client adds headers from variables that nobody named, such as OPENAI_ORG_ID and
-    OPENAI_CUSTOM_HEADERS.
-    """
-    monkeypatch.setenv("IGCORE_JUDGE_KEY", "the-key")
-    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
-        monkeypatch.setenv(name, KEY)
-    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", f"X-Mine: {KEY}\nAuthorization: Bearer {KEY}")
-    with served(["200 OK", "Content-Length: 2"], b"{}") as (address, seen):
-        error_of(address)
-    assert KEY not in seen[0] and "authorization: bearer the-key" in seen[0]
 
 
 def test_a_text_that_cannot_be_sent_is_named():
@@ -790,33 +549,6 @@ def test_a_text_that_cannot_be_sent_is_named():
                 [Question("helpfulness", "p9", "\ud83d", "a", "b")], 0, 1
             )
         )
-
-
-@pytest.mark.parametrize("key", ["a\nb", "kéy"])
-def test_a_key_that_no_header_can_hold_is_named(key, monkeypatch):
-    """Bug: called an endpoint that cannot be reached."""
-    monkeypatch.setenv("IGCORE_JUDGE_KEY", key)
-    said = error_of("http://localhost:1/v1")
-    assert (
-        said.startswith("the environment variable IGCORE_JUDGE_KEY holds no key; put only the key")
-        and key not in said
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "key", "is_shown"),
-    [
-        ("no abcdefgh here", "abcdefgh", False),
-        ("no abcdefg here", "abcdefgh", True),
-        ("cdefghijk, 123456789", "abcdefghijk-0123456789", False),
-        ("an abc", "abc", False),
-        ("anything", "", True),
-        ("", "abc", True),
-    ],
-)
-def test_words_that_repeat_parts_of_a_key_are_not_shown(text, key, is_shown):
-    """Bug: an endpoint that repeats all but the end of a key."""
-    assert without_key(text, key) == (text if is_shown else "its words repeat the key")
 
 
 # --- run folders ----------------------------------------------------------------------------------
@@ -910,7 +642,7 @@ def test_a_damaged_line_is_named(tmp_path):
     (tmp_path / "verdicts.jsonl").write_text(
         '{"question": "a", "scores": [8, 7]}\n{"question": 3}\n'
     )
-    with pytest.raises(RunError, match=r"line 2 of .*verdicts.jsonl is no verdict; run again"):
+    with pytest.raises(RunError, match=r"verdicts.jsonl has a line that is no verdict; run again"):
         read(tmp_path / "verdicts.jsonl")
 
 
@@ -928,39 +660,6 @@ def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
 
 
 # --- settings, table and picture ------------------------------------------------------------------
-
-
-NO_ADDRESSES = [
-    "localhost:8000",
-    "ftp://x/v1",
-    "http://[::1",
-    "http://[v1.x]/v1",
-    "http://h:x/v1",
-    "http://h:99999/v1",
-    "http://a b/v1",
-    "http://a..b/v1",
-    "http://[:::::]/v1",
-    "http://256.256.256.256/v1",
-    "http://a\0/v1",
-    "http://a\nb/v1",
-    "http://" + "a" * 64 + "/v1",
-    "http://a/v1\ud800",
-    "http://a/" + "x" * 9999,
-]
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://localhost:8000/v1",
-        "https://[::1]:8/v1",
-        "http://10.0.0.1/v1/",
-        "http://a-b.c_d.example",
-    ],
-)
-def test_an_address_is_taken_as_it_is(url):
-    """Bug: a rule against odd addresses that refuses a good one."""
-    assert load_judge({"name": "openai", "model": "m", "base_url": url}).base_url == url
 
 
 @pytest.mark.parametrize(
@@ -997,17 +696,6 @@ def test_an_address_is_taken_as_it_is(url):
             {"judge": {"name": "openai", "model": "m", "base_url": f"https://me:{KEY}@x/v1"}},
             "base_url is no plain http address",
         ),
-        (
-            {"judge": {"name": "openai", "model": "m", "base_url": f"https://x/v1?key={KEY}"}},
-            "base_url is no plain http address",
-        ),
-        *[
-            (
-                {"judge": {"name": "openai", "model": "m", "base_url": url}},
-                "base_url is no plain http address",
-            )
-            for url in NO_ADDRESSES
-        ],
         (
             {"judge": {"name": "openai", "model": "m", "api_key_env": f"sk-{KEY}"}},
             "api_key_env is no name of an environment variable",

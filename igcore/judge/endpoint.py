@@ -1,9 +1,6 @@
 """A language model behind any OpenAI-compatible endpoint as a judge."""
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from functools import partial
-from threading import Event
+from collections.abc import Iterator, Sequence
 
 from ..errors import JudgeError
 from ..serve.client import JUDGE, Client, Failed, Request, check_endpoint, key_in
@@ -71,55 +68,28 @@ class OpenAIJudge:
         self, questions: Sequence[Question], seed: int, workers: int
     ) -> Iterator[tuple[Question, Reply]]:
         # not before: tables of what was judged ask nobody, and need no key
-        key = key_in(self.base_url, self.api_key_env, JUDGE, JudgeError)
+        key = key_in(self.base_url, self.api_key_env, JUDGE)
         limits = {"timeout": self.timeout, "retries": self.max_retries, "at_once": workers}
         client = Client(self.base_url.rstrip("/"), key, **limits)
-        yield from in_parallel(partial(self._reply, client, seed), questions, workers)
-
-    def _reply(self, client: Client, seed: int, question: Question) -> Reply:
-        messages = [{"role": "user", "content": question.text}]
-        request = self.sampling | {"messages": messages, "seed": seed}
-        try:
-            (content,) = client.ask([Request("/chat/completions", request)])
-            return read_completion(content)
-        except Failed as error:
-            why = str(error)
-        except ValueError:
-            why = NO_CHAT
-        raise JudgeError(
-            f"judge at {self.base_url}, asked about prompt {question.prompt_id}, {why}; what it "
-            "said so far is kept: run again to go on"
-        )
-
-
-def in_parallel(
-    reply: Callable[[Question], Reply], questions: Sequence[Question], workers: int
-) -> Iterator[tuple[Question, Reply]]:
-    """Yield questions and replies as they come.
-
-    After the first error only what is under way is waited for, then it is raised.
-    """
-    stopped = Event()
-    failed = []
-
-    def one(question: Question) -> Reply | None:
-        if stopped.is_set():
-            return None
-        try:
-            return reply(question)
-        except JudgeError:
-            stopped.set()
-            raise
-
-    with ThreadPoolExecutor(workers) as pool:
-        futures = {pool.submit(one, question): question for question in questions}
-        try:
-            for done in as_completed(futures):
-                if done.exception():
-                    failed.append(done)
-                elif said := done.result():
-                    yield futures[done], said
-        finally:
-            stopped.set()
-    if failed:
-        failed[0].result()  # raises
+        requests = []
+        for question in questions:
+            messages = [{"role": "user", "content": question.text}]
+            body = self.sampling | {"messages": messages, "seed": seed}
+            requests.append(Request("/chat/completions", body))
+        failed = None
+        for place, content in client.replies(requests):
+            try:
+                if isinstance(content, Failed):
+                    raise content
+                yield questions[place], read_completion(content)
+            except Failed as error:  # what is under way is waited for
+                failed = failed or (questions[place], str(error))
+            except ValueError:
+                failed = questions[place], NO_CHAT
+                break
+        if failed:
+            question, why = failed
+            raise JudgeError(
+                f"judge at {self.base_url}, asked about prompt {question.prompt_id}, {why}; what "
+                "it said so far is kept: run again to go on"
+            )

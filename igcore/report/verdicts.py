@@ -105,17 +105,13 @@ def read(path: Path) -> dict[str, Scores]:
     RunError
         When a line is no verdict.
     """
-    scores = {}
-    whole_lines = path.read_bytes().split(b"\n")[:-1]
-    for number, raw in enumerate(whole_lines, start=1):
-        try:
-            line = json.loads(raw)
-            scores[line["question"]] = scores_of(line)
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(
-                f"line {number} of {path} is no verdict; run again, which judges it anew"
-            ) from error
-    return scores
+    lines = path.read_bytes().split(b"\n")[:-1]
+    try:
+        return {line["question"]: scores_of(line) for line in map(json.loads, lines)}
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{path} has a line that is no verdict; run again, which judges it anew"
+        ) from error
 
 
 def verdicts(

@@ -1,25 +1,29 @@
 """HTTP client: many requests at a time, each with a timeout, a size limit and retries.
 
 The server of a policy, the scorer `endpoint` and the judge share it. It follows no redirect, and
-sends no header or cookie that was not configured. A params file may come from anybody: it chooses
-only among environment variables that were meant for a judge, a scorer or the server of a policy.
+sends no header that was not configured. A params file may come from anybody: it chooses only among
+environment variables that were meant for a judge, a scorer or the server of a policy.
+
+Each request has a connection and each call has threads of its own, which end before it returns. So
+nothing stays behind, and a forked process needs nothing of the one that it came from.
 """
 
-import asyncio
 import math
 import os
 import re
 import time
-import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass, field
-from http.cookiejar import CookieJar, DefaultCookiePolicy
-from ipaddress import ip_address
-from threading import Lock, Thread, current_thread
+from operator import attrgetter
+from threading import Event
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from ..errors import IgcoreError, ParameterError, needs
+from pydantic import HttpUrl, TypeAdapter, ValidationError
+
+from ..errors import ParameterError, needs, said
 
 LONGEST, MOST = 2**26, 2**28  # bytes of a reply, and of all replies to one call
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before an attempt is repeated
@@ -37,13 +41,7 @@ HALF = "cannot be sent half a character; correct the text"
 JUDGE, SCORER, SERVER = "IGCORE_JUDGE_", "IGCORE_SCORER_", "IGCORE_SERVER_"
 # such a variable holds the name of one more, which only who starts the run can set
 ALLOWED = "KEY_FROM"
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# a client can call these addresses, and they hold nothing that may be a key
-NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?"
-PORT = r"(?::[0-6]?[0-9]{1,4})?"
-PATH = r"""(?:/[!"$->A-~]{0,1000})?"""  # ASCII without spaces, #, ? and @
-ADDRESS = re.compile(rf"https?://({NAME}|\[[0-9a-fA-F:.]*:[0-9a-fA-F:.]*\]){PORT}{PATH}")
-NUMBERS = re.compile(r"[0-9]+(\.[0-9]+){3}|.*:.*")  # a host that is no name
+ADDRESS: TypeAdapter[HttpUrl] = TypeAdapter(HttpUrl)
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d+){3}")
 SHOWN = 8  # this many characters of a key in a row are never shown
 
@@ -61,6 +59,14 @@ class Failed(Exception):
 
 class Refused(Failed):
     """An endpoint gives no reply to this request; it may answer others."""
+
+
+class Passing(Failed):
+    """An endpoint gives no reply now; it may later, after the seconds that it asks to wait."""
+
+    def __init__(self, why: str, asked: float = 0.0):
+        super().__init__(why)
+        self.asked = asked
 
 
 class Client:
@@ -88,8 +94,12 @@ class Client:
     ):
         self.url, self.key, self.timeout = url, key, timeout
         self.retries, self.at_once = retries, at_once
-        self.http = needs("httpx2", "served")
-        self._lock, self._opened = Lock(), (0, None)  # process, and what `_open` returns
+        self.http, self.tenacity = needs("httpx2", "served"), needs("tenacity", "served")
+        self.headers = {"accept-encoding": "identity"}  # a small reply may unpack to a huge one
+        if key:
+            self.headers["authorization"] = f"Bearer {key}"
+        # read once, which takes longer than many requests
+        self.certificates = url.startswith("https:") and self.http.create_ssl_context()
 
     def ask(self, requests: Sequence[Request]) -> list[bytes]:
         """Return the replies to requests, in their order.
@@ -99,15 +109,23 @@ class Client:
         Failed
             When one of them has no reply that can be used. The others are given up.
         """
-        replies = []
-        for reply in self._replies(requests, None, apart=False):
-            if isinstance(reply, Failed):
-                raise reply
-            replies.append(reply)
-        return replies
+        found = {}
+        with closing(self.replies(requests, most=MOST)) as replies:
+            for place, reply in replies:
+                if isinstance(reply, Failed):
+                    raise reply
+                found[place] = reply
+        return [found[place] for place in range(len(requests))]
 
     def each(self, requests: Sequence[Request], seconds: float) -> list[bytes | Failed]:
-        """Return the reply to each request, or why there is none.
+        """Return the reply to each request, or why there is none, see `replies`."""
+        found = dict(self.replies(requests, seconds, MOST))
+        return [found[place] for place in range(len(requests))]
+
+    def replies(
+        self, requests: Sequence[Request], seconds: float = math.inf, most: float = math.inf
+    ) -> Iterator[tuple[int, bytes | Failed]]:
+        """Yield the place of each request with its reply, or why there is none, as they come.
 
         After a failure that holds for all requests, those that are not answered yet are given up.
 
@@ -115,183 +133,114 @@ class Client:
         ----------
         seconds : float
             For all of them together, repeated attempts included.
+        most : float
+            Bytes of all replies together.
         """
-        return self._replies(requests, time.monotonic() + seconds, apart=True)
-
-    def _replies(
-        self, requests: Sequence[Request], end: float | None, apart: bool
-    ) -> list[bytes | Failed]:
-        """Return the replies; `apart` says whether a refused request leaves the others alone."""
-        try:
-            with self._lock:  # several threads may ask
-                loop, client = self._open()
-        except Exception as error:  # of an address, a proxy or a certificate
-            return [Failed(self._because(REFUSED, f"{type(error).__name__}: {error}"))] * len(
-                requests
-            )
-        call = _Call(requests, end, apart)
-        future = asyncio.run_coroutine_threadsafe(self._all(client, call), loop)
-        try:
-            return future.result()
-        finally:
-            future.cancel()  # where the user has stopped waiting
-
-    def _open(self) -> tuple[asyncio.AbstractEventLoop, Any]:
-        """Return the client and its loop, in a thread of its own: a notebook's has another loop."""
-        process, opened = self._opened
-        if opened and process == os.getpid():  # a forked process has no such thread
-            return opened
-        headers = {"accept-encoding": "identity"}  # a small reply may unpack to a huge one
-        if self.key:
-            headers["authorization"] = f"Bearer {self.key}"
-        client = self.http.AsyncClient(
-            headers=headers,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # keeps none
-            timeout=None,  # the whole of a reply has one, not each piece of it
-            follow_redirects=False,  # texts go to no host that nobody named
-            trust_env=not is_local(self.url),  # no proxy between this computer and itself
-            limits=self.http.Limits(max_connections=self.at_once),
-        )
-        loop = asyncio.new_event_loop()
-        thread = Thread(target=_serve, args=(loop, client), daemon=True)
-        thread.start()
-        weakref.finalize(self, _stop, loop, thread)
-        self._opened = os.getpid(), (loop, client)
-        return loop, client
-
-    async def _all(self, client: Any, call: "_Call") -> list[bytes | Failed]:
-        """Ask all requests, some at a time; the first failure ends the others."""
-        room, down = asyncio.Semaphore(self.at_once), []
-
-        async def one(place: int) -> None:
-            async with room:
-                if down:  # nothing more is sent
-                    return
-                try:
-                    call.found[place] = await self._one(client, call.requests[place], call)
-                except Failed as error:
-                    call.found[place] = error
-                    if not (call.apart and isinstance(error, Refused)):
-                        down.append(error)
-                        raise
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for place in range(len(call.requests)):
-                    group.create_task(one(place))
-        except* Failed:
-            pass  # it stands in `down`
-        return [call.found[i] if i in call.found else down[0] for i in range(len(call.requests))]
-
-    async def _one(self, client: Any, request: Request, call: "_Call") -> bytes:
-        """Ask one request, several times if need be."""
-        why = LATE
-        for attempt in range(self.retries + 1):
-            left = min(self.timeout, call.left)
-            if left <= 0:
-                break
-            reply = _Reply()
+        call = _Call(time.monotonic() + seconds, most)
+        with ThreadPoolExecutor(self.at_once) as pool:
+            places = {
+                pool.submit(self._reply, call, request): place
+                for place, request in enumerate(requests)
+            }
             try:
-                async with asyncio.timeout(left):
-                    await self._read(client, request, reply, call)
-                if reply.status == 200:
-                    return bytes(reply.content)
-                why = self._refusal(reply)
-            except Failed:
-                raise
-            except UnicodeEncodeError:
-                raise Refused(HALF) from None
-            except TimeoutError:
-                begun = ENDLESS if reply.content else SILENT
-                why = f"{begun} (no whole reply in {left:.3g} seconds)"
-            except (self.http.TransportError, OSError) as error:
-                why = self._because(SILENT, f"{type(error).__name__}: {error}")
-            except Exception as error:  # will not change
-                said = f"{type(error).__name__}: {error}"
-                raise Failed(self._because(REFUSED, said)) from None
-            pause = min(max(reply.wait, FIRST_PAUSE * 2 ** min(attempt, 9)), LONGEST_PAUSE)
-            if attempt == self.retries or pause > call.left:
-                break
-            await asyncio.sleep(pause)
-        raise Failed(why)
+                for done in as_completed(places):
+                    yield places.pop(done), done.result()
+            finally:
+                call.over.set()
 
-    async def _read(self, client: Any, request: Request, reply: "_Reply", call: "_Call") -> None:
-        """Read a reply, which may not be too long."""
-        method = "GET" if request.body is None else "POST"
-        where = f"{self.url}{request.path}"
-        async with client.stream(method, where, json=request.body) as response:
-            reply.status = response.status_code
-            reply.wait = _seconds(response.headers.get("retry-after", ""))
-            async for piece in response.aiter_raw():
-                reply.content += piece
-                call.size += len(piece)
-                if len(reply.content) > LONGEST:
-                    raise Failed(f"{ENDLESS} (it is longer than {LONGEST} bytes)")
-                if call.size > MOST:
-                    raise Failed(f"{LONG} (they are longer than {MOST} bytes)")
+    def _reply(self, call: "_Call", request: Request) -> bytes | Failed:
+        """Return the reply to a request, or why there is none, after several attempts."""
+        own = self.tenacity
+        retrying = own.Retrying(
+            retry=own.retry_if_exception_type(Passing),
+            wait=own.wait_exponential(FIRST_PAUSE, LONGEST_PAUSE)
+            + own.wait_exception(attrgetter("asked")),
+            stop=own.stop_after_attempt(self.retries + 1)
+            | own.stop_before_delay(call.end - time.monotonic())
+            | own.stop_when_event_set(call.over),
+            sleep=own.sleep_using_event(call.over),
+            reraise=True,
+        )
+        try:
+            return retrying(self._attempt, call, request)
+        except Failed as error:
+            if not isinstance(error, Refused) and not call.over.is_set():
+                call.failed = error
+                call.over.set()
+            return error
 
-    def _refusal(self, reply: "_Reply") -> str:
-        """Return why a status is no reply; raise where another attempt would end the same way."""
-        if 300 <= reply.status < 400:  # without the other address, which may hold a key
-            raise Failed(f"{MOVED} (status {reply.status})")
-        said = f"status {reply.status}: {reply.content[:1000].decode(errors='replace')}"
-        why = self._because(REFUSED, said)
-        if reply.status in OF_THE_REQUEST:
-            raise Refused(why)
-        if reply.status < 500 and reply.status not in BUSY:
-            raise Failed(why)
-        return why
+    def _attempt(self, call: "_Call", request: Request) -> bytes:
+        """Return the reply to one attempt."""
+        if call.over.is_set():  # nothing more is sent
+            raise call.failed
+        begun = time.monotonic()
+        seconds = min(self.timeout, call.end - begun)
+        if seconds <= 0:
+            raise Failed(LATE)
+        content = bytearray()
+        try:
+            with self.http.stream(
+                "GET" if request.body is None else "POST",
+                f"{self.url}{request.path}",
+                json=request.body,
+                headers=self.headers,
+                timeout=seconds,
+                follow_redirects=False,  # texts go to no host that nobody named
+                trust_env=not is_local(self.url),  # no proxy between this computer and itself
+                verify=self.certificates,
+            ) as response:
+                for piece in response.iter_raw():
+                    content += piece
+                    call.size += len(piece)
+                    if len(content) > LONGEST:
+                        raise Failed(f"{ENDLESS} (it is longer than {LONGEST} bytes)")
+                    if call.size > call.most:
+                        raise Failed(f"{LONG} (they are longer than {call.most} bytes)")
+                    if time.monotonic() > begun + seconds:  # the client's is for each piece
+                        raise self.http.ReadTimeout("")
+        except Failed:
+            raise
+        except UnicodeEncodeError:
+            raise Refused(HALF) from None
+        except self.http.TimeoutException:
+            why = ENDLESS if content else SILENT
+            raise Passing(f"{why} (no whole reply in {seconds:.3g} seconds)") from None
+        except (self.http.TransportError, OSError) as error:
+            raise Passing(self._because(SILENT, said(error))) from None
+        except Exception as error:  # will not change
+            raise Failed(self._because(REFUSED, said(error))) from None
+        if response.status_code == 200:
+            return bytes(content)
+        raise self._refusal(response, content)
 
-    def _because(self, why: str, said: str) -> str:
+    def _refusal(self, response: Any, content: bytes) -> Failed:
+        """Return the error for a status that is no reply."""
+        status = response.status_code
+        if 300 <= status < 400:  # without the other address, which may hold a key
+            return Failed(f"{MOVED} (status {status})")
+        words = content[:1000].decode(errors="replace")
+        why = self._because(REFUSED, f"status {status}: {words}")
+        if status in OF_THE_REQUEST:
+            return Refused(why)
+        if status < 500 and status not in BUSY:
+            return Failed(why)
+        asked = response.headers.get("retry-after", "")[:3]
+        return Passing(why, min(float(asked), LONGEST_PAUSE) if asked.isdecimal() else 0.0)
+
+    def _because(self, why: str, words: str) -> str:
         """Return what went wrong, with what the endpoint said unless it repeats the key."""
-        return f"{why} ({without_key(said, self.key)})"
+        return f"{why} ({without_key(words, self.key)})"
 
 
 @dataclass
 class _Call:
-    """Requests that are asked together, when they have to be answered, and the replies so far."""
+    """Requests that are asked together: when and by how many bytes they have to be answered."""
 
-    requests: Sequence[Request]
-    end: float | None
-    apart: bool
-    found: dict[int, bytes | Failed] = field(default_factory=dict)
+    end: float
+    most: float
     size: int = 0  # bytes read, of failed attempts too
-
-    @property
-    def left(self) -> float:
-        """Seconds that are left."""
-        return math.inf if self.end is None else self.end - time.monotonic()
-
-
-@dataclass
-class _Reply:
-    """A reply as far as it was read: status, seconds that it asks to wait, and content."""
-
-    status: int = 0
-    wait: float = 0.0
-    content: bytearray = field(default_factory=bytearray)
-
-
-def _seconds(header: str) -> float:
-    """Return the pause that an endpoint asks for, 0 where it is no plain number."""
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        return 0.0
-
-
-def _serve(loop: asyncio.AbstractEventLoop, client: Any) -> None:
-    """Run a loop until it is stopped; the thread holds no reference to the `Client`."""
-    loop.run_forever()
-    loop.run_until_complete(client.aclose())
-    loop.close()
-
-
-def _stop(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
-    """Stop a loop when nobody can use it any more."""
-    loop.call_soon_threadsafe(loop.stop)
-    if thread is not current_thread():
-        thread.join(1)
+    over: Event = field(default_factory=Event)  # nothing more is asked
+    failed: Failed = field(default_factory=Failed)  # because of this
 
 
 # --- addresses and keys ---------------------------------------------------------------------------
@@ -309,74 +258,53 @@ def check_endpoint(field: str, url: str, variable: str, prefix: str) -> None:
     prefix : str
         With which such names begin.
     """
-    if not VARIABLE.fullmatch(variable):
+    if not (variable.isascii() and variable.isidentifier()):
         raise ParameterError(  # without the value, which may be the key
             "parameter api_key_env is no name of an environment variable; give one that "
             f"begins with {prefix}, and put the key there"
         )
-    if not is_address(url):
+    try:
+        found = ADDRESS.validate_python(url)
+        plain = not (found.username or found.password or found.query or found.fragment)
+    except ValidationError:
+        plain = False
+    if not plain:
         raise ParameterError(  # without the value, which may hold a key
             f"parameter {field} is no plain http address such as http://localhost:8000/v1; a "
             f"key belongs into the environment variable {variable}"
         )
 
 
-def key_in(
-    url: str, variable: str, prefix: str, failure: type[IgcoreError], needed: bool = True
-) -> str:
+def key_in(url: str, variable: str, prefix: str) -> str:
     """Return the key that an environment variable holds for an address, or an empty string.
 
-    Parameters
-    ----------
-    needed : bool
-        Whether an endpoint elsewhere needs one; one on this computer does not.
+    A judge or a scorer that is not on this computer needs one.
 
     Raises
     ------
     ParameterError
-        When the variable may not be sent to an endpoint.
-    IgcoreError
-        The given failure where the variable holds no key.
+        When the variable may not be sent to an endpoint, or holds no key.
     """
-    check_variable(variable, prefix)
+    allowed = prefix + ALLOWED
+    if not variable.startswith(prefix) and variable != os.environ.get(allowed):
+        raise ParameterError(
+            f"api_key_env names the environment variable {variable}, which a params file alone may "
+            f"not send away; put the key into {prefix}KEY or another one that begins with "
+            f"{prefix}, or allow this one by setting {allowed} to its name"
+        )
     key = os.environ.get(variable, "").strip()
-    clean = key.isascii() and (key.isprintable() or not key)
-    if not clean or (needed and not key and not is_local(url)):
-        raise failure(
+    needed = prefix != SERVER and not is_local(url)
+    if not (key.isascii() and key.isprintable()) or (needed and not key):
+        raise ParameterError(
             f"the environment variable {variable} holds no key; put only the key of "
             f"{url} there, without a line break, or any word if it asks for none"
         )
     return key
 
 
-def is_address(url: str) -> bool:
-    """Say whether a client can call this address, and it holds nothing that may be a key."""
-    found = ADDRESS.fullmatch(url)
-    if found and NUMBERS.fullmatch(host := found[1].strip("[]")):
-        try:
-            ip_address(host)
-        except ValueError:
-            return False
-    return found is not None
-
-
 def is_local(url: str) -> bool:
-    """Say whether an address is on this computer."""
+    """True if an address is on this computer."""
     return bool(LOOPBACK.fullmatch(urlsplit(url).hostname or ""))
-
-
-def check_variable(name: str, prefix: str) -> None:
-    """Raise ``ParameterError`` unless this environment variable may be sent to an endpoint.
-
-    `prefix` is `JUDGE`, `SCORER` or `SERVER`.
-    """
-    allowed = prefix + ALLOWED
-    if not name.startswith(prefix) and name != os.environ.get(allowed):
-        raise ParameterError(
-            f"api_key_env names the environment variable {name}, which a params file alone may not "
-            f"send away; put the key into {prefix}KEY or another one that begins with {prefix}, or "
-            f"allow this one by setting {allowed} to its name"
-        )
 
 
 def without_key(text: str, key: str) -> str:

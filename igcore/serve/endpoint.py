@@ -1,20 +1,18 @@
 """A model behind an endpoint as a cost or a reward: a number for each text, over HTTP.
 
-`APIS` says for each kind of endpoint which route is asked, how, and how the number is read.
 Whatever comes back in another form, too late or too long is NaN, which is never safe.
 """
 
 import math
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict
 
-from ..errors import ParameterError, ScorerError, ScorerWarning
+from ..errors import ParameterError, ScorerError, ScorerWarning, said
 from ..files import digest_of
 from ..models.probe import HELPFUL, probe
 from ..models.wording import Wording, filled, label_ids
@@ -23,86 +21,33 @@ from ..scorers import COST
 from ..settings import Natural, Options, Rows, Seconds, Threads, one_of, settings
 from .client import SCORER, Client, Failed, Refused, Request, check_endpoint, key_in, without_key
 
-JSON: TypeAdapter[Any] = TypeAdapter(Any)  # refuses what is nested without end, too
-LARGEST = 1 - 1e-9  # probability whose log odds are told from infinity
 TEXT = "[User]\n{prompt}\n\n[Assistant]\n{response}"  # what a classifier reads
-# what a reader raises
-MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+ROUTES = {"classify": "/classify", "vllm-labels": "/generative_scoring"}  # of each kind of endpoint
+# options that only one kind has
+OPTIONS = {"guard": "vllm-labels", "labels": "classify", "template": "classify"}
 
 
-# --- kinds of endpoints ---------------------------------------------------------------------------
+class Part(BaseModel):
+    """What a reply says about a text; a number in quotes is none, and neither is a verdict."""
+
+    model_config = ConfigDict(strict=True)
+    index: int
+    probs: list[float] = []
+    score: float = math.nan
 
 
-def inputs(scorer: "Endpoint", parts: Sequence[Any]) -> dict[str, Any]:
-    """Ask for the classes of texts."""
-    return {"input": list(parts)}
+class Usage(BaseModel):
+    """The tokens that a server says that it has read."""
+
+    model_config = ConfigDict(strict=True)
+    prompt_tokens: int
 
 
-def classes(scorer: "Endpoint", reply: Any, parts: Sequence[Any]) -> list[float]:
-    """Read the sum of the probabilities of the classes that count."""
-    probabilities = [part["probs"] for part in in_order(reply["data"])]
-    if not scorer.labels and any(len(each) != 1 for each in probabilities):
-        raise ValueError("it has several classes; say in labels which count, from 0")
-    return [math.fsum(number(each[i]) for i in scorer.labels or [0]) for each in probabilities]
+class Reply(BaseModel):
+    """A reply, as far as it is read here."""
 
-
-def items(scorer: "Endpoint", parts: Sequence[Any]) -> dict[str, Any]:
-    """Ask for the probabilities of labels after token ids."""
-    labels = {"label_token_ids": scorer.label_ids, "apply_softmax": True}
-    return {"query": [], "items": list(parts)} | labels
-
-
-def first_label(scorer: "Endpoint", reply: Any, parts: Sequence[Any]) -> list[float]:
-    """Read the probability of unsafe from that of the first label, the only one that is told.
-
-    A server may cut the end of a long text off without a word, or put several texts into one. So
-    all tokens that were sent must have been read, and no others.
-    """
-    read, sent = reply["usage"]["prompt_tokens"], sum(map(len, parts))
-    if type(read) is not int or read != sent:
-        raise ValueError(f"it has read {read} tokens of {sent}")
-    first = [number(part["score"]) for part in in_order(reply["data"])]
-    return first if len(scorer.wording.unsafe) == 1 else [1 - p for p in first]
-
-
-def number(value: Any) -> float:
-    """Return a number of a reply; one in quotes is none, and neither is a verdict."""
-    if type(value) not in (int, float):
-        raise TypeError(f"{str(value)[:20]!r} is no number")
-    return float(value)
-
-
-def in_order(data: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the parts of a reply in the order of the texts."""
-    known = {number(part["index"]): part for part in data}
-    return [known[index] for index in range(len(data))]
-
-
-class Api(NamedTuple):
-    """One kind of endpoint.
-
-    Attributes
-    ----------
-    route : str
-    body : callable
-        (scorer, what is sent of each text) -> the request besides the model.
-    read : callable
-        (scorer, reply as JSON values, what was sent of each text) -> their numbers.
-    options : tuple of str
-        Of the scorer, those that only this kind has.
-    """
-
-    route: str
-    body: Callable[["Endpoint", Sequence[Any]], dict[str, Any]]
-    read: Callable[["Endpoint", Any, Sequence[Any]], list[float]]
-    options: tuple[str, ...]
-
-
-APIS = {
-    "classify": Api("/classify", inputs, classes, ("labels", "template")),
-    "vllm-labels": Api("/generative_scoring", items, first_label, ("guard", "log_odds")),
-}
-OPTIONS = ("guard", "labels", "log_odds", "template")
+    data: list[Part]
+    usage: Usage | None = None
 
 
 # --- the scorer -----------------------------------------------------------------------------------
@@ -121,7 +66,7 @@ class Endpoint:
     model : str
         As the endpoint calls it.
     api : str
-        A key of `APIS`. ``classify`` is vLLM's route for reward models and classifiers;
+        A key of `ROUTES`. ``classify`` is vLLM's route for reward models and classifiers;
         ``vllm-labels`` reads a generative guard as the scorer `guard` does.
     url : str
         Address of the server, with or without ``/v1``.
@@ -140,8 +85,6 @@ class Endpoint:
         Folder or name on the hub of the model's tokenizer. ``vllm-labels`` is sent its tokens. For
         ``classify`` it breaks up special tokens that a text spells out, which a server may read as
         such.
-    log_odds : bool
-        Of ``vllm-labels`` whether the number is log p - log (1 - p) of the probability p.
     api_key_env : str
         Name of the environment variable that holds the key: one that begins with
         ``IGCORE_SCORER_``, or the one that the variable ``IGCORE_SCORER_KEY_FROM`` names. An
@@ -157,14 +100,13 @@ class Endpoint:
     """
 
     model: str
-    api: Annotated[str, one_of(APIS)]
+    api: Annotated[str, one_of(ROUTES)]
     url: str = "http://localhost:8000"
     sign: Literal["higher is worse", "higher is better"] = COST
     labels: list[Natural] | None = None
     guard: Options | None = None
     template: str | None = None
     tokenizer: str | None = None
-    log_odds: bool = False
     api_key_env: str = "IGCORE_SCORER_KEY"
     timeout: Seconds = 120.0
     batch: Rows = 32
@@ -174,8 +116,8 @@ class Endpoint:
 
     def __post_init__(self):
         check_endpoint("url", self.url, self.api_key_env, SCORER)
-        for name in OPTIONS:
-            if getattr(self, name) and name not in self.kind.options:
+        for name, api in OPTIONS.items():
+            if getattr(self, name) and api != self.api:
                 raise ParameterError(f"api {self.api!r} does not read {name}; leave it out")
         if self.api == "vllm-labels":
             if not self.guard or not self.tokenizer:
@@ -195,11 +137,6 @@ class Endpoint:
     # --- what it is ---
 
     @property
-    def kind(self) -> Api:
-        """The kind of endpoint."""
-        return APIS[self.api]
-
-    @property
     def name(self) -> str:
         """Its name in records."""
         role = "cost" if self.sign == COST else "reward"
@@ -208,9 +145,7 @@ class Endpoint:
     @property
     def unit(self) -> str:
         """What one point means."""
-        if self.api == "classify":
-            return "points"
-        return "log odds" if self.log_odds else "probability"
+        return "points" if self.api == "classify" else "probability"
 
     @cached_property
     def digest(self) -> str:
@@ -265,8 +200,13 @@ class Endpoint:
     ) -> np.ndarray:
         """Return one number per text (n,) float64, NaN where there is none; `finished` is ignored.
 
-        A warning says why there is none. It does not raise: the texts would be asked for again one
-        by one, and each would take `timeout` seconds of an endpoint that is down.
+        A warning says why there is none. Of an endpoint that is down it does not raise: the texts
+        would be asked for again one by one, and each would take `timeout` seconds.
+
+        Raises
+        ------
+        ScorerError
+            When it refuses several texts together, of which it may take others alone.
         """
         scores, why = self._ask(prompts, responses)
         if why:
@@ -279,39 +219,54 @@ class Endpoint:
         return f"scorer {self.name!r} at {self.url}"
 
     def _ask(self, prompts: Sequence[str], responses: Sequence[str]) -> tuple[np.ndarray, str]:
-        """Return one number per text (n,), and why there is none for some."""
+        """Return one number per text (n,), NaN where there is none, and why."""
         parts = [self._part(*text) for text in zip(prompts, responses, strict=True)]
-        numbers, reasons = np.full(len(parts), math.nan), []
-        end, places = time.monotonic() + self.timeout, list(range(len(parts)))
-        batches = [places[at : at + self.batch] for at in range(0, len(parts), self.batch)]
-        while batches:
-            texts = [[parts[i] for i in batch] for batch in batches]
-            bodies = [{"model": self.model} | self.kind.body(self, some) for some in texts]
-            requests = [Request(self.kind.route, body) for body in bodies]
-            replies = self.client.each(requests, end - time.monotonic())
-            asked, batches = batches, []
-            down = any(type(reply) is Failed for reply in replies)
-            for batch, some, reply in zip(asked, texts, replies, strict=True):
-                if isinstance(reply, Refused) and len(batch) > 1 and not down:
-                    batches += [[i] for i in batch]  # a text that is refused costs only itself
-                    continue
-                numbers[batch], why = self._read(reply, some)
-                reasons += [why] if why else []
-        return numbers, next(iter(reasons), "")
+        batches = [parts[at : at + self.batch] for at in range(0, len(parts), self.batch)]
+        requests = [Request(ROUTES[self.api], self._body(some)) for some in batches]
+        replies = self.client.each(requests, self.timeout)
+        failed = [reply for reply in replies if isinstance(reply, Failed)]
+        if failed and len(parts) > 1 and all(isinstance(reply, Refused) for reply in failed):
+            raise ScorerError(f"{self._place} {failed[0]}")
+        read = [self._read(*pair) for pair in zip(replies, batches, strict=True)]
+        numbers = [number for found, _ in read for number in found]
+        return np.array(numbers), next((why for _, why in read if why), "")
 
     def _read(self, reply: bytes | Failed, parts: Sequence[Any]) -> tuple[list[float], str]:
         """Return the numbers of a reply, NaN where there is none, and why."""
         if isinstance(reply, Failed):
             return [math.nan] * len(parts), str(reply)
         try:
-            found = self.kind.read(self, JSON.validate_json(reply), parts)
-            if len(found) != len(parts):
-                raise ValueError(f"it gives {len(found)} numbers for {len(parts)} texts")
-            return [self.scaled(number) for number in found], ""
-        except MALFORMED as error:
-            said = without_key(f"{type(error).__name__}: {error}", self.client.key)
-            why = f"does not answer as {self.kind.route} does ({said}); correct api, url or labels"
-        return [math.nan] * len(parts), why
+            return self._numbers(Reply.model_validate_json(reply), parts), ""
+        except (ValueError, LookupError, ArithmeticError) as error:
+            words, route = without_key(said(error), self.client.key), ROUTES[self.api]
+            why = f"does not answer as {route} does ({words}); correct api, url or labels"
+            return [math.nan] * len(parts), why
+
+    def _numbers(self, reply: Reply, parts: Sequence[Any]) -> list[float]:
+        """Return the numbers of a reply in the order of the texts; raise for another form."""
+        if len(reply.data) != len(parts):
+            raise ValueError(f"it gives {len(reply.data)} numbers for {len(parts)} texts")
+        known = {part.index: part for part in reply.data}
+        found = [known[index] for index in range(len(parts))]
+        if self.api == "classify":
+            if not self.labels and any(len(part.probs) != 1 for part in found):
+                raise ValueError("it has several classes; say in labels which count, from 0")
+            return [math.fsum(part.probs[i] for i in self.labels or [0]) for part in found]
+        # a server may cut the end of a long text off without a word, or put several texts into one
+        read, sent = reply.usage and reply.usage.prompt_tokens, sum(map(len, parts))
+        if read != sent:
+            raise ValueError(f"it has read {read} tokens of {sent}")
+        # only the probability of the first label is told
+        safe_first = len(self.wording.unsafe) > 1
+        unsafe = [1 - part.score if safe_first else part.score for part in found]
+        return [p if 0 <= p <= 1 else math.nan for p in unsafe]
+
+    def _body(self, parts: Sequence[Any]) -> dict[str, Any]:
+        """Return a request for the classes of texts, or for the labels after them."""
+        if self.api == "classify":
+            return {"model": self.model, "input": list(parts)}
+        labels = {"label_token_ids": self.label_ids, "apply_softmax": True}
+        return {"model": self.model, "query": [], "items": list(parts)} | labels
 
     def _part(self, prompt: str, response: str) -> Any:
         """Return what is sent of a text: its tokens, or it with its prompt as one text."""
@@ -325,16 +280,7 @@ class Endpoint:
 
     @cached_property
     def client(self) -> Client:
-        """The way to the endpoint; made once, which takes longer than many requests."""
-        key = key_in(self.url, self.api_key_env, SCORER, ScorerError)
+        """The way to the endpoint."""
+        key = key_in(self.url, self.api_key_env, SCORER)
         limits = {"timeout": self.timeout, "retries": self.max_retries, "at_once": self.workers}
         return Client(self.url.rstrip("/").removesuffix("/v1"), key, **limits)
-
-    def scaled(self, number: float) -> float:
-        """Return a number of a reply as a score; NaN for a probability that is none."""
-        if self.api == "vllm-labels" and not 0 <= number <= 1:
-            return math.nan
-        if not self.log_odds:
-            return number
-        p = min(max(number, 1 - LARGEST), LARGEST)
-        return math.log(p) - math.log1p(-p)

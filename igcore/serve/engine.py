@@ -23,11 +23,12 @@ It differs from a local engine in this:
   from. So log q of such a block is NaN, and with it the KL of its round in a trace.
 * llama.cpp's server gives no probability of a token inside a character of several tokens. All
   log-probabilities of such a sample are NaN.
-* No near tie is seen, and none is counted.
+* No near tie is seen, and none is counted. No token is proposed, which ARGS needs.
 """
 
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -39,12 +40,10 @@ from ..engine.diversity import Penalty
 from ..engine.kv_cache import History
 from ..engine.sampling import uniforms
 from ..errors import PolicyError
-from .completions import Choice, Told, request_of, samples_in
-from .server import Server
+from .server import Choice, LlamaCppSample, Server, request_of, samples_in
 
 BAN = 100.0  # nats; what OpenAI's interface allows
 SEEDS = 2**31
-DOUBT = -20.0  # nats: samples that are the same by less chance are none
 Bias = dict[str, float]  # token -> nats
 # sequences -> the output of a middle layer at every token, (n, H) float32 each
 States = Callable[[Sequence[Sequence[int]]], list[Tensor]]
@@ -74,7 +73,6 @@ class ServedEngine:
 
     def __init__(self, server: Server, eos_ids: Collection[int], states: States | None = None):
         self.server, self.eos_ids, self.states = server, frozenset(eos_ids), states
-        self._chance = 0.0  # log-probability that all samples of late blocks are the same
         self._start([], [])
 
     def _start(self, sequences: list[list[int]], asked: list[int]) -> None:
@@ -122,12 +120,26 @@ class ServedEngine:
                 )
                 for first, *others in shares
             ]  # fmt: skip
-            for share, choices in zip(shares, self._choices(bodies), strict=True):
-                for c, choice in zip(share, choices, strict=True):
-                    self._add(block, c, choice, penalties[c], keys[c], biases)
+            try:
+                for share, choices in zip(shares, self._choices(bodies), strict=True):
+                    for c, choice in zip(share, choices, strict=True):
+                        self._add(block, c, choice, penalties[c], keys[c], biases)
+            except ValueError as error:
+                raise PolicyError(
+                    f"the server at {self.server.url} gave a reply that is no completion with "
+                    f"token ids and their log-probabilities ({' '.join(str(error).split())[:200]})"
+                    "; serve the model with vLLM or llama.cpp's server"
+                ) from None
             open_ = [c for c in open_ if not block.ended[c] and len(block.tokens[c]) < length]
-        self._doubt(rows, block)
-        return self._numbered(rows, block, last, length)
+        for c, row in enumerate(rows):
+            tokens = block.tokens[c]
+            # as many as a local model would read: neither an end token nor the last of a response
+            unread = block.ended[c] or (last and len(tokens) == length)
+            block.encoded[c] = len(tokens) - unread
+            if not block.ended[c]:
+                self._grown[self._drawn + c] = self.sequences[row] + tokens, self.asked[row]
+        self._drawn += len(rows)
+        return block
 
     def _body(
         self,
@@ -167,118 +179,48 @@ class ServedEngine:
         self,
         block: Block,
         c: int,
-        choice: Choice | Told,
+        choice: Choice | LlamaCppSample,
         penalty: Penalty | None,
         keys: Sequence[int],
         biases: dict[int, Bias],
     ) -> None:
         """Append a sample to a candidate, up to its end or the first token that is refused.
 
-        A token that was drawn with its bias is not refused again.
+        A token that was drawn with its bias is not refused again. ``ValueError`` for a sample that
+        ends too early.
         """
-        try:
-            tokens, log_p = choice.sample
-            biased = biases.pop(c, None) is not None
-            asked = 1 if biased else len(keys) - len(block.tokens[c])
-            for token, x in zip(tokens[:asked], log_p, strict=False):
-                if penalty and not biased:
-                    factors = penalty.at(block.tokens[c])
-                    key = keys[len(block.tokens[c])]
-                    if uniforms([key])[0, -1] >= factors.get(token, 1.0):
-                        biases[c] = bias_of(factors)
-                        return
-                block.append(c, token, x, math.nan if penalty else x, False)
-                if token in self.eos_ids:
-                    block.ended[c] = True
+        tokens, log_p = choice.sample
+        biased = biases.pop(c, None) is not None
+        asked = 1 if biased else len(keys) - len(block.tokens[c])
+        for token, x in zip(tokens[:asked], log_p, strict=False):
+            if penalty and not biased:
+                factors = penalty.at(block.tokens[c])
+                key = keys[len(block.tokens[c])]
+                if uniforms([key])[0, -1] >= factors.get(token, 1.0):
+                    biases[c] = bias_of(factors)
                     return
-            if len(tokens) != asked:
-                end = f"{tokens[-1:]}, which is no end token of the policy"
-                raise ValueError(f"a sample of {len(tokens)} tokens for {asked} ends with {end}")
-        except ValueError as error:
-            raise self._malformed(error) from None
+            block.append(c, token, x, math.nan if penalty else x, False)
+            if token in self.eos_ids:
+                block.ended[c] = True
+                return
+        if len(tokens) != asked:
+            end = f"{tokens[-1:]}, which is no end token of the policy"
+            raise ValueError(f"a sample of {len(tokens)} tokens for {asked} ends with {end}")
 
-    def _numbered(self, rows: Sequence[int], block: Block, last: bool, length: int) -> Block:
-        """Number the candidates of a block on, and keep the sequences of the live ones."""
-        for c, row in enumerate(rows):
-            tokens = block.tokens[c]
-            # as many as a local model would read: neither an end token nor the last of a response
-            unread = block.ended[c] or (last and len(tokens) == length)
-            block.encoded[c] = len(tokens) - unread
-            if not block.ended[c]:
-                self._grown[self._drawn + c] = self.sequences[row] + tokens, self.asked[row]
-        self._drawn += len(rows)
-        return block
-
-    def _choices(self, bodies: Sequence[dict[str, Any]]) -> list[list[Choice | Told]]:
+    def _choices(self, bodies: Sequence[dict[str, Any]]) -> list[list[Choice | LlamaCppSample]]:
         """Return the samples that each request gives, in their order."""
-        bodies = [request_of(body) for body in bodies]
         found = []
+        bodies = [request_of(body) for body in bodies]
         for body, content in zip(bodies, self.server.complete(bodies), strict=True):
-            try:
-                choices = sorted(samples_in(content), key=lambda choice: choice.index)
-                if [choice.index for choice in choices] != list(range(body["n"])):
-                    raise ValueError(f"it has not the {body['n']} samples that were asked for")
-                for choice in choices:
-                    highest = max((*choice.sample[0], *dict(choice.most_probable)), default=0)
-                    if highest >= self.server.vocabulary:
-                        raise ValueError(f"token {highest} is unknown to the tokenizer")
-            except ValueError as error:
-                raise self._malformed(error) from None
+            choices = sorted(samples_in(content), key=attrgetter("index"))
+            if [choice.index for choice in choices] != list(range(body["n"])):
+                raise ValueError(f"it has not the {body['n']} samples that were asked for")
+            for choice in choices:
+                highest = max(choice.sample[0], default=0)
+                if highest >= self.server.vocabulary:
+                    raise ValueError(f"token {highest} is unknown to the tokenizer")
             found.append(choices)
         return found
-
-    def _doubt(self, rows: Sequence[int], block: Block) -> None:
-        """Refuse a server that gives the same sample again and again, whatever seed it is sent."""
-        for row in set(rows):
-            same = [c for c, own in enumerate(rows) if own == row]
-            told = [x for x in block.log_p[same[0]] if not math.isnan(x)]
-            self._chance += (len(same) - 1) * math.fsum(told)
-            if any(block.tokens[c] != block.tokens[same[0]] for c in same):
-                self._chance = 0.0
-        if self._chance < DOUBT:
-            raise PolicyError(
-                f"the server at {self.server.url} gives the same tokens for every seed, although "
-                "by its own probabilities they would differ; serve the model with vLLM or "
-                "llama.cpp's server, and let it sample at temperature 1 by the seed of a request"
-            )
-
-    def _malformed(self, error: ValueError) -> PolicyError:
-        """Return the error for a reply that cannot be used."""
-        why = " ".join(str(error).split())[:200]
-        return PolicyError(
-            f"the server at {self.server.url} gave a reply that is no completion with token ids "
-            f"and their log-probabilities ({why}); serve the model with vLLM or "
-            "llama.cpp's server"
-        )
-
-    def propose(self, rows: Sequence[int], k: int) -> Block:
-        """Offer the k most probable next tokens of each row, the most probable first.
-
-        See `igcore.engine.local.LocalEngine.propose`.
-
-        Raises
-        ------
-        PolicyError
-            When the server does not give so many.
-        """
-        # the most probable token, because llama.cpp tells nothing about one inside a character
-        one = {"max_tokens": 1, "n": 1, "seed": 0, "logprobs": k, "temperature": 0.0}
-        bodies = [one | {"prompt": self.sequences[row]} for row in rows]
-        block = Block.empty(self._drawn, len(rows) * k)
-        for i, (choice,) in enumerate(self._choices(bodies)):
-            best = sorted(choice.most_probable, key=lambda pair: -pair[1])[:k]
-            if len(best) < k:
-                raise PolicyError(
-                    f"the server at {self.server.url} gave {len(best)} of the {k} most probable "
-                    "tokens by their ids; lower top_k, or serve the model with vLLM or llama.cpp's "
-                    "server"
-                )
-            for c, (token, log_p) in enumerate(best, start=i * k):
-                block.append(c, token, log_p, log_p, False)
-                block.ended[c] = token in self.eos_ids
-        block = self._numbered([row for row in rows for _ in range(k)], block, False, 1)
-        block.encoded = [0] * len(block.tokens)  # a proposed token is read when it is taken
-        return block
 
     def rollback(self, keep: Sequence[int] = ()) -> None:
         """Return to the rows at the block's start; only `keep` may still be selected."""

@@ -22,14 +22,14 @@ from ..policy import Policy
 from ..settings import Count, Natural, Options, Seconds, settings
 from .client import SERVER, Client, check_endpoint, key_in
 from .engine import ServedEngine
-from .server import OTHER, UNLIMITED, Server, Software, check_tokenizer, described, limit_of
+from .server import UNLIMITED, Server, check_tokenizer, described
 from .states import HiddenStates, StatesOptions
 
 REPLAY = {
     False: "by statistics and not by bits",
     True: "by bits: the server is said to be batch invariant",
 }
-DESCRIBED = ("root", "max_model_len", "meta")  # what a server may say about a model
+DESCRIBED = {"root", "max_model_len", "meta"}  # what a server may say about a model
 
 
 @settings(kw_only=True)
@@ -88,29 +88,20 @@ class ServedOptions:
             check_endpoint("server of states", self.hidden.server, self.api_key_env, SERVER)
 
     @property
-    def url(self) -> str:
-        """The address without ``/v1``."""
-        return address(self.server)
-
-    @property
     def hidden(self) -> StatesOptions:
         """The options of `states`."""
         return StatesOptions(**self.states or {})
 
-    def connect(self, url: str) -> Server:
+    def connect(self, address: str) -> Server:
         """Return a server; ``ParameterError`` for a key that is none or may not be sent."""
-        key = key_in(url, self.api_key_env, SERVER, ParameterError, needed=False)
+        url = address.rstrip("/").removesuffix("/v1")
+        key = key_in(url, self.api_key_env, SERVER)
         limits = {"timeout": self.timeout, "retries": self.max_retries, "at_once": self.at_once}
         return Server(Client(url, key, **limits), self.model)
 
 
-def address(server: str) -> str:
-    """Return an address without ``/v1``."""
-    return server.rstrip("/").removesuffix("/v1")
-
-
-class Elsewhere:
-    """What stands for the model of a served policy: it takes no memory here, and cannot be read."""
+class RemoteModel:
+    """Placeholder for the model of a served policy; any access raises ``PolicyError``."""
 
     device, dtype = torch.device("cpu"), "the server's"
 
@@ -138,7 +129,6 @@ class ServedPolicy(Policy):
     Attributes
     ----------
     server : Server
-    software : Software
     limit : int
         Longest sequence that the server takes, in tokens.
     served : dict
@@ -151,7 +141,6 @@ class ServedPolicy(Policy):
     """
 
     server: Any = None
-    software: Software = OTHER
     limit: int = UNLIMITED
     served: dict[str, Any] = field(default_factory=dict)
     states: HiddenStates | None = None
@@ -178,6 +167,11 @@ class ServedPolicy(Policy):
         """Refuse what a server cannot do, before anything is decoded."""
         if method.network and not (method.asks_critic and self.states):
             raise no_latents(name, method.network)
+        if method.search:
+            raise ParameterError(
+                f"method {name!r} asks for the most probable tokens, which are not read from a "
+                "server; load the policy here, or name another method"
+            )
         if method.asks_critic and critic is not None and critic.watch is None:
             raise ParameterError(
                 f"method {name!r} has a critic that reads more than a middle layer, which is all "
@@ -216,17 +210,16 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     template = given.template or known.template or ("chat" if tokenizer.chat_template else "raw")
     check_chat(tokenizer, template, f"policy {given.model!r}")
     ends = (*known.ends, *given.ends)
-    server = given.connect(given.url)
-    entry, software, version, samples = described(server)
-    server.samples, server.path = samples, software.completes
+    server = given.connect(given.server)
+    entry, software, version = described(server)
     server.vocabulary = 1 + max(tokenizer.get_vocab().values())
     check_tokenizer(server, tokenizer)
     served = {
-        "server": given.url,
+        "server": server.url,
         "model": given.model,
         "software": software.name,
         "version": version,
-        "described": {name: entry[name] for name in DESCRIBED if entry.get(name) is not None},
+        "described": entry.model_dump(include=DESCRIBED, exclude_unset=True, exclude_none=True),
         "batch_invariant": given.batch_invariant,
         "replay": REPLAY[given.batch_invariant],
     }
@@ -236,14 +229,13 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     name = f"{Path(given.model).name.removesuffix('.gguf')}@{software.name}"
     policy = ServedPolicy(
         name=name,
-        model=Elsewhere(name),
+        model=RemoteModel(name),
         tokenizer=tokenizer,
         template=TEMPLATES[template],
         eos_ids=eos_ids_of(ends_of(folder), tokenizer, ends),
         files=contents_of(folder, weights=False),
         server=server,
-        software=software,
-        limit=limit_of(server, entry),
+        limit=entry.max_model_len or entry.meta.n_ctx,
         served=served,
         states=states,
         origin=origin,
@@ -267,7 +259,7 @@ def hidden_of(given: ServedOptions) -> tuple[Policy, HiddenStates]:
         )
     origin = load_policy(options.policy, weights=False)
     width = origin.model.config.get_text_config().hidden_size
-    return origin, HiddenStates(given.connect(address(options.server)), folder, width)
+    return origin, HiddenStates(given.connect(options.server), folder, width)
 
 
 def check_alike(policy: Policy, origin: Policy) -> None:

@@ -1,28 +1,44 @@
-"""A server of a language model, as the served engine asks it, and what it says of itself."""
+"""A server of a language model: what it says of itself, what it is asked, and its replies.
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+A request for completions holds the names of vLLM and of llama.cpp's server; each reads its own.
+Their replies have two forms.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ..errors import PolicyError, unknown_name
 from .client import Client, Failed, Request
-from .completions import Tokens
 
-ANY = 10**6  # samples
-UNLIMITED = 2**31  # tokens of a context that nobody tells
+UNLIMITED = 2**31  # tokens
 TEXT = "The quick brown fox jumps over 13 lazy dogs"  # read by both tokenizers
+# the policy's own distribution, whatever a server's or a model's defaults are
+SAMPLING = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "samplers": ["temperature"],  # llama.cpp's
+    "return_tokens": True,  # llama.cpp
+    "return_token_ids": True,  # vLLM
+}
+ROUNDING = 1e-4  # nats by which the logarithm of a probability may lie above 0
 
 
 class Software(NamedTuple):
-    """What is known of a server's software.
+    """A server's software.
 
     Attributes
     ----------
     name : str
     where, version : str
         A path, and the field of the reply that holds the version.
-    samples : int or str
-        Samples that a request may ask for, or the field of the same reply that says it.
     completes : str
         The path where it completes prompts.
     """
@@ -30,19 +46,15 @@ class Software(NamedTuple):
     name: str
     where: str
     version: str
-    samples: int | str
-    completes: str = "/v1/completions"
+    completes: str
 
 
 # by what /v1/models says in ``owned_by``
 SOFTWARE = {
-    "vllm": Software("vLLM", "/version", "version", ANY),
+    "vllm": Software("vLLM", "/version", "version", "/v1/completions"),
     # its /v1/completions gives no ids of tokens inside a character
-    "llamacpp": Software(
-        "llama.cpp", "/props", "build_info", "total_slots", completes="/completion"
-    ),
+    "llamacpp": Software("llama.cpp", "/props", "build_info", "/completion"),
 }
-OTHER = Software("unknown", "", "", 1)
 
 
 class Server:
@@ -64,12 +76,8 @@ class Server:
         self, client: Client, model: str, *, samples: int = 1, path: str = "/v1/completions"
     ):
         self.client, self.model, self.samples, self.path = client, model, samples, path
-        self.vocabulary = UNLIMITED  # number above all ids of the policy's tokenizer
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return self.client.url
+        self.url = client.url
+        self.vocabulary = 2**31  # number above all ids of the policy's tokenizer
 
     def complete(self, bodies: Sequence[dict[str, Any]]) -> list[bytes]:
         """Return the replies to requests for completions, see `ask`."""
@@ -92,64 +100,88 @@ class Server:
             ) from None
 
 
-# --- what a server says of itself ----------------------------------------------------------------
+# --- what a server says of itself -----------------------------------------------------------------
+
+Positive = Annotated[int, Field(gt=0)]
 
 
-def described(server: Server) -> tuple[dict[str, Any], Software, str, int]:
-    """Ask a server about its model.
+class Reply(BaseModel):
+    """A part of a reply: no number in quotes, no true or 1.0 for 1."""
 
-    Returns
-    -------
-    entry : dict
-        What it says about the model.
-    software : Software
-    version : str
-    samples : int
-        That one request may ask for.
-    """
-    models = asked(server, "/v1/models").get("data")
-    entries = {}
-    for entry in models if isinstance(models, list) else []:
-        if isinstance(entry, dict) and isinstance(entry.get("id"), str):
-            others = entry.get("aliases")
-            names = [entry["id"], *(others if isinstance(others, list) else [])]
-            entries |= {name: entry for name in names if isinstance(name, str)}
+    model_config = ConfigDict(strict=True)
+
+
+class Described(Reply):
+    """A part of a reply whose other fields are kept, too."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+Form = TypeVar("Form", bound=Reply)
+
+
+class Meta(Described):
+    """What llama.cpp's server says about a model."""
+
+    n_ctx: Positive = UNLIMITED
+
+
+class Entry(Reply):
+    """What a server says about a model, as far as it is read here."""
+
+    id: str
+    owned_by: str = ""
+    root: str | None = None
+    max_model_len: Positive | None = None
+    meta: Meta = Meta()
+
+
+class Models(Reply):
+    """What a server says about its models."""
+
+    data: list[Entry]
+
+
+class Facts(Described):
+    """What a server says about its software, in fields that depend on it."""
+
+    total_slots: Positive = 10**6  # samples that one request may ask for
+
+
+class Tokens(Reply):
+    """A reply to a text that is to be cut into tokens."""
+
+    tokens: list[int]
+
+
+def described(server: Server) -> tuple[Entry, Software, str]:
+    """Ask a server about its model and its version, and how it is to be asked."""
+    entries = {entry.id: entry for entry in asked(server, "/v1/models", Models).data}
     if server.model not in entries:
         raise unknown_name(f"model of the server at {server.url}:", server.model, entries)
     entry = entries[server.model]
-    software = SOFTWARE.get(str(entry.get("owned_by")), OTHER)
-    facts = asked(server, software.where) if software.where else {}
-    version = str(facts.get(software.version, "unknown"))[:100]
-    samples = software.samples
-    if isinstance(samples, str):
-        told = facts.get(samples)
-        samples = told if type(told) is int and told > 0 else 1
-    return entry, software, version, samples
+    if entry.owned_by not in SOFTWARE:
+        raise PolicyError(
+            f"the server at {server.url} is neither vLLM nor llama.cpp's, whose forms of a reply "
+            "are read here; serve the model with one of them"
+        )
+    software = SOFTWARE[entry.owned_by]
+    facts = asked(server, software.where, Facts)
+    version = str((facts.model_extra or {}).get(software.version, "unknown"))[:100]
+    server.path, server.samples = software.completes, facts.total_slots
+    return entry, software, version
 
 
-def asked(server: Server, path: str) -> dict[str, Any]:
-    """Return what a server says at a path; ``PolicyError`` unless it is a JSON mapping."""
+def asked(server: Server, path: str, form: type[Form]) -> Form:
+    """Return what a server says at a path; ``PolicyError`` for what has another form."""
     (content,) = server.ask([Request(path)])
     try:
-        return dict(json.loads(content).items())
-    except (ValueError, AttributeError, RecursionError):
+        return form.model_validate_json(content)
+    except ValueError:
         raise PolicyError(
             f"the server at {server.url} does not answer {path} as vLLM and llama.cpp's server "
             "do; correct the address"
         ) from None
-
-
-def limit_of(server: Server, entry: Mapping[str, Any]) -> int:
-    """Return the longest sequence of a model; ``PolicyError`` for one that is no number."""
-    limit, meta = entry.get("max_model_len"), entry.get("meta")
-    if limit is None:
-        limit = (meta.get("n_ctx") if isinstance(meta, dict) else meta) or UNLIMITED
-    if type(limit) is int and limit > 0:
-        return limit
-    raise PolicyError(
-        f"the server at {server.url} gives {str(limit)[:50]!r} as the longest sequence of "
-        f"{server.model}, which is no whole number above 0; correct the address"
-    )
 
 
 def check_tokenizer(server: Server, tokenizer: Any) -> None:
@@ -169,3 +201,82 @@ def check_tokenizer(server: Server, tokenizer: Any) -> None:
             f"the server at {server.url} has another tokenizer than the policy: its tokens of "
             f"{TEXT!r} are {read[:50]!r} here; give the tokenizer of the model that it serves"
         )
+
+
+# --- completions ----------------------------------------------------------------------------------
+
+
+def request_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a request with the policy's own sampling, and llama.cpp's names beside OpenAI's."""
+    llama = {"n_predict": body["max_tokens"], "n_cmpl": body["n"], "n_probs": body["logprobs"]}
+    return SAMPLING | llama | body
+
+
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+LogProb = Annotated[float, Field(le=ROUNDING, allow_inf_nan=False)]
+
+
+class LogProbs(Reply):
+    """The log-probabilities of a sample, as vLLM gives them."""
+
+    token_logprobs: list[LogProb]
+
+
+class Choice(Reply):
+    """One sample of vLLM."""
+
+    index: int
+    logprobs: LogProbs
+    token_ids: list[Token]
+
+    @property
+    def sample(self) -> tuple[list[int], list[float]]:
+        """Its tokens and their log-probabilities; ``ValueError`` where the two do not match."""
+        log_p = self.logprobs.token_logprobs
+        if len(self.token_ids) != len(log_p):
+            raise ValueError("tokens and log-probabilities differ in number")
+        return self.token_ids, [min(x, 0.0) for x in log_p]
+
+
+class LlamaCppToken(Reply):
+    """A token of a sample, as llama.cpp's server describes it."""
+
+    id: Token
+    logprob: LogProb
+
+
+class LlamaCppSample(Reply):
+    """One sample of llama.cpp's server.
+
+    Its OpenAI-compatible route leaves out the tokens inside a character, this one only their
+    probabilities.
+    """
+
+    index: int
+    tokens: list[Token]
+    completion_probabilities: list[LlamaCppToken]
+
+    @property
+    def sample(self) -> tuple[list[int], list[float]]:
+        """Its tokens and their log-probabilities, all NaN where one of them is missing."""
+        told = self.completion_probabilities
+        if [token.id for token in told] != self.tokens:
+            return self.tokens, [math.nan] * len(self.tokens)
+        return self.tokens, [min(token.logprob, 0.0) for token in told]
+
+
+class Completion(Reply):
+    """A reply of vLLM to a request for samples, as far as it is read here."""
+
+    choices: list[Choice]
+
+
+# llama.cpp's server gives a sample alone, or a list of several
+REPLIES: TypeAdapter[Any] = TypeAdapter(Completion | list[LlamaCppSample] | LlamaCppSample)
+
+
+def samples_in(content: bytes) -> list[Choice | LlamaCppSample]:
+    """Return the samples of a reply, in its order; ``ValueError`` for any other content."""
+    found = REPLIES.validate_json(content)
+    samples: list[Any] = found.choices if isinstance(found, Completion) else found
+    return samples if isinstance(samples, list) else [samples]

@@ -9,12 +9,9 @@ the whole sequence is sent as a prompt, so that the state of its last token is t
 """
 
 import json
-import os
-import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -26,10 +23,8 @@ from ..settings import Named, settings
 from .server import Server
 
 PAUSE = 0.005  # seconds between two looks at a file that is being written
-SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 # a RuntimeError is what JSON without end and a loop of links raise, an ImportError a missing fcntl
 UNREADABLE = OSError, ValueError, TypeError, LookupError, RuntimeError, ImportError, SafetensorError
-HEADER = 2**16  # bytes of a file beside its numbers
 ONE = {"max_tokens": 1, "n": 1, "temperature": 0.0, "min_p": 0.0}  # vLLM gives no less than one
 
 
@@ -69,6 +64,7 @@ class HiddenStates:
 
     def __init__(self, server: Server, folder: Path, width: int):
         self.server, self.folder, self.width = server, folder.resolve(), width
+        self.seconds = server.client.timeout
 
     def read(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
         """Return the states of every token of some sequences, (n, H) float32 each.
@@ -93,7 +89,7 @@ class HiddenStates:
             # the name alone: the server may see the folder at another place, and no file outside
             # it is ever read or removed
             name = Path(json.loads(reply)["kv_transfer_params"]["hidden_states_path"]).name
-            found = load(self._written(self.folder / name, len(ids)))
+            found = load(self._written(self.folder / name))
             states, read = found["hidden_states"], found["token_ids"].flatten().tolist()
         except UNREADABLE as error:
             return self._without(f"{type(error).__name__}: {error}")
@@ -105,29 +101,25 @@ class HiddenStates:
             )
         return states[:, 0].to(torch.float32)
 
-    def _written(self, path: Path, n: int) -> bytes:
-        """Return the content of a file of n tokens when it is complete, and remove it.
+    def _written(self, path: Path) -> bytes:
+        """Return the content of a file when it is complete, and remove it.
 
         The server holds a lock on a file beside it until then, which it made before it replied.
         """
         import fcntl  # here: Windows has none. A shared lock needs no right to write the file
 
-        lock, seconds = path.with_name(path.name + ".lock"), self.server.client.timeout
-        end = time.monotonic() + seconds
-        with opened(lock) as held:
+        lock, end = path.with_name(path.name + ".lock"), time.monotonic() + self.seconds
+        with lock.open("rb") as held:
             while True:
                 try:
                     fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     if time.monotonic() > end:
-                        late = f"{path.name} is not written after {seconds:g} seconds"
+                        late = f"{path.name} is not written after {self.seconds:g} seconds"
                         raise TimeoutError(late) from None
                     time.sleep(PAUSE)
-            with opened(path) as file:
-                content = file.read(n * (4 * self.width + 8) + HEADER + 1)
-        if len(content) > n * (4 * self.width + 8) + HEADER:
-            raise ValueError(f"{path.name} is too large for one layer of {n} tokens")
+            content = path.read_bytes()
         path.unlink()
         lock.unlink()
         return content
@@ -139,13 +131,3 @@ class HiddenStates:
             "serve the model by vLLM with extract_hidden_states, one layer and the folder that "
             "states names"
         )
-
-
-def opened(path: Path) -> BinaryIO:
-    """Open a file for reading; ``OSError`` for a link and for all that is no plain file."""
-    # without waiting, which a pipe would make it do
-    file = open(os.open(path, os.O_RDONLY | SAFE), "rb")  # noqa: SIM115
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(f"{path.name} is no plain file")
-    return file

@@ -1,0 +1,331 @@
+"""Tests of the HTTP client of policies, scorers and judges: it ends, and shows no key."""
+
+import gzip
+import os
+import sys
+import threading
+import time
+import tracemalloc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from servedstub import Reply, answering
+
+from igcore import ParameterError
+from igcore.serve import client as way
+from igcore.serve.client import Client, Failed, Refused, Request, check_endpoint, key_in
+
+KEY = "a-key-that-nobody-may-see"
+ASK = Request("/ask", {"text": "a"})
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(way, "FIRST_PAUSE", 0.01)
+
+
+def failure(reply, requests=(ASK,), seconds=10.0, **options):
+    """Return why there is no reply to the first request, and what the server was asked."""
+    with answering(lambda path, request: reply) as (url, asked):
+        client = Client(url, KEY, **{"timeout": 5.0, "retries": 2} | options)
+        found = client.each(requests, seconds)
+    assert all(isinstance(each, Failed) for each in found)
+    assert "\n" not in str(found[0]) and KEY not in str(found[0])
+    return found[0], asked
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "sentence", "attempts"),
+    [
+        (Reply("busy", 429), Failed, "refuses the request or fails; .*status 429: busy", 3),
+        (Reply("later", 503, {"Retry-After": "60"}), Failed, "status 503: later", 1),
+        (Reply("soon", 503, {"Retry-After": "0"}), Failed, "status 503: soon", 3),
+        (Reply({"error": {"message": "boom"}}, 500), Failed, "refuses the request .*boom", 3),
+        (Reply(drop=True), Failed, "does not reply; start it, correct its address", 3),
+        (Reply("no such model", 404), Failed, "correct the key, model or options.*such model", 1),
+        (Reply("too long", 400), Refused, "refuses the request or fails; .*too long", 1),
+        (Reply(f"{KEY} is wrong", 401), Failed, "its words repeat the key", 1),
+        (Reply(f"not {KEY[:-3]}...", 401), Failed, "its words repeat the key", 1),
+        (Reply(f"not {KEY[5:]}", 401), Failed, "its words repeat the key", 1),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_an_endpoint_that_fails_says_so_in_one_sentence(reply, kind, sentence, attempts):
+    """Bug: a traceback; a key that the endpoint repeats; a request sent again that will fail again,
+    or after a pause that is longer than the time there is.
+    """
+    error, asked = failure(reply)
+    assert isinstance(error, kind) and isinstance(error, Refused) == (kind is Refused)
+    with pytest.raises(kind, match=sentence):
+        raise error
+    assert len(asked) == attempts
+    assert {headers["authorization"] for _, _, headers in asked} == {f"Bearer {KEY}"}
+
+
+@pytest.mark.parametrize(
+    "first", [Reply("busy", 429), Reply("oh", 502), Reply(drop=True), Reply("{ }", drip=0.4)]
+)
+def test_an_endpoint_that_recovers_is_asked_again(first):
+    """Bug: one busy second of a server ends a run of a night."""
+    replies = [first]
+    with answering(lambda path, request: replies.pop() if replies else Reply("8")) as (url, asked):
+        assert Client(url, timeout=0.5, retries=1).ask([ASK]) == [b"8"]
+    assert len(asked) == 2 and asked[0][:2] == asked[1][:2] == ASK
+
+
+def test_pauses_grow_and_follow_the_server(monkeypatch):
+    """Bug: a server that asks for patience is asked at once, again and again."""
+    times = []
+    monkeypatch.setattr(way, "FIRST_PAUSE", 0.05)
+
+    def answer(path, request):
+        times.append(time.monotonic())
+        return Reply("busy", 429, {"Retry-After": "1"} if len(times) == 3 else {})
+
+    with answering(answer) as (url, _), pytest.raises(Failed):
+        Client(url, timeout=5.0, retries=3).ask([ASK])
+    first, second, third = np.diff(times)
+    assert 0.05 <= first < second < 1 <= third and second >= 0.1
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        (Reply("8", delay=30), "does not reply; .*no whole reply in"),
+        (Reply(b" " * 10_000, drip=0.05), "does not come to an end; .*no whole reply in"),
+        (Reply("no", 500), "refuses the request"),
+    ],
+)
+def test_time_is_bounded_for_all_requests_together(reply, sentence):
+    """Bug: the timeout holds for each piece, or for each of many requests and attempts."""
+    began = time.monotonic()
+    error, _ = failure(reply, [ASK] * 9, 0.7, timeout=0.7, at_once=2, retries=100)
+    with pytest.raises(Failed, match=sentence):
+        raise error
+    assert time.monotonic() - began < 2.5
+
+
+def test_a_repeated_attempt_has_the_time_that_is_left(monkeypatch):
+    """Bug: every attempt has the whole time, so that a call takes a multiple of it."""
+    passed = [0.0]
+    # the same however slow the machine is
+    monkeypatch.setattr(way, "time", SimpleNamespace(monotonic=lambda: passed[0]))
+
+    def answer(path, request):
+        first, passed[0] = not passed[0], 29.0 if not passed[0] else 30.0
+        return Reply("no", 500) if first else Reply("8", delay=30)
+
+    with answering(answer) as (url, asked):
+        (error,) = Client(url, timeout=30.0, retries=1).each([ASK], 30.0)
+        assert "no whole reply in 1 seconds" in str(error) and len(asked) == 2
+        (error,) = Client(url, timeout=30.0).each([ASK], 0.0)
+        assert "is not done in time; raise timeout" in str(error) and len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(b" " * 2**25),
+        Reply(b" " * 2**25, status=500),
+        Reply(gzip.compress(b" " * 2**25), headers={"Content-Encoding": "gzip"}),
+    ],
+    ids=["long", "long error", "packed"],
+)
+def test_size_is_bounded(reply, monkeypatch):
+    """Bug: a reply of gigabytes, or one that unpacks to them, fills the memory."""
+    monkeypatch.setattr(way, "LONGEST", 2**20)
+    packed = bool(reply.headers)
+    tracemalloc.start()
+    with answering(lambda path, request: reply) as (url, asked):
+        (found,) = Client(url, timeout=30.0).each([ASK], 30.0)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert asked[0][2]["accept-encoding"] == "identity"
+    assert found == reply.body if packed else "longer than 1048576 bytes" in str(found)
+    assert most < 2**25 + 2**23  # the server's own copy, and little more
+
+
+def test_all_replies_together_take_bounded_memory(monkeypatch):
+    """Bug: a bound for each reply alone, and hundreds of replies."""
+    monkeypatch.setattr(way, "MOST", 10**5)
+    with answering(lambda path, request: Reply(b" " * 30_000)) as (url, asked):
+        with pytest.raises(Failed, match="too long together; .*100000 bytes"):
+            Client(url, timeout=5.0).ask([ASK] * 8)
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed(status):
+    """Bug: prompts sent to a host that nobody named; its address shown, which may hold a key."""
+    with answering(lambda path, request: Reply("8")) as (elsewhere, never):
+        error, _ = failure(Reply(status=status, headers={"Location": f"{elsewhere}/?{KEY}"}))
+    assert str(error) == f"points to another address; give that one (status {status})" and not never
+
+
+def test_after_a_failure_nothing_more_is_asked_and_a_refusal_leaves_others_alone():
+    """Bug: a hundred more requests to a server that is down; one refused text costs all others."""
+    error, asked = failure(Reply("no", 401), [ASK] * 20)
+    assert type(error) is Failed and len(asked) == 1
+    _, asked = failure(Reply("no", 400), [ASK] * 5)
+    assert len(asked) == 5
+    with answering(lambda path, request: Reply("no", 400)) as (url, asked):
+        with pytest.raises(Refused, match="status 400"):
+            Client(url, timeout=5.0, at_once=2).ask([ASK] * 12)
+    assert len(asked) < 8
+
+
+def test_requests_at_a_time_are_bounded_and_replies_are_in_order():
+    """Bug: a server flooded, or asked one request after the other; replies as they came."""
+    under_way, most = [], []
+    barrier = threading.Barrier(3)
+
+    def answer(path, request):
+        under_way.append(1)
+        barrier.wait(timeout=30)  # until three are there
+        most.append(len(under_way))
+        barrier.wait(timeout=30)
+        under_way.pop()
+        return request
+
+    requests = [Request("/ask", {"number": number}) for number in range(6)]
+    with answering(answer) as (url, _):
+        found = Client(url, timeout=30.0, at_once=3).ask(requests)
+    assert most == [3] * 6
+    assert found == [b'{"number": %d}' % number for number in range(6)]
+
+
+def test_a_call_leaves_no_thread_and_no_connection():
+    """Bug: a thread that waits for the next call, which a forked process does not have."""
+    with answering(lambda path, request: Reply("8")) as (url, _):
+        time.sleep(0.1)
+        before = set(threading.enumerate())
+        client = Client(url, timeout=5.0, at_once=4)
+        client.ask([ASK] * 8)
+        ours = [each for each in set(threading.enumerate()) - before if "Pool" in each.name]
+        assert ours == []
+        child = os.fork()
+        if child == 0:
+            os._exit(client.ask([ASK]) != [b"8"])
+        assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("url", ["http://localhost:69999", "http://localhost:1", "http://a..b"])
+def test_an_address_that_nothing_can_reach_is_one_sentence(url, monkeypatch):
+    """Bug: an error of the insides of a client; a proxy that answers in its place."""
+    with answering(lambda path, request: Reply("8")) as (proxy, asked):
+        if "localhost" in url:
+            monkeypatch.setenv("ALL_PROXY", proxy)
+        with pytest.raises(Failed, match="does not reply|refuses the request"):
+            Client(url, timeout=5.0).ask([ASK])
+    assert not asked
+
+
+def test_what_cannot_be_sent_is_one_sentence(monkeypatch):
+    with pytest.raises(Refused, match="cannot be sent half a character; correct the text"):
+        Client("http://localhost:1", timeout=5.0).ask([Request("/ask", {"text": "\ud83d"})])
+    monkeypatch.setenv("HTTP_PROXY", "foo://bar")
+    with pytest.raises(Failed, match="refuses the request"):
+        Client("http://host.example", timeout=5.0).ask([ASK])
+
+
+@pytest.mark.parametrize("package", ["httpx2", "tenacity"])
+def test_a_missing_package_is_named(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ParameterError, match=rf"needs {package}; install igcore\[served\]"):
+        Client("http://localhost:1", timeout=5.0)
+
+
+# --- addresses and keys ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "plain"),
+    [
+        ("http://localhost:8000/v1", True),
+        ("https://[::1]:8/v1", True),
+        ("http://10.0.0.1/v1/", True),
+        ("http://a-b.c_d.example", True),
+        ("localhost:8000", False),
+        ("ftp://x/v1", False),
+        ("http://[::1", False),
+        ("http://h:99999/v1", False),
+        ("http://a b/v1", False),
+        (f"http://user:{KEY}@host", False),
+        (f"http://{KEY}@host", False),
+        (f"http://host/?key={KEY}", False),
+        (f"http://host/#{KEY}", False),
+    ],
+)
+def test_an_address_holds_no_key(url, plain):
+    """Bug: a key in a record or an error; a rule against odd addresses that refuses a good one."""
+    if plain:
+        check_endpoint("url", url, "IGCORE_JUDGE_KEY", way.JUDGE)
+        return
+    with pytest.raises(ParameterError, match="parameter url is no plain http address") as caught:
+        check_endpoint("url", url, "IGCORE_JUDGE_KEY", way.JUDGE)
+    assert KEY not in str(caught.value)
+
+
+def test_a_key_in_the_place_of_the_name_of_its_variable_is_not_shown():
+    with pytest.raises(ParameterError, match="api_key_env is no name of an environment") as caught:
+        check_endpoint("url", "http://localhost", f"sk-{KEY}", way.JUDGE)
+    assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize("prefix", [way.JUDGE, way.SCORER, way.SERVER])
+@pytest.mark.parametrize("name", ["HF_TOKEN", "PATH", "igcore_judge_key", "XIGCORE_JUDGE_KEY"])
+def test_a_params_file_sends_no_variable_away_that_was_not_meant_for_an_endpoint(
+    name, prefix, monkeypatch
+):
+    """Bug: `api_key_env: HF_TOKEN` beside an address of the file's own; one name that who starts
+    the run allows, allows all.
+    """
+    monkeypatch.setenv(name, KEY)
+    with pytest.raises(ParameterError) as caught:
+        key_in("https://judge.example/v1", name, prefix)
+    assert str(caught.value) == (
+        f"api_key_env names the environment variable {name}, which a params file alone may not "
+        f"send away; put the key into {prefix}KEY or another one that begins with {prefix}, or "
+        f"allow this one by setting {prefix}KEY_FROM to its name"
+    )
+    monkeypatch.setenv(f"{prefix}KEY_FROM", name)
+    assert key_in("https://judge.example/v1", name, prefix) == KEY
+    with pytest.raises(ParameterError, match="names the environment variable OTHER"):
+        key_in("https://judge.example/v1", "OTHER", prefix)
+
+
+@pytest.mark.parametrize("key", ["a\nb", "kéy", " "])
+def test_a_key_that_no_header_can_hold_is_named(key, monkeypatch):
+    """Bug: called an endpoint that cannot be reached."""
+    monkeypatch.setenv("IGCORE_JUDGE_KEY", key)
+    with pytest.raises(ParameterError) as caught:
+        key_in("https://judge.example", "IGCORE_JUDGE_KEY", way.JUDGE)
+    assert str(caught.value).startswith(
+        "the environment variable IGCORE_JUDGE_KEY holds no key; put only the key of https://judge."
+    )
+    assert key == " " or key not in str(caught.value)
+
+
+def test_who_needs_no_key(monkeypatch):
+    monkeypatch.delenv("IGCORE_JUDGE_KEY", raising=False)
+    assert key_in("http://127.0.0.1:8000", "IGCORE_JUDGE_KEY", way.JUDGE) == ""
+    assert key_in("https://host.example", "IGCORE_SERVER_KEY", way.SERVER) == ""
+    monkeypatch.setenv("IGCORE_JUDGE_KEY", f" {KEY}\n")
+    assert key_in("http://localhost", "IGCORE_JUDGE_KEY", way.JUDGE) == KEY
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "is_shown"),
+    [
+        ("no abcdefgh here", "abcdefgh", False),
+        ("no abcdefg here", "abcdefgh", True),
+        ("cdefghijk, 123456789", "abcdefghijk-0123456789", False),
+        ("an abc", "abc", False),
+        ("anything", "", True),
+        ("", "abc", True),
+    ],
+)
+def test_words_that_repeat_parts_of_a_key_are_not_shown(text, key, is_shown):
+    """Bug: an endpoint that repeats all but the end of a key."""
+    assert way.without_key(text, key) == (text if is_shown else "its words repeat the key")
