@@ -25,10 +25,6 @@ from .engine import ServedEngine
 from .server import UNLIMITED, Server, check_tokenizer, described
 from .states import HiddenStates, StatesOptions
 
-REPLAY = {
-    False: "by statistics and not by bits",
-    True: "by bits: the server is said to be batch invariant",
-}
 DESCRIBED = {"root", "max_model_len", "meta"}  # what a server may say about a model
 
 
@@ -50,8 +46,6 @@ class ServedOptions:
     template : str, optional
         A key of `igcore.models.templates.TEMPLATES`, by default ``chat`` where the tokenizer has
         one.
-    ends : list of str
-        Tokens that end a response besides those that the tokenizer and its folder name.
     api_key_env : str
         Name of the environment variable that holds the key: one that begins with
         ``IGCORE_SERVER_``, or the one that the variable ``IGCORE_SERVER_KEY_FROM`` names. It may be
@@ -66,7 +60,8 @@ class ServedOptions:
         Whether the server promises the same tokens for a seed whatever else it does, as vLLM under
         ``VLLM_BATCH_INVARIANT=1``. Only then does `igcore verify --replay` decode again.
     states : mapping, optional
-        For a critic on a middle layer, see `StatesOptions`.
+        For a critic on a middle layer, see `StatesOptions`. `tokenizer` is then the policy that the
+        critic was trained for, whose weights are hashed and not loaded.
     """
 
     server: str
@@ -74,7 +69,6 @@ class ServedOptions:
     tokenizer: str
     revision: str | None = None
     template: TextFormat | None = None
-    ends: list[str] = field(default_factory=list)
     api_key_env: str = f"{SERVER}KEY"
     timeout: Seconds = 120.0
     max_retries: Natural = 6
@@ -209,7 +203,6 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     tokenizer = load_tokenizer(folder)
     template = given.template or known.template or ("chat" if tokenizer.chat_template else "raw")
     check_chat(tokenizer, template, f"policy {given.model!r}")
-    ends = (*known.ends, *given.ends)
     server = given.connect(given.server)
     entry, software, version = described(server)
     server.vocabulary = 1 + max(tokenizer.get_vocab().values())
@@ -221,7 +214,6 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         "version": version,
         "described": entry.model_dump(include=DESCRIBED, exclude_unset=True, exclude_none=True),
         "batch_invariant": given.batch_invariant,
-        "replay": REPLAY[given.batch_invariant],
     }
     origin, states = hidden_of(given) if given.states is not None else (None, None)
     if origin:
@@ -232,7 +224,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         model=RemoteModel(name),
         tokenizer=tokenizer,
         template=TEMPLATES[template],
-        eos_ids=eos_ids_of(ends_of(folder), tokenizer, ends),
+        eos_ids=eos_ids_of(ends_of(folder), tokenizer, known.ends),
         files=contents_of(folder, weights=False),
         server=server,
         limit=entry.max_model_len or entry.meta.n_ctx,
@@ -240,8 +232,6 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         states=states,
         origin=origin,
     )
-    if origin:
-        check_alike(policy, origin)
     # another address may hold the same model
     identity = policy.identity() | {"served": {k: served[k] for k in served if k != "server"}}
     decisive = {key: identity[key] for key in identity if key not in ("name", "digest")}
@@ -250,28 +240,16 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
 
 def hidden_of(given: ServedOptions) -> tuple[Policy, HiddenStates]:
     """Return the policy that a critic was trained for, and what gives it the states."""
-    options = given.hidden
-    folder = Path(options.folder)
+    folder = Path(given.hidden.folder)
     if not folder.is_dir():
         raise ParameterError(
-            f"the folder {options.folder} of states is not there; give the shared_storage_path of "
-            "the server, as this computer sees it"
+            f"the folder {folder} of states is not there; give the shared_storage_path of the "
+            "server, as this computer sees it"
         )
-    origin = load_policy(options.policy, weights=False)
+    named = {"name": given.tokenizer, "template": given.template, "revision": given.revision}
+    origin = load_policy(named, weights=False)
     width = origin.model.config.get_text_config().hidden_size
-    return origin, HiddenStates(given.connect(options.server), folder, width)
-
-
-def check_alike(policy: Policy, origin: Policy) -> None:
-    """Refuse a served policy that writes prompts or ends answers otherwise than the critic's."""
-    served, trained = policy.identity(), origin.identity()
-    for name in ("template", "rendered", "ends"):
-        if served[name] != trained[name]:
-            raise ParameterError(
-                f"{name} of the served policy is {served[name]}, but that of the policy "
-                f"{origin.name!r} of states is {trained[name]}; give both the same tokenizer, "
-                "template and ends"
-            )
+    return origin, HiddenStates(given.connect(given.hidden.server), folder, width)
 
 
 def ends_of(folder: Path) -> SimpleNamespace:

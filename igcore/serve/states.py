@@ -19,7 +19,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from ..errors import PolicyError
-from ..settings import Named, settings
+from ..settings import settings
 from .server import Server
 
 PAUSE = 0.005  # seconds between two looks at a file that is being written
@@ -39,14 +39,10 @@ class StatesOptions:
         It samples nothing: under that method vLLM takes no bias, which retries need.
     folder : str
         Where that server writes the states, as this computer sees it.
-    policy : str or mapping
-        The policy that the critic was trained for, with the same weights. Its files are read here,
-        its weights are not.
     """
 
     server: str
     folder: str
-    policy: Named
 
 
 class HiddenStates:

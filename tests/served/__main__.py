@@ -177,7 +177,7 @@ def tried(name: str, venvs: Path, n_prompts: int, folder: Path) -> list[dict]:
             written = folder / "states"
             written.mkdir()
             with running(name, venvs, folder / "states.log", states=written) as second:
-                states = {"server": second.url, "folder": str(written), "policy": LOCAL}
+                states = {"server": second.url, "folder": str(written)}
                 policy = ig.load_policy(served_options(server, states))
                 rows.append(row(CRITIC, policy, server, second))
                 print(f"states differ by {furthest(policy, local, prompts):.2g} of the largest")
