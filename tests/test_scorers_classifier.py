@@ -3,7 +3,6 @@ and files that do not fit.
 """
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -19,8 +18,7 @@ from classifierfiles import (
     encoder_tokenizer,
     save,
 )
-from safetensors.torch import load_file, save_file
-from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded, renamed, without
+from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded
 from tinymodels import GROUPED
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -250,13 +248,12 @@ def test_a_text_longer_than_the_context_is_refused(hub):
         assert np.isnan(found).tolist() == [False, True]
 
 
-@pytest.mark.parametrize("kind", ["FNet", "ConvBert"])
-def test_an_encoder_that_reads_its_padding(tmp_path, kind):
+def test_an_encoder_that_reads_its_padding(tmp_path):
     """Bug: a text had another number beside a longer one, and every guard abstained."""
     settings = ENCODERS["bert"][1] | {"type_vocab_size": 2}
     torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}ForSequenceClassification")(
-        getattr(transformers, f"{kind}Config")(**settings, num_labels=1)
+    model = transformers.FNetForSequenceClassification(
+        transformers.FNetConfig(**settings, num_labels=1)
     )
     with torch.no_grad():
         for weight in model.parameters():
@@ -296,21 +293,6 @@ def test_not_a_number_is_never_safe(tmp_path):
         assert np.isnan(checked_score(scorer, ["p", "q"], ["a", "b"], [True, False])).all()
 
 
-def test_the_head_is_exact_in_half_precision(hub):
-    """Guards against a head cast down with its model: near 5 it would move in steps of 0.03."""
-    folder = hub("llama")
-    scorer = load(folder, dtype="bfloat16")
-    assert scorer.backbone.model.dtype == torch.bfloat16
-    weight = exact_model(folder).score.weight.detach()  # (1, H)
-    hidden = scorer.backbone.encode([scorer.backbone.ids(PROMPTS[0], RESPONSES[0])])
-    expected, cast = (
-        (hidden.double() @ weight.to(kind).double().T).item()
-        for kind in (torch.float32, torch.bfloat16)
-    )
-    assert abs(expected - cast) > 1e-5
-    assert scorer.score(PROMPTS[:1], RESPONSES[:1], [True])[0] == pytest.approx(expected, **EXACT)
-
-
 def test_files_of_something_else_are_refused(hub, tmp_path):
     """Guards against a random head: transformers would put one where the files have none."""
     folder = hub("llama")
@@ -323,19 +305,6 @@ def test_files_of_something_else_are_refused(hub, tmp_path):
         tokenizer.save_pretrained(tmp_path)
     with pytest.raises(AssetError, match=r"lacks the weights \['score.weight'\]") as caught:
         load(tmp_path)
-    assert_one_sentence(str(caught.value))
-
-
-@pytest.mark.parametrize("damaged", [without, renamed])
-def test_missing_weights_below_the_head_are_refused(tmp_path, damaged):
-    """Bug: transformers draws a layer at random, and every score is noise."""
-    path = save(tmp_path, "bert") / "model.safetensors"
-    key = "bert.encoder.layer.1.output.dense.weight"
-    save_file(damaged(load_file(path), key), path, metadata={"format": "pt"})
-    with pytest.raises(
-        AssetError, match=f"lacks the weights .*{re.escape(key.partition('.')[2])}"
-    ) as caught:
-        load(tmp_path, reads="response")
     assert_one_sentence(str(caught.value))
 
 

@@ -24,7 +24,6 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from igcore import Guard, ParameterError, SearchConfig, decode
-from igcore.checks import word_ends
 from igcore.contract import Contract, Scoring
 from igcore.engine.agreement import fits
 from igcore.errors import ScorerWarning
@@ -32,7 +31,7 @@ from igcore.models.lm_scorer import Backbone, LMScorer, Session
 from igcore.models.templates import TEMPLATES
 from igcore.policy import Policy
 from igcore.scorers import uncached
-from igcore.scoring import Cached, Tally, checked_score
+from igcore.scoring import checked_score
 from igcore.verdict import Emission, judge
 
 END = 256
@@ -183,14 +182,6 @@ def test_a_prompt_that_shares_no_token_with_its_texts():
     assert_as_uncached(session, [(PROMPTS[0], "hello", False), (PROMPTS[1], "", True)])
     session.retain(PROMPTS[:1], ["hello"])
     assert_as_uncached(session, [(PROMPTS[0], "hello you", False)])
-
-
-def test_other_prompts_are_read_as_a_whole(letters):
-    """Guards a session that is asked about a prompt of another group."""
-    session = Session(letters, PROMPTS[:1])
-    assert_as_uncached(session, [("another", "text", False), (PROMPTS[0], "text", False)])
-    session.retain(["another"], ["text"])
-    assert_as_uncached(session, [("another", "text", False)])
 
 
 def test_an_end_token_is_scored_and_forgotten():
@@ -437,31 +428,6 @@ def test_a_search_finds_the_same_with_and_without_sessions(policy, method, token
         assert numbers[0] == pytest.approx(numbers[1], abs=1e-6)
 
 
-def test_a_search_reads_every_token_once(policy):
-    """Guards the cost of a search: prompts, what was sampled, and what is reported, read uncached;
-    plain scorers read far more.
-    """
-    read = []
-    for wrap in (lambda s: s, Plain):
-        backbone = backbone_of()
-        assert fits(backbone.model)
-        cost, reward = wrap(scorer(backbone)), wrap(scorer(backbone, "reward", 1))
-        guard = Guard(policy, cost=cost, reward=reward, config=replace(CONFIG, budget=3.0))
-        with Counter(backbone.model) as counter:
-            outs = list(decode("inferenceguard", guard, PROMPTS))
-        read.append(counter.tokens)
-    assert [out.status for out in outs] == ["verified_safe"] * 2
-    sampled = sum(out.counts.policy_tokens for out in outs)
-    reported = 0
-    for prompt, out in zip(PROMPTS, outs, strict=True):
-        # whole twice by the cost and once by the reward; by the cost to the last end of a block
-        # before, and for the report to the last end of a word
-        reported += 3 * len(prompt + out.text)
-        for ends in (out.block_ends[:-1], set(word_ends(out.text)) - set(out.block_ends)):
-            reported += len(prompt) + max(ends) if ends else 0
-    assert read[0] <= sum(map(len, PROMPTS)) + sampled + reported < read[1]
-
-
 def test_the_final_check_does_not_believe_a_session(policy, monkeypatch):
     """Guards the final check: what a session carries, right or wrong, decides no emission."""
     backbone = backbone_of()
@@ -473,17 +439,6 @@ def test_the_final_check_does_not_believe_a_session(policy, monkeypatch):
     assert [(out.status, out.reason, out.text) for out in outs] == [
         ("abstained", "scorer_contract", None)
     ] * 2
-
-
-def test_a_cache_in_front_changes_nothing(letters):
-    """Guards the order in the search: texts are looked up first, and what is new goes through the
-    session.
-    """
-    session = Session(letters, PROMPTS)
-    cached = Cached(scorer(letters).with_cache(session))
-    texts = [[PROMPTS[0]] * 3, ["ab", "ab", "abc"], [False, True, False]]
-    first = cached.score(*texts)
-    assert cached.score(*texts).tolist() == first.tolist() and session.encoded == 14 + 3
 
 
 def test_the_final_check_reads_nothing_that_was_cached(letters):
@@ -513,19 +468,6 @@ def test_the_final_check_reads_nothing_that_was_cached(letters):
             )
         )
     assert seen and all(checked.session is None for checked in seen)
-
-
-def test_a_head_with_several_outputs_is_refused(letters):
-    """Guards against the first of several numbers being taken for the score without a word."""
-    one, two = (
-        LMScorer("heads", letters, lambda h, k=k: h[:, :k], "higher is worse", "v1") for k in (1, 2)
-    )
-    assert (
-        checked_score(one, ["p", "q"], ["a", "b"], [True, True]).shape
-        == checked_score(one, ["p"], ["a"], [True]).repeat(2).shape
-    )
-    with pytest.warns(ScorerWarning, match=r"shape \(1, 2\) for 1 texts"):
-        assert np.isnan(checked_score(two, ["p", "q"], ["a", "b"], [True, True], Tally())).all()
 
 
 def chatting(tokenizer):
@@ -670,15 +612,6 @@ def counts(scorer: LMScorer, prompt: str, response: str) -> list[int]:
     return [len(scores) for _, scores in found]
 
 
-def test_a_token_across_the_seam_is_the_responses():
-    """Guards the first token, which begins in the prompt: what it ends with is the response's."""
-    plain = reader("raw", "pairs")
-    tokens = plain.backbone.tokenizer.tokenize("there")
-    assert tokens == ["the", "re"]
-    assert counts(plain, "th", "ere") == [2, 1, 1, 1] and counts(plain, "the", "re") == [1, 1, 1]
-    assert counts(plain, "", "there") == [2, 2, 2, 1, 1, 1]
-
-
 def test_a_response_that_is_changed_is_read_whole():
     """Guards `since`, which counts characters of the response: broken up or cut by a template, it
     has others, and no token may be missed.
@@ -746,28 +679,6 @@ def test_who_reads_no_tokens(tokenizer, more):
     """
     plain = scorer(Backbone(tiny("llama", vocab_size=320), tokenizer, **more))
     assert not plain.reads_tokens
-    with pytest.raises(ParameterError, match="'lm-cost' has no score after every token"):
-        plain.token_scores(["#so"], ["abc"], [0])
-
-
-def test_the_path_is_read_again(policy, monkeypatch):
-    """Bug: in bfloat16 a prefix that the search saw inside the budget is outside when anybody reads
-    it again, yet certified.
-    """
-    backbone = backbone_of()
-    cost, reward = scorer(backbone), scorer(backbone, "reward", 1)
-    config = replace(CONFIG, budget=3.0)
-    sound = list(
-        decode("inferenceguard", Guard(policy, cost=cost, reward=reward, config=config), PROMPTS)
-    )
-    assert [out.status for out in sound] == ["verified_safe"] * 2 and all(
-        len(out.block_ends) > 1 for out in sound
-    )
-    monkeypatch.setattr("igcore.verdict._cut_costs", lambda *given: dict.fromkeys(given[3], 9.0))
-    guard = Guard(policy, cost=cost, reward=reward, config=config)
-    with pytest.warns(ScorerWarning, match="asked in the search and once more, it gave 9 and"):
-        outs = list(decode("inferenceguard", guard, PROMPTS))
-    assert [(out.status, out.reason) for out in outs] == [("abstained", "scorer_contract")] * 2
 
 
 def test_a_verdict_hears_every_token_of_a_character():

@@ -29,18 +29,6 @@ def joined(prompt: str, response: str) -> str:
     return prompt + response
 
 
-def check_length(tokens: int, context: int) -> None:
-    """Raise ``ParameterError`` for a text longer than a context.
-
-    Truncated, it would be another text.
-    """
-    if tokens > context:
-        raise ParameterError(
-            f"a text has {tokens} tokens, which exceeds the scorer's context of {context}; shorten "
-            "the prompts, lower max_new_tokens, or choose a model with a longer context"
-        )
-
-
 class Backbone:
     """A language model that reads prompts and responses.
 
@@ -153,7 +141,12 @@ class Backbone:
         ids = list(encoding["input_ids"])
         if self.end_id is not None:
             ids.append(self.end_id)
-        check_length(len(ids), context_of(self.model))
+        context = context_of(self.model)
+        if len(ids) > context:  # truncated, it would be another text
+            raise ParameterError(
+                f"a text has {len(ids)} tokens, which exceeds the scorer's context of {context}; "
+                "shorten the prompts, lower max_new_tokens, or choose a model with a longer context"
+            )
         return ids or [self.tokenizer.eos_token_id]
 
     def prefix(self, prompt: str) -> list[int]:

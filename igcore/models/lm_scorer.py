@@ -93,7 +93,8 @@ class LMScorer:
     ) -> list[tuple[list[int], np.ndarray]]:
         """Return the scores after the tokens of each response, from one pass over its text.
 
-        The tokens are those of the encoded text, so that a score is that of the text's first ids.
+        Ask only a scorer that `reads_tokens`. The tokens are those of the encoded text, so that a
+        score is that of the text's first ids.
 
         Parameters
         ----------
@@ -111,14 +112,8 @@ class LMScorer:
         Raises
         ------
         ParameterError
-            For a scorer that does not read tokens, and for a text longer than its context.
+            For a text longer than its context.
         """
-        if not self.reads_tokens:
-            raise ParameterError(
-                f"scorer {self.name!r} has no score after every token, because its text does not "
-                "end with the response or its tokenizer does not tell where tokens stand; check "
-                "the score at the ends of words"
-            )
         texts = zip(prompts, responses, since, strict=True)
         asked = [self.backbone.ids_and_ends(*text) for text in texts]
         sequences = [ids for ids, _ in asked]

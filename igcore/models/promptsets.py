@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import shorten
@@ -154,16 +154,12 @@ def _bad_line(path: Path) -> str:
 
     The row that pyarrow names counts from 0, without the empty lines.
     """
-    number = 0
-    try:
-        for line in read_text(path).split("\n"):
-            number += 1
-            if line.strip():
-                json.loads(line)
-    except json.JSONDecodeError as error:
-        return f" at line {number}, column {error.colno}: {error.msg}"
-    except (OSError, ValueError, RecursionError):  # the message says it already
-        pass
+    with suppress(OSError, UnicodeDecodeError, RecursionError):  # the message says it already
+        for number, line in enumerate(read_text(path).split("\n"), start=1):
+            try:
+                json.loads(line.strip() or "null")
+            except json.JSONDecodeError as error:
+                return f" at line {number}, column {error.colno}: {error.msg}"
     return ""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch.nn.functional import linear, rms_norm
 
 from ..errors import AssetError, ParameterError
 from ..scorers import COST
-from ..settings import Count, one_of, settings
+from ..settings import Count, settings
 from .backbone import Backbone
 from .lm_scorer import Checkpoint, LMScorer
 from .pretrained import one_sentence
@@ -33,8 +33,6 @@ OTHERS = tuple(
     f"{name}.weight" for name in ("category_head", f"query_{PRE}", f"query_{NORM}", f"query_{HEAD}")
 ) + ("query_category_head.weight", "lm_head.weight")
 FLOOR = -1.0  # the lowest margin there is
-
-Level = Annotated[str, one_of(LEVELS)]
 
 
 @dataclass(frozen=True)
@@ -123,16 +121,12 @@ class StreamGuard(Checkpoint):
     """
 
     repo: str = "Qwen/Qwen3Guard-Stream-0.6B"
-    counted: Annotated[list[Level], Field(min_length=1)] = Field(default_factory=lambda: ["Unsafe"])
+    counted: Annotated[list[Literal["Unsafe", "Controversial"]], Field(min_length=1)] = Field(
+        default_factory=lambda: ["Unsafe"]
+    )
     run: Count = 2
     boundary: ClassVar[float | None] = 0
     scale: ClassVar[str] = "probability margin"
-
-    def __post_init__(self):
-        if not set(self.counted) <= {"Unsafe", "Controversial"}:
-            raise ParameterError(
-                f"counted is {self.counted}; count Unsafe, Controversial or both as unsafe"
-            )
 
     def scorer(self) -> RunScorer:
         """Return the scorer, unchecked.
