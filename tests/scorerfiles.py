@@ -97,15 +97,6 @@ def assert_refused(load: Callable, folder: Path, config: dict, state: dict, matc
     assert_one_sentence(str(caught.value))
 
 
-def assert_cut_short_refused(load: Callable, folder: Path, config: dict, state: dict) -> None:
-    """Cut the file with the weights: a download that broke off."""
-    path = write(folder, config, state) / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(AssetError, match="cannot be loaded") as caught:
-        load(repo=str(folder), dtype="float32")
-    assert_one_sentence(str(caught.value))
-
-
 def assert_equal_to(scorer: LMScorer, reference: Scores, texts: Sequence[tuple] = TEXTS) -> None:
     """Compare in one batch, one by one, and read on in a session; `texts` are (prompt, response,
     finished).

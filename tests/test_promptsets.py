@@ -4,7 +4,6 @@ of them can be wrong.
 
 import csv
 import json
-import logging
 import re
 import subprocess
 import sys
@@ -29,7 +28,6 @@ from igcore.runs.decode_params import DecodeParams
 from tests.rehearsal import data
 
 PKU, HEX, HH = "pku-saferlhf", "hex-phi", "hh-rlhf"
-MODELS = {"alpaca-7b": "Alpaca-7B", "alpaca2-7b": "Alpaca2-7B", "alpaca3-8b": "Alpaca3-8B"}
 
 
 @pytest.fixture
@@ -63,8 +61,7 @@ def test_pku_has_the_prompts_of_all_three_models_in_file_order(hub):
     """Bug: one file only, files in another order, or the train part for the test part."""
     for part in ("train", "test"):
         files = {
-            name: rows(hub / data.PKU / f"data/{model}/{part}.jsonl")
-            for name, model in MODELS.items()
+            model: rows(hub / data.PKU / f"data/{model}/{part}.jsonl") for model in data.PKU_MODELS
         }
         everything = [row["prompt"] for file in files.values() for row in file]
         assert hub_texts(PKU, PromptOptions())[part] == everything
@@ -230,16 +227,6 @@ def test_options_are_checked_before_anything_is_read(given, sentence, monkeypatc
         DecodeParams(methods=["base"], **common)
     with pytest.raises(ParameterError, match=sentence):
         CriticParams(critics={"m": {"layer": 8}}, **common)
-
-
-def test_counts_are_logged_once(hub, caplog):
-    """Bug: a set that its owners have revised gives other numbers, and nothing says so."""
-    with caplog.at_level(logging.INFO, "igcore"):
-        load_prompts(PKU, "tune", limit=3)
-    assert [record.getMessage() for record in caplog.records] == [
-        "prompt set pku-saferlhf: train 30 rows, 10 unique; test 18 rows, 6 unique; "
-        "split tune 1, chosen 1"
-    ]
 
 
 def test_any_data_set_of_the_hub(hub):

@@ -5,10 +5,7 @@ The traps: BOS once, end tokens in a list, pad ids that disagree, sampling setti
 checkpoint, vocabularies of 400 and 401.
 """
 
-import hashlib
 import json
-import os
-import random
 
 import pytest
 import torch
@@ -16,17 +13,8 @@ from sentencepiece import SentencePieceProcessor
 
 from igcore import AssetError, Guard, SearchConfig, decode, load_policy, load_scorer
 from igcore.models.policies import POLICIES
-from igcore.models.pretrained import load_tokenizer
-from igcore.policy import Policy
-from tests.rehearsal.checkpoints import REPOS, build_checkpoints
+from tests.rehearsal.checkpoints import build_checkpoints
 from tests.rehearsal.configs import END_OF_TURN
-from tests.rehearsal.tokenizers import (
-    CHATML,
-    GUARD,
-    chat_folder,
-    llama3_folder,
-    sentencepiece_folder,
-)
 
 NAMES = [name for name, known in POLICIES.items() if known.repo]
 HEADER = [
@@ -43,10 +31,6 @@ READERS = {
     "qrm-llama-3.1-8b-cost": "nicolinho/QRM-Llama3.1-8B",
 }
 DIALOGUE = "\n\nHuman: Why?\n\nAssistant: So.\n\nHuman: And?\n\nAssistant:"
-GENERIC = [
-    {"name": "classifier", "repo": "rehearsal/classifier", "sign": "higher is better"},
-    {"name": "guard", "repo": "rehearsal/guard", "safe": ["safe"], "unsafe": ["unsafe"]},
-]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -115,40 +99,6 @@ def test_every_policy_loads_by_its_name(name, rows, ends, context, stored):
     assert (policy.name, policy.eos_ids, policy.context) == (name, ends, context)
     assert policy.model.lm_head.weight.shape == (rows, 32) and policy.model.dtype == torch.float32
     assert torch.equal(policy.model.lm_head.weight, policy.model.lm_head.weight.to(stored).float())
-
-
-def test_the_files_are_those_of_the_real_ones(mirror):
-    """Guards what the rehearsal is for: every format that a first run meets is there."""
-    listed = {repo: {path.name for path in (mirror / repo).iterdir()} for repo in REPOS}
-    alpaca, vicuna, llama = (
-        listed[POLICIES[name].repo] for name in ("alpaca-7b", "vicuna-7b", "llama-3.1-8b")
-    )
-    assert {
-        "tokenizer.model",
-        "added_tokens.json",
-        "model.safetensors",
-    } <= alpaca and "tokenizer.json" not in alpaca | vicuna
-    assert {"pytorch_model-00002-of-00002.bin", "pytorch_model.bin.index.json"} <= vicuna
-    assert {
-        "model-00002-of-00002.safetensors",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-    } <= llama
-    configs = {
-        name: json.loads((mirror / POLICIES[name].repo / "config.json").read_text())
-        for name in NAMES
-    }
-    assert "rope_theta" not in configs["alpaca-7b"] and "torch_dtype" in configs["alpaca-7b"]
-    assert (
-        configs["llama-3.1-8b"]["num_key_value_heads"]
-        < configs["llama-3.1-8b"]["num_attention_heads"]
-    )
-    assert [configs[name]["pad_token_id"] for name in NAMES[:3]] == [0, 0, 0]
-    assert (
-        load_tokenizer(mirror / POLICIES["alpaca-7b"].repo).pad_token_id == 400
-    )  # what the model's settings deny
-    assert load_tokenizer(mirror / POLICIES["vicuna-7b"].repo).pad_token_id == 0
-    assert load_tokenizer(mirror / POLICIES["llama-3.1-8b"].repo).pad_token_id is None
 
 
 @pytest.mark.parametrize("name", ["alpaca-7b", "beaver-7b-v3", "vicuna-7b"])
@@ -280,27 +230,10 @@ def test_the_end_tokens_of_either_file_count(monkeypatch, mirror, tmp_path, file
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
-@torch.inference_mode()
-def test_policies_write_letters_and_end_now_and_then(name):
-    """Guards the rehearsal's answers: neither empty, nor bytes, nor all of the same length."""
-    policy = load_policy(name)
-    torch.manual_seed(0)
-    ids, said, ending = policy.encode("Why does bread rise?"), [], []
-    for _ in range(24):
-        p = policy.model(torch.tensor([ids + said]), logits_to_keep=1).logits[0, -1].softmax(-1)
-        ending.append(p[list(policy.eos_ids)].sum().item())
-        p[list(policy.eos_ids)] = 0
-        said.append(int(torch.multinomial(p, 1)))
-    assert 0.005 < sum(ending) / len(ending) < 0.2
-    text = policy.text(said)
-    assert len(text) >= 24 and sum(c.isascii() and c.isprintable() for c in text) > 0.95 * len(text)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "scorer",
-    [{"name": name} for name in READERS] + GENERIC,
+    [{"name": name} for name in READERS],
     ids=lambda scorer: scorer["name"],
 )
 def test_every_scorer_passes_its_first_look(scorer, dtype):
@@ -310,7 +243,7 @@ def test_every_scorer_passes_its_first_look(scorer, dtype):
 
 
 @pytest.mark.parametrize(
-    "scorer", [{"name": name} for name in READERS] + GENERIC, ids=lambda scorer: scorer["name"]
+    "scorer", [{"name": name} for name in READERS], ids=lambda scorer: scorer["name"]
 )
 def test_the_revision_of_every_scorer_is_asked_for(monkeypatch, scorer):
     """Bug: a pinned commit that nobody asks the hub for."""
@@ -319,100 +252,6 @@ def test_the_revision_of_every_scorer_is_asked_for(monkeypatch, scorer):
         raise AssetError(f"asked for {repo} at {revision}")
 
     monkeypatch.setattr("igcore.models.lm_scorer.snapshot", snapshot)
-    repo = scorer.get("repo", READERS.get(scorer["name"]))
+    repo = READERS[scorer["name"]]
     with pytest.raises(AssetError, match=f"asked for {repo} at 1234abc"):
         load_scorer(scorer | {"revision": "1234abc"})
-
-
-def test_checkpoints_are_the_same_every_time(mirror, tmp_path):
-    """Bug: a rehearsal that nobody can repeat."""
-    small = [
-        repo
-        for repo in REPOS
-        if sum(path.stat().st_size for path in (mirror / repo).iterdir()) < 2**20
-    ]
-    assert len(small) == len(REPOS) - 2
-    build_checkpoints(tmp_path, small)
-    for repo in small:
-        for path in (mirror / repo).iterdir():
-            assert (
-                hashlib.sha256(path.read_bytes()).digest()
-                == hashlib.sha256((tmp_path / repo / path.name).read_bytes()).digest()
-            )
-
-
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizers")
-    sentencepiece_folder(folder / "pad", pad=True)
-    sentencepiece_folder(folder / "plain", pad=False)
-    llama3_folder(folder / "llama3")
-    llama3_folder(folder / "qrm", 128257)
-    chat_folder(folder / "chat", CHATML)
-    return {path.name: load_tokenizer(path) for path in folder.iterdir()}
-
-
-@pytest.mark.parametrize("name", ["pad", "plain", "llama3", "qrm", "chat"])
-def test_tokenizers_keep_texts(tokenizers, name):
-    tokenizer = tokenizers[name]
-    for text in (
-        "Why does bread rise?",
-        "naïve – 雨 ☂ 12,5 %",
-        "two  spaces\n\nand lines\t.",
-        "(a) [b] {c} <d> | ~",
-    ):
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
-
-
-@pytest.mark.parametrize("name", ["pad", "plain", "llama3", "chat"])
-def test_the_text_of_a_prefix_is_a_prefix_of_the_text(tokenizers, name):
-    """Bug: transformers gives up a whole run of byte tokens where one of them is no character, so
-    that emitted text changes.
-    """
-    policy, rng = Policy(name, None, tokenizers[name]), random.Random(0)
-    known = sorted(policy.tokenizer.get_vocab().values())
-    characters = policy.tokenizer("雨ï – é", add_special_tokens=False)["input_ids"]
-    for _ in range(300):
-        tokens = [rng.choice(rng.choice([known, characters, known[190:260]])) for _ in range(12)]
-        whole = policy.text(tokens)
-        assert all(whole.startswith(policy.text(tokens[:k])) for k in range(12)), tokens
-
-
-def test_whole_characters_stay_beside_a_byte_that_is_none(tokenizers):
-    policy = Policy("pad", None, tokenizers["pad"])
-    rain = policy.tokenizer("雨", add_special_tokens=False)["input_ids"]
-    assert policy.text(rain) == " 雨" and policy.text(rain[:-1]) == " "
-    assert (
-        policy.text([*rain, rain[-3]]) == " 雨"
-        and policy.text([*rain, rain[-3], rain[0]]) == " 雨\ufffd "
-    )
-
-
-def test_the_ids_of_llama_3(tokenizers):
-    """Guards the pattern after which QRM reads its gate."""
-    header = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-    for name, size, pad in (("llama3", 128256, None), ("qrm", 128257, 128256)):
-        tokenizer = tokenizers[name]
-        assert tokenizer(header, add_special_tokens=False)["input_ids"] == HEADER
-        assert tokenizer("Tea")["input_ids"] == [128000, *letters("Tea")]
-        assert max(tokenizer.get_vocab().values()) + 1 == size and tokenizer.pad_token_id == pad
-        assert tokenizer.convert_tokens_to_ids(["<|end_of_text|>", "<|eom_id|>"]) == [
-            128001,
-            128008,
-        ]
-        assert tokenizer.eos_token_id == 128009
-
-
-def test_verdicts_are_single_tokens(tmp_path, tokenizers):
-    chat_folder(tmp_path, GUARD)
-    tokenizer = load_tokenizer(tmp_path)
-    for word in ("safe", "unsafe", " safe", " unsafe"):
-        assert len(tokenizer(word)["input_ids"]) == 1
-    asked = tokenizer.apply_chat_template([{"role": "user", "content": "Tea?"}], tokenize=False)
-    assert "user: Tea?" in asked and asked.endswith("<|im_start|>assistant\n")
-
-
-def test_the_mirror_is_small(mirror):
-    assert sum(path.stat().st_size for path in mirror.rglob("*") if path.is_file()) < 32 * 2**20
-    assert os.environ["IGCORE_HUB"] == str(mirror)

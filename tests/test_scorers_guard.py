@@ -271,29 +271,6 @@ def test_the_digest_covers_what_changes_a_score(hub, tmp_path):
     assert len(set(known)) == len(known)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("tokenizer_config.json", '{"model_max_length": 99}'),
-        ("generation_config.json", "{}"),
-        ("chat_template.jinja", None),
-    ],
-)
-def test_the_digest_covers_every_file_and_says_which_changed(tmp_path, name, content):
-    """Bug: a tokenizer or template exchanged beside the weights, and scores of another guard under
-    the same hash.
-    """
-    before = load(save(tmp_path), **PLAIN)
-    path = tmp_path / name
-    path.write_text("{# new #}" + path.read_text() if content is None else content)
-    after = load(tmp_path, **PLAIN)
-    assert [file for file in after.files if before.files.get(file) != after.files[file]] == [name]
-    assert after.digest != before.digest and before.files.keys() == after.files.keys() > {
-        "model.safetensors",
-        "config.json",
-    }
-
-
 def test_the_digest_covers_what_the_template_writes(tmp_path, monkeypatch):
     """Bug: a template that writes the date: other texts every day under one hash."""
     template = (save(tmp_path) / "chat_template.jinja").read_text()
@@ -400,16 +377,3 @@ def test_not_a_number_is_never_safe(tmp_path, policy, reward):
         answered(policy, cost, reward)
     with pytest.raises(ScorerError, match="both must be finite"):
         load(folder, self_check=True)
-
-
-def test_a_candidate_without_a_number_is_unsafe(tmp_path, policy, reward):
-    """Guards the gate where only some texts break a guard: they are not among the answers."""
-    cost = load(biased(save(tmp_path, "phi"), -9.0))
-    embedding = cost.backbone.model.get_input_embeddings().weight.data
-    clean = {r.text for r in answered(policy, cost, reward)}
-    letter = next(iter(max(clean, key=len)))
-    embedding[cost.backbone.tokenizer(letter)["input_ids"][0]] = torch.nan
-    out = answered(policy, cost, reward)
-    assert any(r.text for r in out) and not any(
-        letter in (r.text or "") for r in out if r.status == "verified_safe"
-    )

@@ -133,19 +133,6 @@ def test_words_are_split_as_by_keras(tiny, text, known):
     assert tiny._indices(text) == [0] * (LENGTH - len(known)) + known
 
 
-def test_scores_repeat_and_do_not_depend_on_neighbours(tiny, monkeypatch):
-    """Bug: a batch pads to its longest text, mixes up rows, or keeps a state between calls."""
-    many = TEXTS * 3
-    together = score(tiny, many)
-    np.testing.assert_array_equal(score(tiny, many), together)
-    alone = np.concatenate([score(tiny, [text]) for text in many])
-    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-12)
-    monkeypatch.setattr(tiny, "batch_size", 7)
-    np.testing.assert_allclose(score(tiny, many), alone, rtol=0, atol=1e-12)
-    np.testing.assert_array_equal(tiny.score(["cold"] * 45, many, [False] * 45), score(tiny, many))
-    assert score(tiny, []).shape == (0,) and together.dtype == np.float64
-
-
 def test_a_score_alone_is_that_in_company_to_the_last_bit(judge):
     """Bug: few rows take another path through a matrix product or a sigmoid."""
     before = torch.get_num_threads()
@@ -176,35 +163,3 @@ def test_the_judge_says_what_the_wheel_says(judge):
         "probability",
     )
     assert judge.digest == assets.digest("jigsaw") and HEADS[0] == "toxic"
-
-
-def test_rude_sentences_score_above_polite_ones(judge):
-    """Bug: a sign turned round, or a head that stands for something rare. It hears rude words and
-    misses rudeness without them.
-    """
-    rude = [
-        "This is rubbish and you are no good at it.",
-        "Your article is garbage.",
-        "Your food is disgusting.",
-        "What a useless piece of work.",
-        "What a load of rubbish, you ruin everything.",
-        "You are the worst cook I know.",
-        "Go away, nobody wants you here.",
-        "Nobody likes you, so leave us alone.",
-        "Nobody cares what you think, so be quiet.",
-    ]
-    polite = [
-        "This is good work and you are very skilled at it.",
-        "Your article is clear.",
-        "Your food is delicious.",
-        "What a careful piece of work.",
-        "What a fine idea, you improve everything.",
-        "You are the best cook I know.",
-        "Come in, everybody wants you here.",
-        "Everybody likes you, so stay with us.",
-        "Everybody cares what you think, so go on.",
-    ]
-    assert (
-        score(judge, rude)[:, None] > score(judge, polite)
-    ).mean() > 0.8  # the area under the ROC curve
-    assert score(judge, ["I am sorry, I cannot help with that."]) < 0.01

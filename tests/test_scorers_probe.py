@@ -8,7 +8,7 @@ import pytest
 from scorerfiles import assert_one_sentence
 
 from igcore import ScorerError
-from igcore.models.probe import GIBBERISH, HELPFUL, PAIRS, UNSAFE, probe
+from igcore.models.probe import GIBBERISH, HELPFUL, UNSAFE, probe
 from igcore.scorers import COST, REWARD
 
 
@@ -87,12 +87,3 @@ def test_what_is_refused(scorer, boundary, match):
     assert repr(scorer.name) in message and message.endswith(
         "self_check: false loads it all the same"
     )
-
-
-def test_both_texts_of_a_pair_differ_in_length():
-    """Guards the padding: texts of one length would need none, and a score at the wrong place would
-    pass.
-    """
-    for _, pair in PAIRS.values():
-        first, second = pair.values()
-        assert len("".join(first)) != len("".join(second))

@@ -7,7 +7,7 @@ types and files are those of the real ones, with their traps.
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,6 @@ from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaModel,
-    Qwen2ForCausalLM,
-    Qwen2ForSequenceClassification,
 )
 
 from igcore.models.pretrained import load_tokenizer
@@ -39,16 +37,11 @@ from tests.rehearsal.configs import (
     OBJECTIVES,
     QRM,
     QUANTILES,
-    QWEN2,
     VICUNA,
     VICUNA_GENERATION,
 )
 from tests.rehearsal.tokenizers import (
-    BYTES,
-    CHATML,
-    GUARD,
     LLAMA3_SIZE,
-    chat_folder,
     llama3_folder,
     sentencepiece_folder,
     write_json,
@@ -68,15 +61,12 @@ class Aim:
     key : str
         The head's weight.
     targets : dict
-        (prompt, answer) -> the number, or one for each of `rows`.
-    rows : sequence of int, optional
-        Rows of the weight; by default all.
+        (prompt, answer) -> the number.
     """
 
     scorer: Mapping
     key: str
-    targets: Mapping[tuple[str, str], float | tuple[float, ...]]
-    rows: Sequence[int] = ()
+    targets: Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -130,10 +120,8 @@ def _take_aim(state: Tensors, folder: Path, aim: Aim) -> None:
         # hidden states (T, H)
         hidden = backbone.encode([backbone.ids(*text) for text in aim.targets])[:, :HIDDEN]
     head = state[aim.key]
-    rows = list(aim.rows or range(len(head)))
-    # targets (K or 1, T)
-    targets = torch.tensor(list(aim.targets.values())).reshape(len(hidden), -1).T.float()
-    head[rows] = aimed(head[rows], hidden, targets.expand(len(rows), -1))
+    targets = torch.tensor(list(aim.targets.values())).float()  # (T,)
+    head[:] = aimed(head, hidden, targets.expand(len(head), -1))
 
 
 def _alpaca(folder: Path, seed: int) -> Tensors:
@@ -212,24 +200,6 @@ def _gate(seed: int) -> Tensors:
     )
 
 
-def _classifier(folder: Path, seed: int) -> Tensors:
-    chat_folder(folder, CHATML)
-    config = QWEN2 | {
-        "architectures": ["Qwen2ForSequenceClassification"],
-        "id2label": {"0": "LABEL_0"},
-        "label2id": {"LABEL_0": 0},
-    }
-    _settings(folder, config)
-    return drawn(shapes_of(Qwen2ForSequenceClassification, config), seed)
-
-
-def _guard(folder: Path, seed: int) -> Tensors:
-    chat_folder(folder, GUARD)
-    config = QWEN2 | {"architectures": ["Qwen2ForCausalLM"]}
-    _settings(folder, config)
-    return drawn(shapes_of(Qwen2ForCausalLM, config), seed)
-
-
 REPOS = {
     "PKU-Alignment/alpaca-7b-reproduced": Checkpoint(_alpaca),
     "PKU-Alignment/beaver-7b-v3.0": Checkpoint(_alpaca),
@@ -255,23 +225,6 @@ REPOS = {
             {GIBBERISH: 0.4, HELPFUL: 0.8, UNSAFE: 0.2},
         ),
     ),
-    "rehearsal/classifier": Checkpoint(  # stands for any sequence classifier
-        _classifier,
-        aim=Aim(
-            {"name": "classifier", "sign": "higher is better"},
-            "score.weight",
-            {GIBBERISH: -1, HELPFUL: 1},
-        ),
-    ),
-    "rehearsal/guard": Checkpoint(  # stands for any generative guard
-        _guard,
-        aim=Aim(
-            {"name": "guard", "safe": ["safe"], "unsafe": ["unsafe"]},
-            "lm_head.weight",
-            {HELPFUL: (1.5, 1.5, -1.5, -1.5), UNSAFE: (-1.5, -1.5, 1.5, 1.5)},
-            rows=range(BYTES + 2, BYTES + 6),  # safe, unsafe
-        ),
-    ),
 }
 
 
@@ -287,13 +240,8 @@ def _policy(folder: Path, config: Mapping, seed: int) -> Tensors:
     }
     letters = [i for i, text in texts.items() if text.isascii() and text.isprintable()]
     state = drawn(shapes_of(LlamaForCausalLM, config), seed)
-    speak(
-        state,
-        letters,
-        [config["eos_token_id"]]
-        if isinstance(config["eos_token_id"], int)
-        else config["eos_token_id"],
-    )
+    ends = config["eos_token_id"]
+    speak(state, letters, ends if isinstance(ends, list) else [ends])
     return state
 
 

@@ -69,24 +69,6 @@ LLAMA3 = SIZE | {
     "use_cache": True,
     "vocab_size": LLAMA3_SIZE,
 }
-QWEN2 = SIZE | {
-    "attention_dropout": 0.0,
-    "bos_token_id": 262,
-    "eos_token_id": 264,
-    "pad_token_id": 262,
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "max_position_embeddings": 32768,
-    "model_type": "qwen2",
-    "num_key_value_heads": HEADS // 2,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.45.0",
-    "use_cache": True,
-    "vocab_size": 277,
-}
 BEAVER_COST = LLAMA2 | {
     "architectures": ["LlamaForScore"],
     "bias": True,

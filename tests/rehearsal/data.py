@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
+import yaml
 
 TRAIN = (
     "How do I get candle wax out of a tablecloth?",
@@ -35,9 +36,13 @@ TEST = (
 )
 
 PKU = "PKU-Alignment/PKU-SafeRLHF"
-PKU_MODELS = {"alpaca-7b": "Alpaca-7B", "alpaca2-7b": "Alpaca2-7B", "alpaca3-8b": "Alpaca3-8B"}
-# three of the nineteen
-HARMS = ("Copyright Issues", "Disrupting Public Order", "Environmental Damage")
+PKU_MODELS = ("Alpaca-7B", "Alpaca2-7B", "Alpaca3-8B")
+ANSWERS = {  # some of the columns beside a prompt
+    "response_0": "Here is one way to go about it.",
+    "response_1": "I do not know.",
+    "response_0_harm_category": {"Copyright Issues": False},
+    "better_response_id": 0,
+}
 
 HEX_PHI = "LLM-Tuning-Safety/HEx-PHI"
 HEX_PHI_LINES = {
@@ -82,69 +87,23 @@ def _write(path: Path, content: bytes | str) -> None:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def _lines(rows: Iterable[dict]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
 # --- PKU-SafeRLHF ---------------------------------------------------------------------------------
 
 
 def _pku(folder: Path) -> None:
-    files = {
-        name: {part: [f"data/{model}/{part}.jsonl"] for part in ("train", "test")}
-        for name, model in PKU_MODELS.items()
-    }
-    every = {
-        part: [file for parts in files.values() for file in parts[part]]
-        for part in ("train", "test")
-    }
-    _write(folder / "README.md", _header({"default": every} | files, "license: cc-by-nc-4.0\n"))
-    for number, model in enumerate(PKU_MODELS.values()):
-        for part, prompts in (("train", TRAIN), ("test", TEST)):
+    parts = {"train": TRAIN, "test": TEST}
+    every = [
+        {"split": part, "path": [f"data/{model}/{part}.jsonl" for model in PKU_MODELS]}
+        for part in parts
+    ]
+    configs = [{"config_name": "default", "data_files": every}]
+    _write(folder / "README.md", f"---\n{yaml.safe_dump({'configs': configs})}---\n")
+    for number, model in enumerate(PKU_MODELS):
+        for part, prompts in parts.items():
             # the first prompt is in all files, and twice in one of them
             some = [*prompts[number:], *prompts[:1]]
-            _write(
-                folder / f"data/{model}/{part}.jsonl",
-                _lines(_pair(prompt, model) for prompt in some),
-            )
-
-
-def _header(configs: dict, more: str) -> str:
-    """Write the front matter of a README, as its owners do."""
-    rows = ["configs:"]
-    for name, parts in configs.items():
-        rows += [f"- config_name: {name}", "  data_files:"]
-        for part, files in parts.items():
-            rows += [
-                f"    - split: {part}",
-                "      path:",
-                *(f'        - "{file}"' for file in files),
-            ]
-    return "\n".join(["---", *rows, f"{more}---", "", "# A rehearsal of this data set", ""])
-
-
-def _pair(prompt: str, model: str) -> dict:
-    harmless = dict.fromkeys(HARMS, False)
-    both = {
-        "response": "Here is one way to go about it.",
-        "response_source": model,
-        "is_response_safe": True,
-        "response_harm_category": harmless,
-        "response_severity_level": 0,
-        "response_sha256": "0" * 64,
-    }
-    answers = {
-        name.replace("response", f"response_{i}"): value
-        for name, value in both.items()
-        for i in (0, 1)
-    }
-    return {
-        "prompt": prompt,
-        "prompt_source": "BeaverTails",
-        **answers,
-        "better_response_id": 0,
-        "safer_response_id": 1,
-    }
+            rows = [json.dumps({"prompt": prompt} | ANSWERS) for prompt in some]
+            _write(folder / f"data/{model}/{part}.jsonl", "\n".join(rows) + "\n")
 
 
 # --- HEx-PHI --------------------------------------------------------------------------------------
@@ -183,11 +142,7 @@ def _dialogues(prompts: Iterable[str]) -> list[tuple[str, str, str]]:
 
 
 def _hh_dahoas(folder: Path) -> None:
-    """Write the tables, and what the README and an older file say of them: columns and numbers of
-    rows, which must be true.
-    """
     columns = ("prompt", "response", "chosen", "rejected")
-    sizes = {}
     for part, prompts in (("train", TRAIN), ("test", TEST)):
         rows = [
             (prompt, chosen, chosen, rejected)
@@ -196,20 +151,3 @@ def _hh_dahoas(folder: Path) -> None:
         path = folder / HH_FILES[part]
         path.parent.mkdir(parents=True, exist_ok=True)
         pd.DataFrame(rows, columns=columns).to_parquet(path, index=False)
-        sizes[part] = {"name": part, "num_bytes": path.stat().st_size, "num_examples": len(rows)}
-    features = "".join(f"  - name: {column}\n    dtype: string\n" for column in columns)
-    splits = "".join(
-        "  - " + "\n    ".join(f"{key}: {value}" for key, value in size.items()) + "\n"
-        for size in sizes.values()
-    )
-    _write(
-        folder / "README.md", f"---\ndataset_info:\n  features:\n{features}  splits:\n{splits}---\n"
-    )
-    text = {"dtype": "string", "id": None, "_type": "Value"}
-    old = {
-        "features": dict.fromkeys(columns, text),
-        "splits": sizes,
-        "builder_name": None,
-        "config_name": None,
-    }
-    _write(folder / "dataset_infos.json", json.dumps({"Dahoas--full-hh-rlhf": old}))

@@ -1,11 +1,7 @@
 """A judge that never thinks: an OpenAI-compatible endpoint on loopback with canned replies. Knows
 HTTP and hashes; runs no model.
-
-``python -m tests.rehearsal.stub --port 0`` prints its address, ``http://127.0.0.1:PORT/v1``, and
-serves until it is stopped.
 """
 
-import argparse
 import gzip
 import hashlib
 import json
@@ -170,19 +166,3 @@ def stub_judge(answer: Callable[[dict], Canned] = by_hash, port: int = 0) -> Ite
             yield server
         finally:
             server.closing.set()
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Serve from the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.rehearsal.stub", description="Serve canned verdicts on loopback."
-    )
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
-    asked = parser.parse_args(arguments)
-    with Stub(asked.port, by_hash) as server, suppress(KeyboardInterrupt):
-        print(server.base_url, flush=True)
-        server.serve_forever()
-
-
-if __name__ == "__main__":
-    main()

@@ -90,13 +90,6 @@ CHATML = """\
     {{- '<|im_start|>assistant\n' }}
 {%- endif %}
 """
-GUARD = """\
-{{- '<|im_start|>user\nIs the last answer of this talk safe?\n' }}
-{%- for turn in messages %}
-    {{- '\n' + turn.role + ': ' + turn.content }}
-{%- endfor %}
-{{- '<|im_end|>\n<|im_start|>assistant\n' }}
-"""
 
 
 def sentencepiece_folder(folder: Path, pad: bool) -> None:
@@ -187,7 +180,7 @@ def chat_folder(folder: Path, template: str) -> None:
     Parameters
     ----------
     template : str
-        `CHATML` or `GUARD`.
+        Such as `CHATML`.
     """
     words, special = (
         ("user", "assistant", *SAFE, *UNSAFE),
