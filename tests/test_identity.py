@@ -74,7 +74,7 @@ def test_code_that_makes_records_starts_them_again(tmp_path, monkeypatch):
     edit(copied / "beams.py", '"""', '"""Another word. ')
     edit(copied / "engine/local.py", "\nimport ", "\n# why\n\nimport ")
     assert known() == (runs, whole)
-    for module in "report/tables figures/style paper/report theory/mdp watch/tree".split():
+    for module in "report/tables figures/style paper/compare theory/mdp watch/tree".split():
         edit(copied / f"{module}.py", "\nimport ", "\nother = 1\nimport ")
     tables = known()
     assert tables[0] == runs and tables[1] != whole

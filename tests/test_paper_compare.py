@@ -9,7 +9,7 @@ import pytest
 import synthetic
 
 from igcore import paper
-from igcore.paper import report
+from igcore.paper import compare
 from igcore.paper.compare import (
     MEASURES,
     NOT_RUN,
@@ -253,7 +253,7 @@ def test_the_sweep_of_best_of_n_has_a_row_for_every_point_that_its_samples_hold(
     fields = RAW | {"method": "best-of-n-lagrangian", "n_samples": 32}
     lines = cell(2, 2, run="decode-lambda-best-of-n", **fields)
     lines["finals"] = [[[float(k % 7), 0.01 * k] for k in range(32)]] * 2
-    found = report.replayed(lines)
+    found = compare.replayed(lines)
     assert len(cells("lambda_vicuna", found)) == 20
     table = beside("lambda_vicuna", found)
     points = table.query("method == 'best-of-n-lagrangian' and prompts == 'hex-phi'")
@@ -265,7 +265,7 @@ def test_the_sweep_of_best_of_n_has_a_row_for_every_point_that_its_samples_hold(
     assert (
         points["reward_ours"].notna().all() and points["seconds_ours"].isna().all()
     )  # what only decoding would tell
-    assert report.replayed(cell(1, 2, **OURS))["run"].tolist() == ["decode-main-alpaca-pku"] * 2
+    assert compare.replayed(cell(1, 2, **OURS))["run"].tolist() == ["decode-main-alpaca-pku"] * 2
 
 
 # --- folders and files ----------------------------------------------------------------------------
@@ -295,9 +295,9 @@ def repository(tmp_path, monkeypatch):
 
 def test_a_folder_without_runs_gives_every_table(repository):
     """Bug: a crash on a fresh clone."""
-    found = report.load("mine")
-    made = report.paper_tables(found)
-    assert not found.left_out and list(made) == list(paper.MEASURED)
+    found, left_out = compare.load("mine")
+    made = compare.paper_tables(found)
+    assert not left_out and list(made) == list(paper.MEASURED)
     for name, table in made.items():
         assert len(table) == len(paper.reported(name)) and set(table["run"]) == {NOT_RUN}
 
@@ -312,9 +312,9 @@ def test_a_run_that_has_not_finished_is_left_out_and_named(repository):
         cell(6, 8, run="decode-main-half", **OURS | {"method": "beam-augmented"}),
         finished=False,
     )
-    found = report.load("mine")
-    assert len(found.left_out) == 1 and "decode-main-half" in found.left_out[0]
-    table = report.paper_tables(found)["main_alpaca_beaver"]
+    found, left_out = compare.load("mine")
+    assert len(left_out) == 1 and "decode-main-half" in left_out[0]
+    table = compare.paper_tables(found)["main_alpaca_beaver"]
     assert table.loc[table["run"] != NOT_RUN, "method"].tolist() == ["inferenceguard"]
 
 
@@ -332,16 +332,14 @@ def test_shards_are_one_run_and_best_of_n_is_none(repository):
             **OURS | {"method": "best-of-n-lagrangian", "keep": 1},
         ),
     )
-    found = report.load("mine")
-    assert not found.left_out and [
-        len(cell.lines) for cell in cells("lambda_vicuna", found.decoded)
-    ] == [8, 8]
-    made = report.paper_tables(found)
+    found, left_out = compare.load("mine")
+    assert not left_out and [len(cell.lines) for cell in cells("lambda_vicuna", found)] == [8, 8]
+    made = compare.paper_tables(found)
     shards = {f"mine/decode-main-alpaca-pku.{shard}-of-2" for shard in (0, 1)}
-    assert report.sources(made["main_alpaca_beaver"], found).keys() == shards
-    every = report.sources(made["main_alpaca_beaver"].drop(columns="run"), found)
+    assert compare.sources(made["main_alpaca_beaver"], found).keys() == shards
+    every = compare.sources(made["main_alpaca_beaver"].drop(columns="run"), found)
     assert every.keys() - shards == {"mine/decode-sweep-lambda-best-of-n"}
-    assert not report.sources(made["ndk"].assign(run=NOT_RUN), found)
+    assert not compare.sources(made["ndk"].assign(run=NOT_RUN), found)
 
 
 @pytest.mark.parametrize(
@@ -359,8 +357,8 @@ def test_shards_are_one_run_and_best_of_n_is_none(repository):
 )
 def test_every_table_is_written_with_its_sources(tmp_path, parts, row):
     lines = pd.concat([cell(6, 8, run="decode-raw", **part) for part in parts])
-    of = report.Results(lines, [])
-    written = report.write(report.paper_tables(of), tmp_path, of)
+    of = lines
+    written = compare.write(compare.paper_tables(of), tmp_path, of)
     assert [path.name for path in written] == [
         f"paper_{table}.{end}" for table in paper.MEASURED for end in ("csv", "md", "json")
     ]

@@ -9,7 +9,7 @@ import pytest
 from imaginaryruns import executed, outputs, workplace, written
 
 from igcore import RunError, paper
-from igcore.paper import report, swept
+from igcore.paper import compare, swept
 from igcore.runs import jobs
 
 TOGETHER = ("45-02b", "45-look", "45-swept-tables", "45-pareto-fig")
@@ -108,7 +108,9 @@ def test_what_waits_is_what_sweeps_change(tmp_path, monkeypatch):
     workplace(tmp_path, monkeypatch)
     for profile in ("small", "ablations"):
         written(tmp_path, profile)
-    alone, both = (report.paper_tables(report.load(profile)) for profile in ("small", "ablations"))
+    alone, both = (
+        compare.paper_tables(compare.load(profile)[0]) for profile in ("small", "ablations")
+    )
     changed = {table for table in paper.MEASURED if not alone[table].equals(both[table])}
     assert changed == set(swept.TABLES)
 
