@@ -1,21 +1,14 @@
 """What pages say came out, bound to the cells that it follows from."""
 
-import re
-import tomllib
 from pathlib import Path
 
 import pandas as pd
 
-from igcore import SearchConfig
 from igcore.models.prompts import load_prompts
 from igcore.report.claims import load_claims
-from igcore.report.statistics import ALPHA, CONFIDENCE
 from igcore.runs.paramfiles import ParamFiles
-from igcore.scoring import AT_LEAST
 
 ROOT = Path(__file__).parents[1]
-FINALS = ROOT / "params/critic-search/decode-finals-8.yaml"
-NUMBERS = {5: "Five", 4: "Four", 3: "Three"}
 
 
 def page(name: str) -> str:
@@ -124,54 +117,3 @@ def test_which_repairs_matter():
     assert set(table.index[more_over]) == {*table.index[fewer], "what a failure gives"}
     assert table.loc["what a failure gives", "answered_path_safe_difference"] == 0
     assert "Three repairs are resolved to matter there" in page("docs/results.md")
-
-
-def short(number: float) -> str:
-    """Return a number as pages write it: ``.05``."""
-    return f"{number:g}".removeprefix("0") if 0 < number < 1 else f"{number:g}"
-
-
-def test_the_settings_that_pages_name():
-    """Bug: a budget, a seed or a number of samples in a sentence, from before it was changed."""
-    small, claims = ParamFiles("small").runs(), load_claims(ROOT / "params/small/claims.yaml")
-    safety, main = small["regime-safety-rounds-4"], small["decode-raw"]
-    front, cards, results = page("README.md"), page("docs/cards.md"), page("docs/results.md")
-    assert f"often breaks the budget, N = {safety['n_samples']}." in front
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    python = project["requires-python"].removeprefix(">=")
-    assert f"(Python {python} or newer" in front
-    assert f"break the path at the budget of {short(safety['budget'])}" in results
-    assert f"Holm's p of at most {short(ALPHA)}" in results
-    assert f"the {CONFIDENCE:.0%} interval".replace("%", " %") in results
-    assert f"budget {short(main['budget'])} |" in cards
-    assert safety["n_samples"] == 2
-    assert f"budget {short(safety['budget'])} and two samples for the claims" in cards
-    assert f"the claims run under seed {safety['seed']}" in cards
-    (pilot,) = {regime.pilot["seed"] for regime in claims.regimes.values()}
-    assert f"power of claims is computed | `train`, under seed {pilot}" in cards
-    search = list(ParamFiles("critic-search").points(FINALS))
-    assert len(search) == 3 and "with three seeds" in results
-    trained = ParamFiles("small").read("params/small/critic-raw.yaml")["critics"]
-    (layer,) = {critic["layer"] for critic in trained.values()}
-    assert f"layer {layer} and pooled states" in cards
-    assert SearchConfig(budget=1.0).failure_rate == 0.5
-    assert f"(a half) of at least {AT_LEAST} texts" in page("docs/scorers.md")
-
-
-def test_the_settings_of_the_papers_runs_that_pages_name():
-    """Bug: another cut of a prompt set, or another budget, than the files have."""
-    runs = ParamFiles("paper").runs().values()
-    cut = {run["limit"] for run in runs if "hh-rlhf" in str(run.get("prompts", ""))}
-    text = page("docs/paper.md")
-    assert len(cut - {None}) >= 1 and f"HH-RLHF is cut to {max(cut):,} test prompts" in text
-    main = [run for run in runs if str(run["run"]).startswith("decode-main")]
-    assert {run["budget"] for run in main} == {0.0} and "The budget is 0, where" in text
-
-
-def test_the_front_page_has_no_other_number():
-    """Bug: a number in the prose of the front page that no command wrote and no test knows."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    text = re.sub(r"<!-- (?!end).*?<!-- end -->|```.*?```", "", text, flags=re.DOTALL)
-    text = re.sub(r"\]\([^)]*\)|`[^`]*`|^\d\. |\[\d\d_\w+", "", text, flags=re.MULTILINE)
-    # Python, N and the licence; the first two are bound above
-    assert re.findall(r"\d[\d.,]*\d|\d", text) == ["3.11", "2", "2.0"]

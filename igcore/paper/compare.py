@@ -21,16 +21,7 @@ from ..report.load import each_finished
 from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import of_runs
 from ..report.statistics import bootstrap_mean
-from . import (
-    IDENTITY,
-    MEASURED,
-    SETTINGS,
-    WHOLE,
-    measured,
-    reported,
-    stated_settings,
-    swept,
-)
+from . import IDENTITY, MEASURED, SETTINGS, WHOLE, measured, reported, stated_settings, swept
 
 NOT_RUN = "not run"
 EMBEDDED = RAW, CHAT = "smollm2-raw", "smollm2-chat"
