@@ -19,9 +19,9 @@ import pandas as pd
 
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import replace_file, root
-from igcore.report.linefile import key, read
-from igcore.runs.cli import differences
-from igcore.runs.scope import TOLERANCE
+from igcore.report.linefile import comparable, key, read
+from igcore.runs.rescore import TOLERANCE, unlike
+from igcore.runs.verify import allow_for_batch
 
 PUBLISHED = ("small", "ablations", "critic-search", "tune", "bench", "served")
 SECONDS = re.compile(r"seconds|_s$|^(generation|scoring)_|^fits$")  # never the same twice
@@ -56,7 +56,7 @@ def _distance(one: str, other: str) -> float:
 def answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]]]:
     """Return the near ties of every answer that was given again, and in what it differs.
 
-    Hashes are left out, and scores may differ by `igcore.runs.scope.TOLERANCE`.
+    Hashes are left out, and scores may differ by `igcore.runs.rescore.TOLERANCE`.
     """
     found, archive = {}, base / f"records/{profile}.tar.xz"
     if not archive.is_file():
@@ -70,16 +70,27 @@ def answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]]]:
             again = {key(line): line for part in parts if part.is_file() for line in read(part)}
             for kept in map(json.loads, records.extractfile(entry)):
                 if made := again.get(key(kept)):
-                    unlike = differences([_unhashed(made)], [_unhashed(kept)], TOLERANCE)
                     ties = max(made["near_ties"], kept["near_ties"])
                     name = " ".join((run.name, *key(kept)))
-                    found[name] = ties, [f"{run.name} {sentence}" for sentence in unlike]
+                    found[name] = ties, differences(name, made, kept)
     return found
 
 
-def _unhashed(line: dict) -> dict:
-    """Return a line without the hashes of its scorers, which change with their code."""
-    return {name: value for name, value in line.items() if not name.endswith("_digest")}
+def differences(name: str, made: dict, kept: dict) -> list[str]:
+    """Say in which fields two answers differ, beyond what another processor or batch may move.
+
+    Hashes of scorers change with their code.
+    """
+    new, old = (
+        {
+            field: value
+            for field, value in comparable(line).items()
+            if field != "near_ties" and not field.endswith("digest")
+        }
+        for line in (made, kept)
+    )
+    allow_for_batch(new["trace"], old["trace"], new["block_size"])
+    return list(unlike(name, new, old, TOLERANCE))
 
 
 def compared(profile: str, base: Path) -> list[str]:

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from igcore.errors import IgcoreError, RunError
 from igcore.files import file_digest, replace_file, root, writing
 from igcore.runs.paramfiles import ParamFiles
-from igcore.runs.verify import Check, Report, verify
+from igcore.runs.verify import Report, verify
 
 RECORDS = ("*.jsonl", "*.json", "*.csv")
 SUM = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_-]+)\.tar\.xz")  # a line of SHA256SUMS
@@ -141,16 +141,14 @@ def verified(
     """Yield every run of the archives and what a verification found, groups decoded again.
 
     The files in ``params`` of this repository name models, prompts and networks, not the records.
-    Runs are verified side by side, one on each core, and share what they draw: methods and weights
-    of the cost have most of their samples in common.
+    Runs are verified side by side, one on each core.
     """
     with tempfile.TemporaryDirectory() as scratch, workers() as side_by_side:
         reports = {}
         for profile in unpack(base, Path(scratch)):
             for run, settings in ParamFiles(profile, base=base / "params").runs().items():
                 lines = Path(scratch) / "runs" / profile / run / "responses.jsonl"
-                check = Check.trusting(settings, replay=replay, pool=Path(scratch) / "pool")
-                reports[f"{profile}/{run}"] = side_by_side.submit(_verify, lines, check)
+                reports[f"{profile}/{run}"] = side_by_side.submit(_verify, lines, settings, replay)
         try:
             for run, report in reports.items():
                 yield run, report.result()
@@ -158,12 +156,12 @@ def verified(
             side_by_side.shutdown(wait=False, cancel_futures=True)
 
 
-def _verify(lines: Path, check: Check) -> Report:
+def _verify(lines: Path, settings: dict, replay: int) -> Report:
     """Verify one run on one thread."""
     import torch
 
     torch.set_num_threads(1)
-    return verify(lines, check)
+    return verify(lines, settings, replay)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from igcore.policy import as_prompt
 from igcore.report.linefile import read
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import decode_run
-from igcore.runs.verify import Check, verify
+from igcore.runs.verify import verify
 from igcore.serve import client as way
 from igcore.serve.client import Client
 from igcore.serve.engine import BAN, SEEDS, ServedEngine, bias_of
@@ -610,7 +610,7 @@ def test_a_served_run_is_not_decoded_again(tokenizer, run_home):
         params = run_params(stub, tokenizer, methods=["inferenceguard"], limit=2)
         decode_run(params, folder)
         asked = len(stub.asked)
-        report = verify(folder / "responses.jsonl", Check(replay=None))
+        report = verify(folder / "responses.jsonl", replay=None)
         assert report.problems == [] and "replay" not in report.certified
         assert any("by statistics and not by bits" in said for said in report.uncertified)
         assert len(stub.asked) == asked

@@ -93,7 +93,7 @@ def test_a_record_does_not_say_what_is_imported(home, module, capsys):
     run = decode_run(DecodeParams(**settings(cost=f"{module}:vowels", reward=None)))
     sys.modules.pop(module)
     done, said = verified(run, capsys)
-    assert done == 1 and "name the one that you trust with --cost" in said
+    assert done == 1 and "name the one that you trust in a file for --params" in said
     assert module not in sys.modules
     prepared(Named(f"{module}:vowels"))  # nor do settings import it
     assert module not in sys.modules

@@ -183,7 +183,7 @@ def test_compare_and_errors_of_the_command_line(tmp_path, capsys):
 
 def written_notebook(folder, source):
     """Return a notebook with a cell of parameters and one with this source."""
-    cells = [nbformat.v4.new_code_cell("# Parameters\nn = 1\nrun = shard = m = None")]
+    cells = [nbformat.v4.new_code_cell("# Parameters\nn = 1\nrun = None\nshard = 0\nm = None")]
     cells.append(nbformat.v4.new_code_cell(source))
     cells[0].metadata["tags"] = ["parameters"]
     book = nbformat.v4.new_notebook(cells=cells)

@@ -6,6 +6,7 @@ The forger knows this package: every digest, count and hash is mended after each
 
 import json
 import math
+import random
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,6 @@ from igcore.runs import cli, decode_run, records, verify
 from igcore.runs.decode_params import DecodeParams, Settings
 from igcore.runs.identity import prompts_digest
 from igcore.runs.records import SETTINGS
-from igcore.runs.verify import Check
 from igcore.verdict import Emission, judge, measure, within
 
 UNASKING = [name for name in METHODS if not method_of(name).network]
@@ -112,6 +112,19 @@ def tiny(tmp_path_factory):
     return path
 
 
+def replayed(path, tiny, replay=None, **named):
+    """Verify a run and decode groups again with the policy that the verifier names."""
+    return verify.verify(path, {"policy": str(tiny)} | named, replay)
+
+
+def trusting(folder, **named):
+    """Return the options that give a params file of the verifier's own."""
+    file = folder / "trusted/mine.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({"profile": "trusted"} | named))
+    return ["--params", str(file)]
+
+
 def decoded_run(folder, tiny, **changes):
     """Decode into a folder and return the path of its lines."""
     return decode_run.decode_run(
@@ -177,23 +190,14 @@ def test_a_changed_line_fails_by_name(field):
         ({"peak_cost": 0.25}, "peak_cost is 0.25"),
         ({"reward": 9.0}, "reward is 9.0"),
         ({"z_trace": [9.0]}, "z_trace is"),
-        (
-            {"status": "unverified_unsafe"},
-            "status is 'unverified_unsafe', not 'verified_safe'",
-        ),
+        ({"status": "unverified_unsafe"}, "status is 'unverified_unsafe', not 'verified_safe'"),
         ({"cost_digest": "v2"}, "cost_digest is 'v2', not 'v1'"),
         ({"response": None}, "response is None, not"),
-        (
-            {"response": None, "status": "abstained"},
-            "cost is 0.0, not None",
-        ),
+        ({"response": None, "status": "abstained"}, "cost is 0.0, not None"),
         ({"status": "banana"}, "status is 'banana'"),
         ({"status": "abstained"}, "not 'verified_safe'"),
         ({"status": "abstained"}, "response is .*, not"),
-        (
-            {"cost_scorer": "vowels"},
-            "cannot be checked .ParameterError: cost 'vowels' says 'higher is better'",
-        ),
+        ({"cost_scorer": "vowels"}, "ParameterError: cost 'vowels' says 'higher is better'"),
         ({"note": "x"}, "its fields are not those of a line, see note"),
         ({"prompt_id": "0123456789abcdef"}, "prompt_id is '0"),
         ({"budget": None}, "cannot be checked .ParameterError: parameter budget"),
@@ -206,11 +210,9 @@ def test_a_changed_line_fails_by_name(field):
 )
 def test_a_forged_line_fails_by_scoring_again(changes, message):
     """Guards the check itself: a forger who mends the digest is found by the scorer."""
-    line = next(
-        x
-        for x in lines(methods=["inferenceguard"])
-        if x["status"] == "verified_safe" and x["cost"] == 0 and x["response"]
-    )
+    written = lines(methods=["inferenceguard"])
+    safe = [x for x in written if x["status"] == "verified_safe" and x["cost"] == 0]
+    line = next(x for x in safe if x["response"])
     assert problems(line) == []
     assert any(re.search(message, p) for p in problems(again(line, **changes)))
 
@@ -225,11 +227,8 @@ def test_a_repeat_of_a_prompt_has_its_number_behind_the_id():
 
 
 def test_a_refusal_cannot_pass_for_an_answer():
-    line = next(
-        x
-        for x in lines(methods=["inferenceguard"], budget=0.0, refusal="f", n_samples=1)
-        if x["status"] == "abstained"
-    )
+    written = lines(methods=["inferenceguard"], budget=0.0, refusal="f", n_samples=1)
+    line = next(x for x in written if x["status"] == "abstained")
     assert problems(line) == []
     assert "not 'abstained'" in problems(again(line, status="verified_safe", reason=""))[0]
 
@@ -254,6 +253,17 @@ def test_a_line_without_a_text_has_no_scores():
     assert "a text, which this method emits" in problems(again(silent, on_failure="paper"))[0]
 
 
+def scored(cost, prompts, method="inferenceguard", **config):
+    """Return the lines of answers under a cost, and the scorers to score them again with."""
+    scorers = dict(reward=MOCKS["vowels"], cost=cost)
+    guard = Guard(
+        mock_policy(), config=Settings(block_size=3, max_new_tokens=6, **config), **scorers
+    )
+    found = decode(method, guard, prompts)
+    written = [records.record(response, method, guard, seed=0) for response in found]
+    return written, {scorer.name: scorer for scorer in scorers.values()}
+
+
 def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
     """Guards the path of a guarded method: its text broke the budget on the way, although its last
     score is inside.
@@ -265,20 +275,8 @@ def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
         def score(self, prompts, responses, finished):
             return [letter_cost(r) if len(r) < 6 else 0.0 for r in responses]
 
-    config = Settings(
-        budget=0.0,
-        n_samples=1,
-        keep=1,
-        rounds=1,
-        block_size=3,
-        max_new_tokens=6,
-        on_failure="paper",
-    )
-    scorers = dict(reward=MOCKS["vowels"], cost=Sinking())
-    guard = Guard(mock_policy(), config=config, **scorers)
-    found = decode("inferenceguard", guard, ["ab", "fed", "c", "dd", "eae"])
-    written = [records.record(r, "inferenceguard", guard, seed=0) for r in found]
-    load = {"vowels": scorers["reward"], "sinking": scorers["cost"]}
+    config = dict(budget=0.0, n_samples=1, keep=1, rounds=1, on_failure="paper")
+    written, load = scored(Sinking(), ["ab", "fed", "c", "dd", "eae"], **config)
     assert list(verify.rescored(written, load)) == []
     line = next(x for x in written if x["cost"] == 0 and x["z_final"] < 0)
     (problem,) = verify.rescored([again(line, status="verified_safe", reason="")], load)
@@ -296,16 +294,9 @@ def test_a_strict_refusal_below_zero_is_honest():
         def score(self, prompts, responses, finished):
             return [letter_cost(r) - 2.0 for r in responses]
 
-    config = Settings(budget=0.0, strict=True, block_size=3, max_new_tokens=6)
-    scorers = dict(reward=MOCKS["vowels"], cost=Negative())
-    guard = Guard(mock_policy(), config=config, **scorers)
-    (response,) = decode("inferenceguard", guard, ["ab"])
-    line = records.record(response, "inferenceguard", guard, seed=0)
-    assert line["status"] == "abstained"
-    assert (
-        list(verify.rescored([line], {"vowels": scorers["reward"], "negative": scorers["cost"]}))
-        == []
-    )
+    written, load = scored(Negative(), ["ab"], budget=0.0, strict=True)
+    assert [line["status"] for line in written] == ["abstained"]
+    assert list(verify.rescored(written, load)) == []
 
 
 def test_lines_of_a_cost_that_fails_hold():
@@ -317,21 +308,13 @@ def test_lines_of_a_cost_that_fails_hold():
         def score(self, prompts, responses, finished):
             return [0.0 if text in TEXTS[1:] else math.nan for text in responses]
 
-    config = Settings(budget=0.5, failure_rate=1.0, n_samples=2, block_size=3, max_new_tokens=6)
-    scorers = dict(reward=MOCKS["vowels"], cost=Failing())
-    guard = Guard(mock_policy(), config=config, **scorers)
-    load = {"vowels": scorers["reward"], "failing": scorers["cost"]}
+    prompts = [f"{a}{b}" for a in "abcdef" for b in "abcdef"]
     for method in ("base", "inferenceguard"):
-        found = decode(method, guard, [f"{a}{b}" for a in "abcdef" for b in "abcdef"])
-        written = [records.record(r, method, guard, seed=0) for r in found]
+        config = dict(budget=0.5, failure_rate=1.0, n_samples=2)
+        written, load = scored(Failing(), prompts, method, **config)
         assert {line["reason"] for line in written} == {"scorer_error"}
         assert "verified_safe" not in {line["status"] for line in written}
         assert list(verify.rescored(written, load)) == []
-
-
-def test_an_unsafe_text_cannot_pass_for_safe():
-    line = next(x for x in lines(methods=["base"]) if x["status"] == "unverified_unsafe")
-    assert "status is 'verified_safe', not" in problems(again(line, status="verified_safe"))[0]
 
 
 # --- honest runs ----------------------------------------------------------------------------------
@@ -349,10 +332,7 @@ def test_an_unsafe_text_cannot_pass_for_safe():
         (dict(budget=0.0, strict=True), ("abstained", "dead_end")),
         (dict(budget=0.0, on_failure="truncate"), ("verified_safe", "truncated")),
         (dict(budget=0.0, on_failure="paper"), ("unverified_unsafe", "exhausted")),
-        (
-            dict(accounting="terminal", gamma_safety=0.9, hardest=2, limit=5, seed=3),
-            ("verified_safe", ""),
-        ),
+        (dict(accounting="terminal", gamma_safety=0.9, hardest=2, limit=5), ("verified_safe", "")),
     ],
 )
 def test_an_honest_run_holds(tmp_path, tiny, changes, kind):
@@ -360,34 +340,16 @@ def test_an_honest_run_holds(tmp_path, tiny, changes, kind):
     path = decoded_run(tmp_path / "run", tiny, **changes)
     assert kind in {(line["status"], line["reason"]) for line in linefile.read(path)}
     assert cli.main(["verify", str(path)]) == 0
-    report = verify.verify(path, Check(policy=str(tiny), replay=None))
+    report = replayed(path, tiny)
     assert report.problems == [] and re.match(r"(\d+) of \1 groups", report.certified["replay"])
     assert len(report.uncertified) == 1  # what is never certified
-
-
-def test_what_verifications_have_drawn_they_share(tmp_path, tiny):
-    """Bug: a pool that changes a verdict, or a forged line that it hides."""
-    pool = tmp_path / "pool"
-    paths = [
-        decoded_run(tmp_path / name, tiny, budget=budget)
-        for name, budget in (("a", 0.5), ("b", 2.0))
-    ]
-    for path in paths:
-        report = verify.verify(path, Check(policy=str(tiny), replay=None, pool=pool))
-        assert report.problems == []
-    assert list((pool / "tokens").iterdir()) and list((pool / "scores").iterdir())
-    forged = Forger(paths[1])
-    forged.lines[0]["forward_tokens"] += 1
-    forged.save()
-    check = Check(policy=str(tiny), replay=None, pool=pool)
-    assert "forward_tokens" in verify.verify(paths[1], check).problems[0]
 
 
 def test_the_shards_of_a_run_on_a_prompt_file_hold(tmp_path, tiny, capsys):
     """Bug: decoding again took the shard of a shard."""
     file = tmp_path / "mine.txt"
     file.write_text("\n".join(text for text in PROMPTS if "\n" not in text))
-    named = ["--policy", str(tiny), "--prompts", str(file)]
+    named = trusting(tmp_path, policy=str(tiny), prompts=str(file))
     for shard in range(2):
         path = decoded_run(
             tmp_path / f"run{shard}", tiny, prompts=str(file), n_shards=2, shard=shard, group_size=2
@@ -406,12 +368,9 @@ def test_a_params_file_that_is_trusted_names_everything(tmp_path, tiny, capsys):
     file = tmp_path / "x/decode-r.yaml"
     file.write_text(json.dumps(settings))
     command = ["verify", str(path), "--replay", "all"]
-    assert cli.main(command) == 1 and "with --prompts" in capsys.readouterr().err
+    assert cli.main(command) == 1 and "for --params, as its prompts" in capsys.readouterr().err
     assert cli.main([*command, "--params", str(file)]) == 0
-    assert re.search("replay +4 of 4 groups|replay +2 of 2 groups", capsys.readouterr().out)
-    # what an option names comes before what the file names
-    assert cli.main([*command, "--params", str(file), "--prompts", "few"]) == 1
-    assert "answers are missing" in capsys.readouterr().err
+    assert "replay        2 of 2 groups" in capsys.readouterr().out
     assert cli.main([*command, "--params", str(tmp_path / "none.yaml")]) == 1
     assert "none.yaml cannot be read" in capsys.readouterr().err
 
@@ -428,7 +387,7 @@ def test_packed_runs_hold_and_a_changed_one_is_named(tmp_path, tiny):
     found = dict(verified(tmp_path, 1, here))
     assert found.keys() == {"x/r-a", "x/r-b"}
     assert not any(report.problems for report in found.values())
-    assert all(" (seed " in report.certified["replay"] for report in found.values())
+    assert all("1 of 4 groups" in report.certified["replay"] for report in found.values())
     forged = Forger(tmp_path / "runs/x/r-b/responses.jsonl")
     forged.lines[0]["reward"] += 1.0
     forged.save()
@@ -450,24 +409,16 @@ def test_a_run_with_a_critic_holds_when_the_verifier_names_it(tmp_path, tiny, mo
         save_critic(
             Critic(spec_of(policy, LetterCost(), LetterReward(), config, 6)), tmp_path / name
         )
-    path = decoded_run(
-        tmp_path / "run",
-        tiny,
-        methods=["inferenceguard-critic"],
-        critic="ours",
-        probe_fail_open=False,
-    )
+    guided = dict(methods=["inferenceguard-critic"], critic="ours", probe_fail_open=False)
+    path = decoded_run(tmp_path / "run", tiny, **guided)
     assert verify.verify(path).problems == []
-    assert verify.verify(path, Check(policy=str(tiny), critic="ours", replay=None)).problems == []
-    assert (
-        "parts.critic"
-        in verify.verify(path, Check(policy=str(tiny), critic="other", replay=None)).problems[0]
-    )
+    assert replayed(path, tiny, critic="ours").problems == []
+    assert "parts.critic" in replayed(path, tiny, critic="other").problems[0]
     monkeypatch.setattr(
         verify, "load_networks", lambda *_: pytest.fail("the record's folder was read")
     )
-    with pytest.raises(ParameterError, match="names the critic 'ours', .* with --critic"):
-        verify.verify(path, Check(policy=str(tiny), replay=None))
+    with pytest.raises(ParameterError, match="names the critic 'ours', .*--params, as its critic"):
+        replayed(path, tiny)
 
 
 def test_a_policy_of_the_table_needs_no_name(tmp_path, tiny, monkeypatch, capsys):
@@ -488,9 +439,10 @@ def test_a_scorer_with_options_is_named_by_the_verifier(tmp_path, tiny, capsys):
     """
     path = decoded_run(tmp_path / "run", tiny, cost={"name": "weighed", "weight": 0.5})
     assert cli.main(["verify", str(path)]) == 1
-    assert "name the one that you trust with --cost" in capsys.readouterr().err
-    assert cli.main(["verify", str(path), "--cost", "{name: weighed, weight: 0.5}"]) == 0
-    assert cli.main(["verify", str(path), "--cost", "weighed"]) == 1
+    assert "the one that you trust in a file for --params" in capsys.readouterr().err
+    named = trusting(tmp_path, cost={"name": "weighed", "weight": 0.5})
+    assert cli.main(["verify", str(path), *named]) == 0
+    assert cli.main(["verify", str(path), *trusting(tmp_path, cost="weighed")]) == 1
     assert re.search("cost is .*, not", capsys.readouterr().err)
 
 
@@ -511,7 +463,7 @@ def test_a_cost_that_looks_at_finished_holds(tmp_path, tiny, monkeypatch):
         len(line["block_ends"]) > 1 and line["status"] == "verified_safe"
         for line in linefile.read(path)
     )
-    assert verify.verify(path, Check(policy=str(tiny), replay=None)).problems == []
+    assert replayed(path, tiny).problems == []
 
 
 # --- forgeries ------------------------------------------------------------------------------------
@@ -823,213 +775,100 @@ def nobodys(record):
     record.params |= {"run": "another", "profile": "paper"}
 
 
-# what the help says of a forgery that holds
-ANSWERS, TOKENS, ENDS, FINISHED = "these answers", "token ids", "block ends", "`finished`"
-ABSTAINED, COUNTED, TRACED = (
-    "abstentions and their reasons",
-    "counts of work",
-    "traces, finals, fail_open_cost",
-)
-HASHED, SETTLED = (
-    "the hashes of files and code",
-    "settings changed in params.json and lines alike",
-)
-FEWER, HARMLESS, NEVER = (
-    "fewer prompts or methods",
-    "a setting without influence",
-    "are never certified",
-)
-HOLDS, SAME = None, "^"
-# name -> (forgery, what finds it, what finds it when groups are decoded again, what the help says
-# where it holds)
-FORGERIES = {
-    "answers by hand": (by_hand, HOLDS, "response is .*, not", ANSWERS),
-    "answers by hand, of another policy with 1 sample": (
-        by_another_policy,
-        HOLDS,
-        "parts.policy.name of params.json",
-        ANSWERS,
-    ),
-    "abstentions of the guard": (
-        abstentions("inferenceguard"),
-        HOLDS,
-        "response is .*, not",
-        ABSTAINED,
-    ),
-    "abstentions of a baseline": (abstentions("base"), "not 'verified_safe'", SAME, ""),
-    "an abstention with words of its own": (
-        other_refusal,
-        "response is .*, not 'f'",
-        SAME,
-        "",
-    ),
-    "budget in the lines": (in_lines(budget=4.0), "budget is 4.0, not 0.5", SAME, ""),
-    "budget everywhere": (everywhere(budget=4.0), HOLDS, "again: trace is .*, not", SETTLED),
-    "method in the lines": (
-        in_lines(method=better),
-        "beam-augmented is not one of params.json",
-        SAME,
-        "",
-    ),
-    "method everywhere": (renamed, HOLDS, "again: samples_drawn is .*, not", SETTLED),
-    "half of the lines": (half_the_lines, "6 answers are missing", SAME, ""),
-    "a prompt that the manifest counts": (
-        a_prompt_less,
-        "manifest.json: lines is 12, not 10",
-        SAME,
-        "",
-    ),
-    "no line": (lambda record: record.lines.clear(), "12 answers are missing", SAME, ""),
-    "half of the prompts everywhere": (half_the_prompts, HOLDS, HOLDS, FEWER),
-    "no baseline anywhere": (no_baseline, HOLDS, HOLDS, FEWER),
-    "samples in the lines": (
-        in_lines(n_samples=512),
-        "n_samples is 512, not 3",
-        SAME,
-        "",
-    ),
-    "seed in the lines": (in_lines(seed=7), "seed is 7, not 0", SAME, ""),
-    "samples and seed everywhere": (
-        everywhere(n_samples=512, seed=7),
-        HOLDS,
-        "again: response is .*, not",
-        SETTLED,
-    ),
-    "rounds everywhere": (everywhere(rounds=2), HOLDS, "again: rounds_used is .*, not", SETTLED),
-    "a setting that no method of the run reads": (
-        everywhere(lagrange_multiplier=9.0),
-        HOLDS,
-        HOLDS,
-        HARMLESS,
-    ),
-    "samples drawn": (
-        in_lines(samples_drawn=99),
-        HOLDS,
-        "again: samples_drawn is .*, not",
-        COUNTED,
-    ),
-    "tokens forwarded": (
-        in_lines(forward_tokens=1),
-        HOLDS,
-        "again: forward_tokens is .*, not",
-        COUNTED,
-    ),
-    "trace": (in_lines(trace=[]), HOLDS, "again: trace is .*, not", TRACED),
-    "perplexities": (in_lines(trace=less_perplexed), HOLDS, "again: trace is .*, not", TRACED),
-    "digits of another batch": (of_another_batch(1), HOLDS, HOLDS, "last digits of perplexity"),
-    "diagnostics no batch gives": (of_another_batch(9), HOLDS, "again: trace is .*, not", TRACED),
-    "finals": (in_lines(finals=[[1.0, 0.0]]), HOLDS, "again: finals is .*, not", TRACED),
-    "cost without abstention": (
-        in_lines(fail_open_cost=0.0),
-        HOLDS,
-        "again: fail_open_cost is .*, not",
-        TRACED,
-    ),
-    "reward": (
-        in_lines(reward=lambda x: x["reward"] + 0.0009),
-        "reward is .*, not",
-        SAME,
-        "",
-    ),
-    "finished": (
-        in_lines(finished=lambda x: not x["finished"]),
-        HOLDS,
-        "again: finished is .*, not",
-        FINISHED,
-    ),
-    "last z": (in_lines(z_final=0.375), "z_final is 0.375, not", SAME, ""),
-    "ends of blocks": (one_end("block_ends"), HOLDS, "again: block_ends is .*, not", ENDS),
-    "ends on the grid": (one_end("grid_ends"), HOLDS, "again: grid_ends is .*, not", ENDS),
-    "token ids": (
-        in_lines(tokens=lambda x: x["tokens"][::-1]),
-        HOLDS,
-        "again: tokens is .*, not",
-        TOKENS,
-    ),
-    "number of tokens": (in_lines(n_tokens=99), "n_tokens is 99, not", SAME, ""),
-    "reason": (in_lines(reason="scorer_error"), HOLDS, "again: reason is .*, not", ABSTAINED),
-    "status": (in_lines(status="verified_safe"), "not 'unverified_unsafe'", SAME, ""),
-    "no text": (
-        in_lines(response=None, status="abstained", cost=None),
-        "response is None, not",
-        SAME,
-        "",
-    ),
-    "no text of a guard that could refuse": (
-        silence,
-        "response is None, not 'f'",
-        SAME,
-        "",
-    ),
-    "a word of its own in a line": (
-        in_lines(certified="yes"),
-        "its fields are not those of a line, see certified",
-        SAME,
-        "",
-    ),
+# name -> a forgery, and what finds it
+FOUND = {
+    "abstentions of a baseline": (abstentions("base"), "not 'verified_safe'"),
+    "an abstention with words of its own": (other_refusal, "response is .*, not 'f'"),
+    "budget in the lines": (in_lines(budget=4.0), "budget is 4.0, not 0.5"),
+    "method in the lines": (in_lines(method=better), "augmented is not one of params.json"),
+    "half of the lines": (half_the_lines, "6 answers are missing"),
+    "a prompt that the manifest counts": (a_prompt_less, "manifest.json: lines is 12, not 10"),
+    "no line": (lambda record: record.lines.clear(), "12 answers are missing"),
+    "samples in the lines": (in_lines(n_samples=512), "n_samples is 512, not 3"),
+    "seed in the lines": (in_lines(seed=7), "seed is 7, not 0"),
+    "last z": (in_lines(z_final=0.375), "z_final is 0.375, not"),
+    "no text of a guard that could refuse": (silence, "response is None, not 'f'"),
     "cost model that is the reward model": (
         reward_for_cost,
         "cost 'vowels' says 'higher is better'",
-        SAME,
-        "",
     ),
-    "cost model in a folder": (
-        in_params(cost=OWN),
-        "names the cost .* with --cost",
-        SAME,
-        "",
-    ),
-    "cost model made blind by an option": (
-        in_params(cost=BLIND),
-        "names the cost .* with --cost",
-        SAME,
-        "",
-    ),
-    "prompts of the forger's own": (own_prompts, "12 answers are not wanted", SAME, ""),
-    "half a prompt": (half_a_prompt, "prompt is 'cb', not 'f.ncb'", SAME, ""),
-    "hash of the prompts": (
-        in_params(chosen={"n": 6, "digest": "0" * 16}),
-        "params.json: chosen is",
-        SAME,
-        "",
-    ),
-    "hash of the policy": (
-        in_policy(digest="0" * 64),
-        HOLDS,
-        "parts.policy.digest of params.json",
-        HASHED,
-    ),
-    "files of the policy": (
-        in_policy(files={"x": "0" * 64}),
-        HOLDS,
-        "parts.policy.files.config.json",
-        HASHED,
-    ),
-    "counts of the manifest": (other_counts, "manifest.json: counts is", SAME, ""),
-    "what nobody certifies": (nobodys, HOLDS, HOLDS, NEVER),
+    "cost model in a folder": (in_params(cost=OWN), "names the cost .* as its cost"),
+    "cost model made blind": (in_params(cost=BLIND), "names the cost .* as its cost"),
+    "prompts of the forger's own": (own_prompts, "12 answers are not wanted"),
+    "half a prompt": (half_a_prompt, "prompt is 'cb', not 'f.ncb'"),
+    "hash of the prompts": (in_params(chosen={"n": 6, "digest": "0"}), "params.json: chosen is"),
+    "counts of the manifest": (other_counts, "manifest.json: counts is"),
+}
+ANSWERS, TRACED, HASHED = "these answers", "traces, finals, fail_open_cost", "hashes of files"
+SETTLED, COUNTED = "changed in params.json and lines alike", "counts of work"
+FEWER, HARMLESS = "more prompts or methods", "settings without influence"
+HOLDS = None
+# name -> a forgery that scoring does not find, what finds it when groups are decoded again, and
+# what the report says of it
+HIDDEN = {
+    "answers by hand": (by_hand, "response is .*, not", ANSWERS),
+    "answers of another policy": (by_another_policy, "parts.policy.name of params", ANSWERS),
+    "abstentions": (abstentions("inferenceguard"), "response is .*, not", "abstentions and their"),
+    "budget everywhere": (everywhere(budget=4.0), "again: trace is .*, not", SETTLED),
+    "method everywhere": (renamed, "again: samples_drawn is .*, not", SETTLED),
+    "half of the prompts everywhere": (half_the_prompts, HOLDS, FEWER),
+    "no baseline anywhere": (no_baseline, HOLDS, FEWER),
+    "samples everywhere": (everywhere(n_samples=512), "again: response is .*, not", SETTLED),
+    "rounds everywhere": (everywhere(rounds=2), "again: rounds_used is .*, not", SETTLED),
+    "a setting of no method": (everywhere(lagrange_multiplier=9.0), HOLDS, HARMLESS),
+    "samples drawn": (in_lines(samples_drawn=99), "again: samples_drawn is .*, not", COUNTED),
+    "tokens forwarded": (in_lines(forward_tokens=1), "again: forward_tokens is .*, not", COUNTED),
+    "trace": (in_lines(trace=[]), "again: trace is .*, not", TRACED),
+    "perplexities": (in_lines(trace=less_perplexed), "again: trace is .*, not", TRACED),
+    "digits of another batch": (of_another_batch(1), HOLDS, "last digits of perplexity"),
+    "diagnostics no batch gives": (of_another_batch(9), "again: trace is .*, not", TRACED),
+    "finals": (in_lines(finals=[[1.0, 0.0]]), "again: finals is .*, not", TRACED),
+    "cost of failing open": (in_lines(fail_open_cost=0.0), "again: fail_open_cost is", TRACED),
+    "finished": (in_lines(finished=lambda x: not x["finished"]), "finished is .*, not", "finished"),
+    "ends of blocks": (one_end("block_ends"), "again: block_ends is .*, not", "block ends"),
+    "ends on the grid": (one_end("grid_ends"), "again: grid_ends is .*, not", "block ends"),
+    "token ids": (in_lines(tokens=lambda x: x["tokens"][::-1]), "tokens is .*, not", "token ids"),
+    "reason": (in_lines(reason="scorer_error"), "again: reason is .*, not", "their reasons"),
+    "hash of the policy": (in_policy(digest="0" * 64), "parts.policy.digest of params", HASHED),
+    "files of the policy": (in_policy(files={"x": "0"}), "parts.policy.files.config.json", HASHED),
+    "what nobody certifies": (nobodys, HOLDS, "seconds"),
 }
 
 
-@pytest.mark.parametrize("name", FORGERIES)
-def test_a_forgery_holds_only_where_the_help_says_so(forger, honest, tiny, capsys, name):
+def verdict(capsys, *command):
+    """Return the status of a verification and what it says."""
+    status, printed = cli.main(["verify", *command]), capsys.readouterr()
+    return status, printed.err or printed.out
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_forgery_is_found_by_scoring_again(forger, honest, capsys, name):
     """Guards every field that a table or a figure is made of; nearly each has been forged with
     success before.
     """
-    forge, alone, again, said = FORGERIES[name]
+    forge, found = FOUND[name]
     forge(forger)
     forger.save(count=forge not in (other_counts, a_prompt_less))
     assert verify.evidence(forger.path) != verify.evidence(honest)
-    assert said in " ".join(cli.MORE.split())
-    for found, replay in (
-        (alone, []),
-        (alone if again is SAME else again, ["--replay", "all", "--policy", str(tiny)]),
-    ):
-        status, errors = cli.main(["verify", str(forger.path), *replay]), capsys.readouterr().err
-        assert (
-            (status, errors) == (0, "")
-            if found is HOLDS
-            else status == 1 and re.search(found, errors)
-        )
+    status, said = verdict(capsys, str(forger.path))
+    assert status == 1 and re.search(found, said)
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_forgery_holds_only_where_the_report_says_so(
+    forger, honest, tiny, tmp_path, capsys, name
+):
+    """Bug: a run was said to hold as if its answers had been decoded again."""
+    forge, found, named = HIDDEN[name]
+    forge(forger)
+    forger.save()
+    assert verify.evidence(forger.path) != verify.evidence(honest)
+    status, said = verdict(capsys, str(forger.path))
+    assert status == 0 and named in said
+    policy = trusting(tmp_path, policy=str(tiny))
+    status, said = verdict(capsys, str(forger.path), "--replay", "all", *policy)
+    assert (status == 0 and named in said) if found is HOLDS else re.search(found, said)
+    assert status == (found is not HOLDS)
 
 
 # --- what is printed, and what is loaded ----------------------------------------------------------
@@ -1042,66 +881,28 @@ def said(capsys, path, *options):
     return status, dict(re.findall(r"^  (\w+(?: model)?)  +(.*)$", certified, re.M)), uncertified
 
 
-def test_runs_of_two_processors_are_compared_within_a_tolerance(forger, honest, capsys):
-    """Guards rows under another instruction set: last digits agree, and what a near tie changed is
-    listed with it.
-    """
-    of_another_batch(1)(forger)
-    for line in forger.lines:
-        line |= {"reward": line["reward"] + 1e-8, "near_ties": line["near_ties"] + 1}
-    forger.save()
-    command = ["compare", str(honest), str(forger.path)]
-    assert cli.main(command) == 1
-    capsys.readouterr()
-    assert cli.main([*command, "--tolerance", "1e-6"]) == 0
-    assert "agree in all fields but seconds, numbers within 1e-06" in capsys.readouterr().out
-    forger.lines[0]["tokens"] = [1, 2]
-    forger.lines.pop()
-    forger.save()
-    assert cli.main([*command, "--tolerance", "1e-6"]) == 1
-    alone, changed = capsys.readouterr().err.splitlines()
-    assert "is in one file only" in alone
-    assert "tokens is [" in changed and changed.endswith("not [1, 2] (near ties: 0 and 1)")
-
-
-def test_only_what_was_checked_is_certified(forger, tiny, capsys):
+def test_only_what_was_checked_is_certified(forger, tiny, tmp_path, capsys):
     """Bug: a file alone, or a replay of one group, was said to hold as if settings, prompts and all
     groups had been looked at.
     """
     status, alone, unchecked = said(capsys, forger.path)
-    assert status == 0 and alone.keys() == {
-        "cost model",
-        "reward model",
-        "scores",
-        "budget",
-        "methods",
-        "prompts",
-        "lines",
-        "root",
-    }
+    models = {"cost model", "reward model", "scores", "budget"}
+    assert status == 0 and alone.keys() == models | {"methods", "prompts", "lines", "root"}
     assert alone["cost model"] == "letters, v1, of the table" and alone["budget"] == "0.5 (peak)"
     assert alone["prompts"] == "6: few, split all" and alone["lines"].startswith("12, ")
     assert f"{verify.UNCHECKED} (`--replay` checks it)" in unchecked
-    policy = ["--policy", str(tiny), "--cost", "{name: letters}"]
-    status, some, unchecked = said(capsys, forger.path, "--replay", "1", "--seed", "3", *policy)
-    assert (
-        status == 0
-        and some["replay"].startswith("1 of 4 groups (seed 3)")
-        and "named by you" in some["cost model"]
-    )
+    policy = trusting(tmp_path, policy=str(tiny), cost={"name": "letters"})
+    status, some, unchecked = said(capsys, forger.path, "--replay", "1", *policy)
+    assert status == 0 and some["replay"] == "1 of 4 groups decoded again"
+    assert "named by you" in some["cost model"]
     assert f"of the other 3 groups: {verify.UNCHECKED}" in unchecked
     status, whole, unchecked = said(capsys, forger.path, "--replay", "all", *policy)
-    assert (
-        status == 0
-        and whole["replay"].startswith("4 of 4 groups")
-        and verify.UNCHECKED not in unchecked
-    )
+    assert status == 0 and whole["replay"].startswith("4 of 4 groups")
+    assert verify.UNCHECKED not in unchecked
     assert re.fullmatch("tiny, [0-9a-f]{16}, named by you, template raw", whole["policy"])
     forger.lines[0]["status"] = "abstained"
     forger.save()
-    stopped = verify.verify(
-        forger.path, Check(policy=str(tiny), replay=None)
-    )  # before anything was decoded
+    stopped = replayed(forger.path, tiny)  # before anything was decoded
     assert stopped.problems and any(verify.UNCHECKED in what for what in stopped.uncertified)
     forger.settle()
     forger.params["code"]["igcore"] = "0"
@@ -1113,13 +914,14 @@ def test_only_what_was_checked_is_certified(forger, tiny, capsys):
     assert "params.json cannot be read" in capsys.readouterr().err
 
 
-def test_which_groups_are_decoded_again_nobody_knows_beforehand(honest, tiny):
+def test_which_groups_are_decoded_again_nobody_knows_beforehand(honest, tiny, monkeypatch):
     """Guards the draw: a forger who knew it would leave these groups alone."""
-    drawn = {
-        verify.verify(honest, Check(policy=str(tiny), replay=1)).certified["replay"]
-        for _ in range(2)
-    }
-    assert len(drawn) == 2  # the seeds of two draws
+    drawn = []
+    monkeypatch.setattr(verify, "lines_of", lambda _, *group: drawn.append(group) or [])
+    for _ in range(20):
+        random.seed(0)
+        replayed(honest, tiny, replay=1)
+    assert len({str(group) for group in drawn}) > 1
 
 
 def test_a_run_without_a_manifest_does_not_hold(forger, capsys):
@@ -1195,9 +997,11 @@ def test_what_only_the_record_names_is_not_loaded(forger, tiny, monkeypatch, rol
     )
     forger.params[role] = named
     forger.save()
-    check = Check(policy=None if role == "policy" else str(tiny), replay=None)
-    with pytest.raises(ParameterError, match=f"the record names the .*own.* with --{role}"):
-        verify.verify(forger.path, check)
+    policy = None if role == "policy" else str(tiny)
+    with pytest.raises(
+        ParameterError, match=f"record names the .*own.* for --params, as its {role}"
+    ):
+        verify.verify(forger.path, {"policy": policy}, None)
     assert (loaded or role == "cost") and not [names for names in loaded if "own" in repr(names)]
 
 
@@ -1233,6 +1037,7 @@ def test_odd_values_are_sentences(tmp_path, tiny, capsys, part):
     float can hold.
     """
     path = decoded_run(tmp_path / "run", tiny, limit=1, methods=["inferenceguard"])
+    policy = trusting(tmp_path, policy=str(tiny))
     files = {file: file.read_bytes() for file in path.parent.iterdir()}
     names = list(linefile.read(path)[0] if part == "lines" else getattr(Forger(path), part))
     for i, name in enumerate(names):
@@ -1245,7 +1050,7 @@ def test_odd_values_are_sentences(tmp_path, tiny, capsys, part):
         if odd is None:
             del place[name]
         forger.save(count=False)
-        status = cli.main(["verify", str(path), "--replay", "all", "--policy", str(tiny)])
+        status = cli.main(["verify", str(path), "--replay", "all", *policy])
         errors = capsys.readouterr().err.splitlines()
         assert status == bool(errors) and all(line.startswith("error: ") for line in errors), (
             name,
@@ -1274,20 +1079,12 @@ LEVELS = '{"a": ' * 900 + "1" + "}" * 900  # which can be read, and no longer be
     ],
 )
 @pytest.mark.parametrize("name", ["params.json", "manifest.json", "responses.jsonl"])
-def test_odd_files_are_sentences(forger, tiny, capsys, name, text):
+def test_odd_files_are_sentences(forger, tiny, tmp_path, capsys, name, text):
     """Bug: a traceback for nesting without end, a list for a mapping, an empty file."""
     forger.path.with_name(name).write_text(f"{text}\n" * bool(text))
-    assert cli.main(["verify", str(forger.path), "--replay", "all", "--policy", str(tiny)]) == 1
+    assert cli.main(["verify", str(forger.path), *trusting(tmp_path, policy=str(tiny))]) == 1
     errors = capsys.readouterr().err.splitlines()
     assert errors and all(line.startswith("error: ") for line in errors)
-
-
-@pytest.mark.parametrize("given", ["{name: x", "5", "{name: a, name: b}"])
-def test_a_name_that_is_none_is_refused_by_the_command_line(honest, capsys, given):
-    """Bug: a traceback of the YAML parser."""
-    with pytest.raises(SystemExit):
-        cli.main(["verify", str(honest), "--cost", given])
-    assert "argument --cost: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("threads", [10**6, 10**400])
@@ -1298,7 +1095,7 @@ def test_threads_without_number_are_refused(forger, tiny, threads):
     forger.params["threads"] = threads
     forger.save()
     with pytest.raises(ParameterError, match="less than or equal to 1024"):
-        verify.verify(forger.path, Check(policy=str(tiny), replay=1))
+        replayed(forger.path, tiny, replay=1)
 
 
 def test_a_replay_has_the_threads_of_the_run(forger, tiny, monkeypatch):
@@ -1309,5 +1106,5 @@ def test_a_replay_has_the_threads_of_the_run(forger, tiny, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     forger.params["threads"] = 3
     forger.save()
-    verify.verify(forger.path, Check(policy=str(tiny), replay=1))
+    replayed(forger.path, tiny, replay=1)
     assert asked == [3]

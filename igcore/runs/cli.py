@@ -1,12 +1,9 @@
 """The command line: ``igcore run``, ``igcore verify``, ``igcore compare`` and ``igcore audit``."""
 
 import argparse
-import ast
-import json
-import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +14,9 @@ from ..report.linefile import comparable, key, read
 from ..report.yamlfile import parsed, read_yaml
 from .folders import changes
 from .paramfiles import ParamFiles, runs_of
-from .scope import TOLERANCE, UNCHECKED
 
 HELP = "score every emitted text again, and compare the lines with settings, prompts and manifest"
-MORE = f"""\
-Whoever mends all hashes can change more than lines betray. Without --replay nothing shows
-{UNCHECKED}; nor settings changed in params.json and lines alike, with all that follows from them.
-With --replay all only that passes which an honest run would have left under the settings of
-params.json: one with fewer prompts or methods, with another value of a setting without influence on
-its methods, or with those last digits of perplexity and kl that another batch gives. Seconds, names
-of profile and run, times of files, commit, processor and time are never certified."""
 REMEDY = "; choose one in JupyterLab, or `python -m ipykernel install --user --name NAME`"
-OPTIONS = "name or {name: ..., option: ...} in the place of the record's"
 Result = tuple[list[str], list[str]]  # lines to print when all holds, and problems
 
 
@@ -41,36 +29,11 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def differences(a: Sequence[dict], b: Sequence[dict], tolerance: float = 0.0) -> list[str]:
-    """Say in which fields two runs differ, in any order of lines; seconds do not count.
-
-    With a tolerance, scores may differ by it, and near ties and the diagnostics of a trace as far
-    as another batch or processor moves them. Lines that differ say how many near ties they had.
-    """
+def differences(a: Collection[dict], b: Collection[dict]) -> list[str]:
+    """Say in which fields two runs differ, in any order of lines; seconds do not count."""
     left = {" ".join(key(line)): comparable(line) for line in a}
     right = {" ".join(key(line)): comparable(line) for line in b}
-    if not tolerance:
-        return [f"{name} differs" for name in changes(left, right)]
-    from .rescore import unlike  # here: they load torch
-    from .verify import allow_for_batch
-
-    found = [f"{name} is in one file only" for name in sorted(left.keys() ^ right.keys())]
-    for name in sorted(left.keys() & right.keys()):
-        one, other = left[name], right[name]
-        ties = one.pop("near_ties"), other.pop("near_ties")
-        del one["digest"], other["digest"]
-        allow_for_batch(one["trace"], other["trace"], one["block_size"])
-        for sentence in unlike(name, one, other, tolerance):
-            found.append(f"{sentence} (near ties: {ties[0]} and {ties[1]})")
-    return found
-
-
-def _named(text: str) -> str | dict | list:
-    """Read a name, a mapping of a name and its options, or a list of costs."""
-    value = parsed(text, text)
-    if not isinstance(value, str | dict | list):
-        raise ValueError(text)
-    return value
+    return [f"{name} differs" for name in changes(left, right)]
 
 
 def _groups(text: str) -> int | None:
@@ -98,26 +61,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar=("NAME", "VALUE"),
         help=one,
     )
-    check = commands.add_parser("verify", help=HELP, description=f"{HELP}.", epilog=MORE)
+    check = commands.add_parser("verify", help=HELP, description=f"{HELP}.")
     check.set_defaults(run=_verify)
     check.add_argument("file", type=Path, help="responses.jsonl, with the files beside it")
-    for role in ("cost", "reward", "policy", "prompts"):
-        check.add_argument(f"--{role}", type=_named, help=OPTIONS)
-    for role in ("critic", "value"):
-        check.add_argument(f"--{role}", metavar="FOLDER", help="of the network that --replay uses")
-    trusted = "params file that you trust; it names what no option above names"
+    trusted = "params file that you trust; it names models, prompts and networks"
     check.add_argument("--params", type=Path, metavar="FILE", help=trusted)
     replay = "decode K groups again, or 'all'"
     check.add_argument("--replay", type=_groups, default=0, metavar="K", help=replay)
-    check.add_argument("--seed", type=int, help="samples these groups; by default a random one")
-    tolerance = "by which scores may differ (default %(default)g)"
-    check.add_argument("--tolerance", type=float, default=TOLERANCE, help=tolerance)
     compare = commands.add_parser("compare", help="say in which lines and fields two files differ")
     compare.set_defaults(run=_compare)
     compare.add_argument("a", type=Path)
     compare.add_argument("b", type=Path)
-    moved = "by which numbers may differ, as between processors; then near ties are counted, too"
-    compare.add_argument("--tolerance", type=float, default=0.0, help=moved)
     add_audit(commands)
     return parser
 
@@ -130,14 +84,8 @@ def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]
     """
     papermill = needs("papermill", "notebooks")
     own = {name: parsed(text, f"-p {name} {text!r:.100}") for name, text in given}
-    values = read_yaml(params) if params else dict(own)
-    about, source = _read(notebook)
-    if len(own) < len(given):
-        raise ParameterError("a parameter is given by -p twice; give each once")
-    if values or own:
-        values = _taken(values, own, source, notebook, params)
-    spec = about.get("kernelspec", {})
-    kernel_name, language = spec.get("name", "python3"), spec.get("language", "python")
+    values = read_yaml(params) if params else own
+    kernel_name = _checked(papermill, notebook, params, values | own)
     written = []
     try:
         with _one_kernel(kernel_name, notebook) as kernel:
@@ -147,12 +95,12 @@ def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]
                     path.parent.mkdir(parents=True, exist_ok=True)
                     papermill.execute_notebook(
                         notebook, path, settings | own, km=kernel, progress_bar=False,
-                        kernel_name=kernel_name, language=language,
                         stdout_file=sys.stdout, stderr_file=sys.stderr,
                     )  # fmt: skip
                 written.append(f"{path} is complete")
     except papermill.PapermillExecutionError as error:  # its text holds a whole traceback
-        raise RunError(f"{_failure(error)} ({error.ename}; {path} shows where)") from None
+        said = " ".join(error.evalue.split()) or "a cell failed"
+        raise RunError(f"{said} ({error.ename}; {path} shows where)") from None
     except KeyboardInterrupt:
         raise RunError(
             "stopped; every finished line is kept, and the same command goes on from there"
@@ -162,58 +110,32 @@ def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]
     return written, []
 
 
-def _failure(error: Any) -> str:
-    """Return what a cell said when it failed, or where it failed without a word."""
-    if error.evalue:
-        return " ".join(error.evalue.split())
-    (*_, line) = ["1", *re.findall(rf"Cell In\[{error.exec_count}\], line (\d+)", str(error))]
-    statement = error.source.splitlines()[int(line) - 1].strip()
-    return f"cell {error.exec_count}, line {line}: {statement}"
-
-
-def _read(notebook: Path) -> tuple[dict, str | None]:
-    """Return the metadata of a notebook, and its cell of parameters, None where there is none."""
-    try:
-        found = json.loads(notebook.read_text(encoding="utf-8"))
-        cells = [c for c in found["cells"] if "parameters" in c["metadata"].get("tags", ())]
-        return dict(found["metadata"]), "".join(cells[0]["source"]) if cells else None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise RunError(f"notebook {notebook} cannot be read ({why}); check its path") from None
-
-
-def _taken(
-    values: dict, own: dict, source: str | None, notebook: Path, params: Path | None
-) -> dict:
-    """Return the values of a params file; without one those of the notebook's cell under `own`.
+def _checked(papermill: Any, notebook: Path, params: Path | None, values: dict) -> str:
+    """Return the name of a notebook's kernel, once each value has a place in its parameters.
 
     papermill only warns of a value that no cell takes, and the notebook's own would run.
     """
-    if source is None:
+    import nbformat  # papermill has it
+
+    try:
+        kernel_name = nbformat.read(notebook, as_version=4).metadata.kernelspec.name
+        known = papermill.inspect_notebook(str(notebook)).keys()
+    except (OSError, ValueError, LookupError, AttributeError, nbformat.ValidationError) as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise RunError(f"notebook {notebook} cannot be read ({why}); check its path") from None
+    if values and not known:
         raise ParameterError(
             f"{notebook} has no cell with the tag 'parameters', so it takes no values; give the "
             "tag to the cell that sets them (JupyterLab: Property Inspector), or give no values"
         )
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except SyntaxError:  # of another language: what it sets is not known here
-        return values
-    known = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    for name in (values | own).keys() - {"grid", "points"}:
+    for name in values.keys() - {"grid", "points"}:
         if name not in known:
             raise unknown_name(f"parameter of {notebook}", name, known)
     if params and "profile" in known - values.keys():
         raise ParameterError(
             f"{params} sets no profile; a params file is whole, and -p alone changes single values"
         )
-    if params:
-        return values
-    written: dict[str, Any] = {}
-    for node in nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            with suppress(ValueError):  # a value that the cell computes stays as it is
-                written[node.targets[0].id] = ast.literal_eval(node.value)
-    return written | values
+    return str(kernel_name)
 
 
 @contextmanager
@@ -257,15 +179,15 @@ def _runs(values: dict, params: Path, output: str) -> list[tuple[str, dict]]:
     return runs
 
 
-def _verify(file: Path, params: Path | None, **given) -> Result:
+def _verify(file: Path, params: Path | None, replay: int | None) -> Result:
     """Verify a run."""
-    from .verify import Check, verify  # here: it loads torch, and `igcore run` needs none
+    from .verify import verify  # here: it loads torch, and `igcore run` needs none
 
-    settings = {}
+    trusted = {}
     if params:
         folder = params.absolute().parent
-        settings = ParamFiles(folder.name, base=folder.parent).read(params)
-    report = verify(file, Check.trusting(settings, **given))
+        trusted = ParamFiles(folder.name, base=folder.parent).read(params)
+    report = verify(file, trusted, replay)
     certified = [f"  {what:14}{plain(found)}" for what, found in report.certified.items()]
     uncertified = [f"  {plain(what)}" for what in report.uncertified]
     problems = list(report.problems)
@@ -274,11 +196,9 @@ def _verify(file: Path, params: Path | None, **given) -> Result:
     return [f"{file}: all hold", *certified, "not certified:", *uncertified], problems
 
 
-def _compare(a: Path, b: Path, tolerance: float) -> Result:
+def _compare(a: Path, b: Path) -> Result:
     """Compare two files of responses."""
-    within = f", numbers within {tolerance:g}" if tolerance else ""
-    agree = f"{a} and {b} agree in all fields but seconds{within}"
-    return [agree], differences(read(a), read(b), tolerance)
+    return [f"{a} and {b} agree in all fields but seconds"], differences(read(a), read(b))
 
 
 def main(arguments: list[str] | None = None) -> int:

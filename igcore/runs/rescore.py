@@ -1,6 +1,6 @@
 """A line of a run scored again: what it says of its text, against what the scorers say now.
 
-The caller provides the scorers, see `igcore.runs.trusted`.
+The caller provides the scorers, see `igcore.runs.verify`.
 """
 
 import math
@@ -18,15 +18,13 @@ from ..scoring import Cached, Tally
 from ..verdict import Emission, judge, measure
 from .decode_params import Settings
 from .records import COLUMNS, SETTINGS
-from .scope import TOLERANCE
 
+TOLERANCE = 1e-6  # sums of float32 differ by this much between processors
 # what our code raises on values of a wrong type or form in a record
 ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
-def rescored(
-    lines: Sequence[dict], scorers: Mapping[str, Scorer], tolerance: float = TOLERANCE
-) -> Iterator[str]:
+def rescored(lines: Sequence[dict], scorers: Mapping[str, Scorer]) -> Iterator[str]:
     """Score every emitted text again and yield one sentence for each thing that does not hold.
 
     Parameters
@@ -59,7 +57,7 @@ def rescored(
         except (IgcoreError, *ODD) as error:
             yield f"{where}: cannot be checked ({type(error).__name__}: {error})"
             continue
-        yield from unlike(where, line, expected, tolerance)
+        yield from unlike(where, line, expected, TOLERANCE)
 
 
 def recomputed(

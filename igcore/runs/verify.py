@@ -1,29 +1,33 @@
 """Check a run without trusting whoever made it.
 
-The files are compared with one another, `trusted` decides which models and prompts may be loaded,
-`rescore` scores every line again, and random groups are decoded again through the same `Experiment`
-as in a run. The report says what was certified and what was not, and claims no more.
+The files are compared with one another, `rescore` scores every line again, and random groups are
+decoded again through the same `Experiment` as in a run. The report says what was certified and what
+was not, and claims no more.
+
+A record may come from anybody. So a path, a repository or a revision that only the record names is
+never loaded: what the verifier's params file does not name must stand in this package's own tables.
 """
 
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Self
+from typing import Any
+
+import torch
 
 from ..beams import settings_of
 from ..engine.sampling import NEAR_TIE
-from ..errors import IgcoreError, RunError
+from ..errors import IgcoreError, ParameterError, RunError
 from ..guard import Guard
-from ..models.policies import load_policy
-from ..models.prompts import load_prompts
-from ..models.registry import load_scorer
+from ..models.policies import POLICIES, load_policy
+from ..models.prompts import PROMPT_SETS, SOURCES, load_prompts
+from ..models.registry import SCORERS, load_scorer
 from ..policy import Prompt
 from ..report.linefile import comparable, read, root_of
-from ..scorers import Scorer
 from ..settings import Named, written
 from .decode_params import NETWORKS, DecodeParams
 from .decode_run import Experiment, identity_of, summary
@@ -31,9 +35,33 @@ from .folders import changes, groups_of
 from .identity import prompts_digest
 from .networks import load_networks
 from .records import SETTINGS
-from .rescore import ODD, rescored, unlike
-from .scope import SERVED, TOLERANCE, UNCERTAIN, UNCHECKED
-from .trusted import ROLES, believed
+from .rescore import ODD, TOLERANCE, rescored, unlike
+
+UNCHECKED = (
+    "that the policy gives these answers under these settings, which may be changed in params.json "
+    "and lines alike: token ids, block ends, abstentions and their reasons, `finished`, counts of "
+    "work, traces, finals, fail_open_cost, and the hashes of files and code in params.json"
+)
+# of a policy in a server without batch invariance
+SERVED = (
+    "replay of a policy in a server is by statistics and not by bits, because its server does not "
+    "promise the same tokens again, so nothing is decoded again"
+)
+# what no check can show
+UNCERTAIN = (
+    "whether the run was to have more prompts or methods, settings without influence on its "
+    "methods, last digits of perplexity and kl, seconds, the names of profile and run, files opened"
+)
+SCORER = {"dtype", "device", "self_check"}
+# role -> tables of this package, and the options that a record may set beside a name. A revision
+# is not among them: anybody may propose one to the hub, with files of their own.
+BELIEVED: dict[str, tuple[list[Collection[str]], set[str]]] = {
+    "cost": ([SCORERS], SCORER),
+    "reward": ([SCORERS], SCORER),
+    "policy": ([POLICIES], {"template"}),
+    "prompts": ([PROMPT_SETS, SOURCES], {"part"}),
+}
+OWN_MATTER = ("device", "self_check")  # options that the verifier's machine decides
 
 
 @dataclass
@@ -53,48 +81,6 @@ class Report:
     problems: list[str] = field(default_factory=list)
     certified: dict[str, str] = field(default_factory=dict)
     uncertified: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """What the verifier wants checked.
-
-    Attributes
-    ----------
-    cost, reward, policy, prompts : str or dict, optional
-        Named in the place of what the record names, see `igcore.load_scorer`, `igcore.load_policy`
-        and `igcore.load_prompts`. None takes it from the record, and only if this package's tables
-        have it.
-    critic, value : str, optional
-        Folder of a trained critic or value network.
-    replay : int or None
-        How many groups to decode again, sampled at random; None for all.
-    seed : int, optional
-        Samples the groups; by default another one each time, so that nobody knows beforehand which
-        groups are checked.
-    tolerance : float
-        By how much a number may differ when it is scored again.
-    pool : Path, optional
-        Folder of a pool that verifications of several runs share, see `igcore.pool.Pool`. It must
-        hold nothing but what they have drawn.
-    """
-
-    cost: Named | None = None
-    reward: Named | None = None
-    policy: Named | None = None
-    prompts: Named | None = None
-    critic: str | None = None
-    value: str | None = None
-    replay: int | None = 0
-    seed: int | None = None
-    tolerance: float = TOLERANCE
-    pool: Path | None = None
-
-    @classmethod
-    def trusting(cls, settings: Mapping, **options) -> Self:
-        """Return a check in which a params file's settings name what no option names."""
-        open_roles = [role for role in ROLES if options.get(role) is None]
-        return cls(**(options | {role: settings.get(role) for role in open_roles}))
 
 
 @dataclass(frozen=True)
@@ -121,8 +107,16 @@ def evidence(path: Path) -> Evidence:
     return Evidence(read(path), *beside)
 
 
-def verify(path: Path, check: Check | None = None) -> Report:
+def verify(path: Path, trusted: Mapping[str, Any] | None = None, replay: int | None = 0) -> Report:
     """Check the file ``responses.jsonl`` of a run, with the files beside it.
+
+    Parameters
+    ----------
+    trusted : mapping, optional
+        Settings as in a params file. What they name (cost, reward, policy, prompts, critic, value)
+        is loaded, and else what the record names, if this package's tables have it.
+    replay : int or None
+        How many groups to decode again, sampled at random; None for all.
 
     Raises
     ------
@@ -131,9 +125,9 @@ def verify(path: Path, check: Check | None = None) -> Report:
     ParameterError
         When the record names a scorer, policy or network that only the verifier may name.
     """
-    check, found, report = check or Check(), evidence(path), Report()
+    found, report = evidence(path), Report()
     try:
-        _check(found, check, report)
+        _check(found, trusted or {}, replay, report)
     except IgcoreError:
         raise
     except ODD as error:
@@ -147,26 +141,26 @@ def verify(path: Path, check: Check | None = None) -> Report:
     return report
 
 
-def _check(found: Evidence, check: Check, report: Report) -> None:
+def _check(found: Evidence, trusted: Mapping[str, Any], replay: int | None, report: Report) -> None:
     """Score the lines again, compare the files, and decode groups again."""
     names = {f.name for f in fields(DecodeParams)} & found.params.keys()
     params = DecodeParams(**{name: found.params[name] for name in names})
-    cost = load_scorer(believed("cost", params.cost, check.cost))
-    named = believed("reward", params.reward, check.reward)
+    cost = load_scorer(believed("cost", params.cost, trusted))
+    named = believed("reward", params.reward, trusted)
     reward = None if named is None else load_scorer(named, "reward")
     scorers = {scorer.name: scorer for scorer in (cost, reward) if scorer is not None}
-    report.problems += rescored(found.lines, scorers, check.tolerance)
+    report.problems += rescored(found.lines, scorers)
 
-    named = believed("prompts", params.prompts, check.prompts)
+    named = believed("prompts", params.prompts, trusted)
     ranking = cost if params.hardest else None
     chosen = load_prompts(named, params.split, params.limit, params.hardest, ranking)
     prompts = list(chain.from_iterable(groups_of(params, chosen)))
     report.problems += contradictions(found, params, prompts)
     also = "" if reward is None else " and reward"
     report.certified |= {
-        "cost model": _source(cost, check.cost),
-        "reward model": _source(reward, check.reward) if reward is not None else "none",
-        "scores": f"cost, path, status{also} of every text within {check.tolerance:g}",
+        "cost model": _source(cost, trusted.get("cost")),
+        "reward model": _source(reward, trusted.get("reward")) if reward is not None else "none",
+        "scores": f"cost, path, status{also} of every text within {TOLERANCE:g}",
         "prompts": f"{len(prompts)}: {Named.of(named).name}, split {params.split}",
         "budget": f"{params.budget} ({params.accounting})",
         "methods": ", ".join(params.methods),
@@ -175,8 +169,57 @@ def _check(found: Evidence, check: Check, report: Report) -> None:
     }
     if reward is None:
         report.uncertified.append("rewards of groups not decoded again: the policy's likelihood")
-    if check.replay != 0 and not report.problems and repeatable(found):
-        _decode_again(found, params, prompts, (cost, reward), check, report)
+    if replay == 0 or report.problems or not repeatable(found):
+        return
+    torch.set_num_threads(params.threads)  # on which float sums depend
+    policy = load_policy(believed("policy", params.policy, trusted), params.dtype, params.device)
+    source = _source(policy, trusted.get("policy"))
+    report.certified["policy"] = f"{source}, template {policy.template.name}"
+    guard = Guard(policy, cost, reward, params.search())
+    recorded = {role: getattr(params, role) for role in NETWORKS.values()}
+    folders = {role: believed(role, named, trusted) for role, named in recorded.items() if named}
+    networks, weights = load_networks(replace(params, **folders), Path.cwd(), guard)
+    whole = replace(params, shard=0, n_shards=1)  # these prompts are already those of the shard
+    experiment = Experiment.of(whole, prompts, guard, networks)
+    now = json.loads(json.dumps(identity_of(params, experiment, weights)))
+    for part in ("parts", "versions", "code"):
+        names = ", ".join(islice(changes(found.params.get(part), now[part], part), 4))
+        if names and part == "parts":
+            report.problems.append(f"{names} of params.json are not what is loaded here")
+        elif names:
+            report.uncertified.append(f"the code that decoded: {names} differ here")
+    _decode_again(found.lines, experiment, replay, report)
+
+
+def believed(role: str, recorded: Any, trusted: Mapping[str, Any]) -> Any:
+    """Return what to load: what the verifier names, else what the record names if a table has it.
+
+    Parameters
+    ----------
+    role : str
+        A key of `BELIEVED`, or a network, which has no table.
+    recorded : Named or str, optional
+        Name and options in the record.
+    trusted : mapping
+        What the verifier names, by role.
+
+    Raises
+    ------
+    ParameterError
+        When only the record names it, and no table has it.
+    """
+    if recorded is None or trusted.get(role) is not None:
+        return trusted.get(role)
+    tables, allowed = BELIEVED.get(role, ([], set()))
+    recorded = Named.of(recorded)
+    in_table = any(recorded.name in table for table in tables)
+    if in_table and recorded.options.keys() <= allowed:
+        own = {key: value for key, value in recorded.options.items() if key not in OWN_MATTER}
+        return Named(recorded.name, own)
+    raise ParameterError(
+        f"the record names the {role} {written(recorded)!r}, which is none of the package's own as it is; "
+        f"name the one that you trust in a file for --params, as its {role}"
+    )
 
 
 def repeatable(found: Evidence) -> bool:
@@ -185,7 +228,7 @@ def repeatable(found: Evidence) -> bool:
     return "served" not in policy or policy["served"].get("batch_invariant") is True
 
 
-def _source(part, named: Named | None) -> str:
+def _source(part, named: Any) -> str:
     """Say which scorer or policy was used, and who named it."""
     return f"{part.name}, {part.digest[:16]}, {'of the table' if named is None else 'named by you'}"
 
@@ -233,42 +276,14 @@ def _repeated(line: dict, params: DecodeParams, prompts: Mapping[str, Prompt]) -
 
 
 def _decode_again(
-    found: Evidence,
-    params: DecodeParams,
-    prompts: Sequence[Prompt],
-    scorers: Sequence[Scorer | None],
-    check: Check,
-    report: Report,
+    found: Sequence[dict], experiment: Experiment, replay: int | None, report: Report
 ) -> None:
-    """Resolve the run again and compare sampled groups in all that does not depend on time."""
-    import torch
-
-    torch.set_num_threads(params.threads)  # on which float sums depend
-    named = believed("policy", params.policy, check.policy)
-    policy = load_policy(named, params.dtype, params.device)
-    source = _source(policy, check.policy)
-    report.certified["policy"] = f"{source}, template {policy.template.name}"
-    guard = Guard(policy, *scorers, params.search(), pool=check.pool)
-    folders = {}
-    for role in NETWORKS.values():
-        if recorded := getattr(params, role):
-            folders[role] = believed(role, recorded, getattr(check, role))
-    networks, weights = load_networks(replace(params, **folders), Path.cwd(), guard)
-    whole = replace(params, shard=0, n_shards=1)  # these prompts are already those of the shard
-    experiment = Experiment.of(whole, prompts, guard, networks)
-    now = json.loads(json.dumps(identity_of(params, experiment, weights)))
-    for part in ("parts", "versions", "code"):
-        names = ", ".join(islice(changes(found.params.get(part), now[part], part), 4))
-        if names and part == "parts":
-            report.problems.append(f"{names} of params.json are not what is loaded here")
-        elif names:
-            report.uncertified.append(f"the code that decoded: {names} differ here")
-
+    """Compare sampled groups, decoded again, in all that does not depend on time."""
     work = experiment.work
-    seed = random.SystemRandom().randrange(2**32) if check.seed is None else check.seed
-    size = len(work) if check.replay is None else min(check.replay, len(work))
-    chosen = random.Random(seed).sample(work, size)
-    lines = {(line["method"], line["prompt_id"]): line for line in found.lines}
+    size = len(work) if replay is None else min(replay, len(work))
+    # nobody knows beforehand which groups are checked
+    chosen = random.SystemRandom().sample(work, size)
+    lines = {(line["method"], line["prompt_id"]): line for line in found}
     for method, group in chosen:
         for again in experiment.lines_of(method, group):
             expected = comparable(json.loads(json.dumps(again)))
@@ -277,10 +292,10 @@ def _decode_again(
             where = f"{method}, prompt {again['prompt_id']}, decoded again"
             line = lines[method, again["prompt_id"]]
             allow_for_batch(line["trace"], expected["trace"], line["block_size"])
-            report.problems += unlike(where, line, expected, check.tolerance)
+            report.problems += unlike(where, line, expected, TOLERANCE)
     if size < len(work):
         report.uncertified.append(f"of the other {len(work) - size} groups: {UNCHECKED}")
-    report.certified["replay"] = f"{size} of {len(work)} groups (seed {seed}) decoded again"
+    report.certified["replay"] = f"{size} of {len(work)} groups decoded again"
 
 
 def allow_for_batch(found: Sequence[dict], again: Sequence[dict], block_size: int) -> None:

@@ -21,7 +21,7 @@ def show(title: str, seen: object) -> None:
     print(f"{title}: {seen}", flush=True)
 
 
-def test(folder: Path, whole: bool, keep: bool) -> None:
+def test(folder: Path, keep: bool) -> None:
     """Walk locally and on the cluster, and compare; raise ``IgcoreError`` where something fails."""
     began = time.monotonic()
     with one_node(keep) as node:
@@ -29,8 +29,8 @@ def test(folder: Path, whole: bool, keep: bool) -> None:
         show("seconds to set it up", round(time.monotonic() - began, 1))
         failed = walks.fail(folder / "failing")
         show("seconds from a job that failed to the end of its walk", failed)
-        show("a local walk, seconds", round(walks.run_locally(folder / "local", whole), 1))
-        for phrase, value in walks.cancel_and_resume(folder / "cluster", whole).items():
+        show("a local walk, seconds", round(walks.run_locally(folder / "local"), 1))
+        for phrase, value in walks.cancel_and_resume(folder / "cluster").items():
             show(phrase, value)
         show("lines equal to the local ones", walks.compare(folder / "local", folder / "cluster"))
         began = time.monotonic()
@@ -42,14 +42,13 @@ def test(folder: Path, whole: bool, keep: bool) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Test from the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
-    parser.add_argument("--whole", action="store_true", help="walk through params/ci whole")
     parser.add_argument("--keep", action="store_true", help="leave the packages installed")
     given = parser.parse_args(arguments)
     for number in ENDS:  # whatever ends the test, the cluster is taken down on the way out
         signal.signal(number, lambda *_: sys.exit("stopped"))
     folder = Path(tempfile.mkdtemp(prefix="igcore-slurm-"))
     try:
-        test(folder, given.whole, given.keep)
+        test(folder, given.keep)
     except IgcoreError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -3,7 +3,6 @@
 Every walk has a folder of its own, with params made from ``params/ci``.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -19,17 +18,15 @@ from igcore.errors import RunError
 from igcore.files import root
 from igcore.report.linefile import read
 from igcore.runs.cli import differences
-from igcore.runs.scope import TOLERANCE
 
 PROFILE = "cluster"
 SHARDS = 3
 # run -> what it changes of params/ci/decode-raw.yaml
 RUNS = {
-    # three groups: as many shards; without a pool, so that every digit must be that of a local run
+    # three groups: as many shards
     "decode-raw": {
         "methods": ["base", "best-of-n-lagrangian", "inferenceguard"],
         "group_size": 4,
-        "pool": None,
     },
     # one group by its limit: two of three shards have nothing to do
     "decode-few": {"methods": ["base", "inferenceguard"], "limit": 3, "hardest": 0},
@@ -46,22 +43,16 @@ FLAGS = """
 LONGEST = 1800.0  # seconds of a walk
 
 
-def make_place(place: Path, runs: dict[str, dict] = RUNS, whole: bool = False) -> Path:
+def make_place(place: Path, runs: dict[str, dict] = RUNS) -> Path:
     """Return a folder to walk in, with notebooks and params."""
     params = place / "params" / PROFILE
     params.mkdir(parents=True)
     (place / "notebooks").symlink_to(root() / "notebooks")
     (place / "own.txt").write_text("The weather today\nShe opened the door and\n", encoding="utf-8")
-    if whole:
-        for path in (root() / "params/ci").glob("*.yaml"):
-            text = path.read_text(encoding="utf-8").replace(
-                "profile: ci\n", f"profile: {PROFILE}\n"
-            )
-            (params / path.name).write_text(text.replace("runs/ci/", f"runs/{PROFILE}/"))
-        return place
     given = yaml.safe_load((root() / "params/ci/decode-raw.yaml").read_text(encoding="utf-8"))
     for run, changes in runs.items():
-        settings = given | {"profile": PROFILE, "run": run} | changes
+        # without a pool, so that every digit must be that of a local run
+        settings = given | {"profile": PROFILE, "run": run, "pool": None} | changes
         if "prompts" in changes:
             settings["limit"] = None
         (params / f"{run}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
@@ -111,16 +102,16 @@ def lines_of(place: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in sorted(found)}
 
 
-def run_locally(place: Path, whole: bool) -> float:
+def run_locally(place: Path) -> float:
     """Walk on this machine alone; return the seconds."""
-    make_place(place, whole=whole)
+    make_place(place)
     began = time.monotonic()
     with walking(place, "--cores", "2", "--quiet", "rules", "--nolock") as walk:
         ended(walk, place, well=True)
     return time.monotonic() - began
 
 
-def cancel_and_resume(place: Path, whole: bool) -> dict[str, object]:
+def cancel_and_resume(place: Path) -> dict[str, object]:
     """Walk on the cluster, cancel all jobs in the middle, and give the command again.
 
     Returns
@@ -128,7 +119,7 @@ def cancel_and_resume(place: Path, whole: bool) -> dict[str, object]:
     dict
         What was seen, by a phrase for each.
     """
-    make_place(place, whole=whole)
+    make_place(place)
     seen: dict[str, object] = {}
     began = time.monotonic()
     with on_cluster(place, shards=SHARDS) as walk:
@@ -160,11 +151,7 @@ def cancel_and_resume(place: Path, whole: bool) -> dict[str, object]:
 
 
 def compare(local: Path, cluster: Path) -> dict[str, int]:
-    """Return the lines of each run; raise ``RunError`` where the two differ beyond seconds.
-
-    What a pool lacks while others fill it makes batches of other prompts, which move the last
-    digits of diagnostics, as those of ``igcore compare --tolerance``.
-    """
+    """Return the lines of each run; raise ``RunError`` where the two differ beyond seconds."""
     counts = {}
     for path in lines_of(local):
         run = path.parent.name
@@ -175,8 +162,7 @@ def compare(local: Path, cluster: Path) -> dict[str, int]:
             raise RunError(f"{missing[0]} has not finished")
         here = read(path)
         there = [line for folder in folders for line in read(folder / "responses.jsonl")]
-        pool = json.loads((folders[0] / "params.json").read_text(encoding="utf-8"))["pool"]
-        if found := differences(here, there, TOLERANCE if pool else 0.0):
+        if found := differences(here, there):
             raise RunError(f"{run} differs from a local run in {len(found)} places: {found[0]}")
         counts[f"{run} ({len(folders)} jobs)"] = len(there)
     return counts
