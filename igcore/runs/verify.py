@@ -217,8 +217,8 @@ def believed(role: str, recorded: Any, trusted: Mapping[str, Any]) -> Any:
         own = {key: value for key, value in recorded.options.items() if key not in OWN_MATTER}
         return Named(recorded.name, own)
     raise ParameterError(
-        f"the record names the {role} {written(recorded)!r}, which is none of the package's own as it is; "
-        f"name the one that you trust in a file for --params, as its {role}"
+        f"the record names the {role} {written(recorded)!r}, which is none of the package's own as "
+        f"it is; name the one that you trust in a file for --params, as its {role}"
     )
 
 
