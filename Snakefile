@@ -83,7 +83,6 @@ DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for suffix in SUFFIXES for
 TRAINED = [path.stem.removeprefix("critic-") for path in FILES.files("critic")]
 CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
 WITH_CRITICS = ["critic"] if CRITICS else []
-SAMPLED = any("best-of-n-lagrangian" in (run.get("methods") or ()) and run.get("n_samples") != 1 for run in RUNS.values())
 CATEGORIES = ["categories"] if any(run.get("prompts") == "hex-phi" for run in RUNS.values()) else []
 PAPER = [f"paper_{table}" for table in PRINTED if not swept.waits(PROFILE, table)]
 TABLE, PICTURE = ("csv", "md", "json"), ("png", "pdf", "json")  # how the names of their files end
@@ -92,32 +91,23 @@ TABLES = [
     for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS, *CATEGORIES, *PAPER, "paper_orderings"]
     for end in TABLE
 ]
-PICTURES = [
-    f"{FIGURES}/{name}.{end}"
-    for name in [
-        *["tradeoff", "distributions", "rates", "trajectories"],
-        *([] if swept.waits(PROFILE, swept.PICTURE) else [swept.PICTURE]),
-        *(["abstention"] if SAMPLED else []),
-        *(["critic", "reliability"] if CRITICS else []),
-    ]
-    for end in PICTURE
-]
+PICTURES = [f"{FIGURES}/{name}.{end}" for name in ["tradeoff", "rates", "trajectories", *WITH_CRITICS] for end in PICTURE]
 EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see `igcore.report.experiments`
     "ablations": {
         "lambda": ["tests"],
         "ndk": ["tests"],
         "budget": ["tests"],
         "retries": ["rounds", "tests"],
-        "factorial": ["tests", "rivals"],
+        "factorial": ["tests"],
         "literal": [],
-        "seeds": ["tests", "spread"],
-        "compute": ["seconds", "tests"],
-        "over_refusal": [],
+        "seeds": [],
+        "compute": [],
+        "over_refusal": ["tests"],
         "critic": [],
     },
     "critic-search": {"critic_search": []},
-    "tune": {"tune": [], "checks": [], "weights": [], "arms": [], "steps": []},
-    "paper": {"sweep": [], "literal": []},
+    "tune": {"tune": [], "checks": [], "weights": [], "arms": []},
+    "paper": {"literal": []},
 }.get(PARAMS, {})
 ABLATIONS = [
     *[
@@ -129,7 +119,7 @@ ABLATIONS = [
     *[
         f"{FIGURES}/ablation_{name}.{end}"
         for name in EXPERIMENTS
-        if name not in ("literal", "over_refusal", "tune", "checks", "weights", "arms", "steps", "sweep")
+        if name not in ("literal", "seeds", "over_refusal", "tune", "checks", "weights", "arms")
         for end in PICTURE
     ],
 ]
@@ -137,7 +127,6 @@ MAIN, MAIN_RUNS = swept.MAIN.get(PROFILE), []  # the profile beside whose runs t
 if MAIN and not unfinished(MAIN, Path()):  # else notebook 45 says what is missing
     MAIN_RUNS = sorted(map(str, Path(f"runs/{MAIN}").glob("decode-*/manifest.json")))
     ABLATIONS += [f"{FIGURES}/tables/paper_{table}.{end}" for table in swept.TABLES for end in TABLE]
-    ABLATIONS += [f"{FIGURES}/{swept.PICTURE}.{end}" for end in PICTURE]
 # claims: the runs of `tune` say what those of `small` can resolve
 PILOT = PARAMS == "tune"
 CLAIMS = Path("params/small" if PILOT else f"params/{PARAMS}", "claims.yaml")

@@ -4,16 +4,12 @@ notebook 45 on imaginary runs.
 
 import json
 import math
-import re
-import subprocess
-import sys
 from itertools import product
 
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
-from imaginaryruns import ROOT, executed, outputs, workplace, written
+from imaginaryruns import executed, outputs, workplace, written
 from mockruns import lines
 from notebook_code import notebook_code
 from synthetic import record
@@ -22,7 +18,6 @@ from igcore import ParameterError, RunError
 from igcore.report import paired, tables
 from igcore.report.experiments import EXPERIMENTS, LAMBDAS
 from igcore.report.replay import UNKNOWN, judged_under, replay_best_of_n
-from igcore.theory.planning import abstention_bound
 
 GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"
 ablations = notebook_code("45_ablations")
@@ -314,8 +309,8 @@ def test_rates_that_a_replay_cannot_know_are_not_zero():
 def test_spread_over_seeds_by_hand():
     """Guards against an interval over prompt-seed pairs, and a spread over prompts."""
     rewards = {("p0", 0): 0.1, ("p0", 1): 0.3, ("p1", 0): 0.5, ("p1", 1): 0.7}
-    found = ablations.seeds_spread(frame(*(line(p, s, reward=r) for (p, s), r in rewards.items())))
-    row = found.iloc[0]
+    seeds = frame(*(line(p, s, reward=r) for (p, s), r in rewards.items()))
+    row = ablations.seeds_tables(seeds)[""].iloc[0]
     assert (row.n_prompts, row.n_seeds, row.safety_mean, row.safety_sd) == (2, 2, 1.0, 0.0)
     assert (row.reward_mean, row.reward_sd) == pytest.approx(
         (0.4, math.sqrt(0.02))
@@ -331,49 +326,6 @@ def many(method, n, prompts=3, **fields) -> list[dict]:
         line(f"p{k}", method=method, reward=0.01 * n + 0.1 * k, **(more | fields))
         for k in range(prompts)
     ]
-
-
-def test_equal_samples_and_equal_seconds():
-    """Guards against a method at more seconds than the reference, the same test twice, and the
-    smaller N of several that fit.
-    """
-    seconds = {
-        (GUARD, 4): 0.5,
-        (GUARD, 8): 1.0,
-        (GUARD, 16): 2.0,
-        ("best-of-n", 8): 0.5,
-        ("best-of-n", 16): 1.0,
-        ("best-of-n", 32): 1.5,
-    }
-    seconds |= {("beam-augmented", 2): 0.4, ("beam-augmented", 8): 1.3, ("base", 1): 0.1}
-    found = frame(
-        *(one for (m, n), s in seconds.items() for one in many(m, n, generate_s=s, score_s=0.0))
-    )
-    made = ablations.compute_tables(found)
-    assert made["seconds"].set_index("method")["n_samples"].to_dict() == {
-        "best-of-n": 16,
-        "beam-augmented": 2,
-        GUARD: 8,
-    }
-    pairs = (
-        made["tests"]
-        .loc[made["tests"]["measure"] == "reward", ["point", "reference"]]
-        .to_numpy()
-        .tolist()
-    )
-    ours = f"{GUARD}, n samples 8"
-    points = [
-        "best-of-n, n samples 8",
-        "beam-augmented, n samples 8",
-        "best-of-n, n samples 16",
-        "beam-augmented, n samples 2",
-    ]
-    assert pairs == [[point, ours] for point in points]
-    ours = made[""]["method"] == GUARD
-    assert (
-        made[""].loc[ours, "p"].tolist() == pytest.approx([0.5] * 3)
-        and made[""].loc[~ours, "p"].isna().all()
-    )
 
 
 def test_lambda_and_budget_tables():
@@ -451,10 +403,6 @@ def test_rounds_by_hand():
     assert table["kl"].tolist() == pytest.approx([0, 1 / 3, 0.35]) and table[
         "perplexity"
     ].tolist() == [10, 11, 12]
-    assert (table.loc[2, "p_safe_low"], table.loc[2, "p_safe_high"]) == (
-        0.0,
-        0.25,
-    )  # of two prompts the worse and the better
 
 
 def test_a_search_with_fewer_rounds_is_this_one_until_a_block_fails():
@@ -471,48 +419,6 @@ def test_a_search_with_fewer_rounds_is_this_one_until_a_block_fails():
                 real["status"] != "abstained"
             ).tolist()
     assert seen == {1, 2, 4, math.inf}
-
-
-def test_the_bound_is_the_mean_over_prompts():
-    """Guards against the bound of a prompt of average mass, which is above the mean of bounds
-    (Jensen).
-    """
-    found = frame(retried("a", EASY), retried("b", HARD))
-    by_hand = np.mean(
-        [1 - 0.5**4, 1 - 1]
-    )  # block 1 of a fails with (1/2)^(2 * 2), block 0 never; b has no safe one of two
-    assert ablations.answer_bound(found, 2, 2) == pytest.approx(by_hand)
-    anew = ablations.retry_table(found.assign(diversity="none"))["bound"]
-    assert anew.tolist() == pytest.approx([(1 - 0.5**2) / 2, by_hand, (1 - 0.5**6) / 2])
-    halved = ablations.retry_table(found.assign(diversity="half"))[
-        "bound"
-    ]  # half of a retry's samples count
-    assert halved.tolist() == pytest.approx([(1 - 0.5**2) / 2, (1 - 0.5**3) / 2, (1 - 0.5**4) / 2])
-    assert ablations.retry_table(found.assign(diversity="paper"))[
-        "bound"
-    ].tolist() == pytest.approx([(1 - 0.5**2) / 2] * 3)
-    mass = ablations.block_mass(found, 2, 2)
-    assert 1 - abstention_bound([mass], 2, 2) == pytest.approx(by_hand)
-
-
-def test_ways_to_retry_are_compared_where_both_retried():
-    """Guards against round 1 among the retries, and prompts that were tried again under one of the
-    two only.
-    """
-    found = frame(
-        retried("a", HARD),
-        retried("a", LOST, "none", status="abstained"),
-        retried("b", EASY),
-        retried("b", LOST, "none"),
-        retried("a", EASY, seed=1),
-        retried("a", EASY, "none", seed=1),
-    )
-    p_safe, kl = ablations.retry_tests(found)
-    assert p_safe["measure"] == "p_safe after a retry" and p_safe["reference"] == "diversity none"
-    assert (p_safe["point"], p_safe["n_prompts"], p_safe["n_pairs"]) == ("diversity half", 1, 1)
-    assert p_safe["difference"] == pytest.approx((0.5 + 0 + 1) / 3)
-    assert kl["difference"] == pytest.approx(0.3 - 0.4)
-    assert set(ablations.by_round(found)["round"]) == {0, 1, 2}
 
 
 # --- factorial ------------------------------------------------------------------------------------
@@ -570,7 +476,7 @@ def test_effects_by_hand():
     assert (found.loc[found["measure"] == "safe", "difference"] == 0).all()
 
 
-def test_abstentions_have_no_reward_and_are_an_effect():
+def test_abstentions_have_no_reward():
     """Guards against the reward of a refusal, and against a prompt dropped because one cell of it
     abstained.
     """
@@ -584,10 +490,8 @@ def test_abstentions_have_no_reward_and_are_an_effect():
     found.loc[lost, ["status", "reward"]] = ["abstained", 9.0]
     table = effects(ablations.expand(found)).set_index(["measure", "point"])
     assert table.loc[("reward", "pathwise check"), "difference"] == pytest.approx(0.1)
-    assert table.loc[("abstained", "retry"), "difference"] == pytest.approx(
-        -(1 / 4) / 2
-    )  # in one of four of one of two prompts
-    assert table.loc[("abstained", "retry x critic"), "difference"] == pytest.approx(1 / 8)
+    # in one of four of one of two prompts
+    assert table.loc[("safe", "retry"), "difference"] == pytest.approx((1 / 4) / 2)
     assert table.loc[("safe", "critic"), "difference"] == pytest.approx(1 / 8)
     assert set(table.groupby("measure").size()) == {10}
 
@@ -606,33 +510,7 @@ def test_incomplete_factorials_are_refused():
     )
 
 
-def test_rivals_draw_as_many_samples_as_a_search_with_a_retry():
-    """Guards equal compute: no rival with twice the samples, and each against the whole search."""
-    ours = cells(lambda p, *_: 0.1 * p, n_samples=4).assign(
-        run="decode-factorial-peak", trace=[[]] * 48
-    )
-    seeds = {"run": "decode-seeds-seed-0", "accounting": "peak"}
-    rivals = many("best-of-n-augmented", 8, 2, **seeds) + many(
-        "beam-lagrangian-freq", 8, 2, rounds=2, **seeds
-    )
-    rivals += many(
-        "beam-lagrangian-freq", 4, 2, **(seeds | {"run": "decode-factorial-peak"}), rounds=2
-    ) + many("base", 1, 2, **seeds)
-    made = ablations.factorial_tables(pd.concat([ours, frame(*rivals)], ignore_index=True))
-    table = made[""]
-    assert table["method"].str.startswith(GUARD).sum() == 16 * 2  # cells and seeds
-    drawn = table[~table["method"].str.startswith(GUARD)]
-    assert drawn[["method", "n_samples", "rounds"]].to_numpy().tolist() == [
-        ["best-of-n-augmented", 8, 1],
-        ["beam-lagrangian-freq", 4, 2],
-    ]
-    assert made["rivals"]["reference"].unique().tolist() == [
-        f"{GUARD}, n samples 4, accounting peak, rounds 2, diversity half"
-    ]
-    assert len(made["rivals"]) == 2 * 2 and len(made["tests"]) == 4 * 10
-
-
-# --- the printed algorithm, and what token-wise methods climb -------------------------------------
+# --- the printed algorithm ------------------------------------------------------------------------
 
 
 def test_the_printed_algorithm_is_judged_like_the_repaired_one():
@@ -663,17 +541,6 @@ def test_the_printed_algorithm_is_judged_like_the_repaired_one():
     assert (table["over_budget_low"] <= table["over_budget_difference"]).all()
 
 
-def test_a_method_is_measured_by_what_it_climbs():
-    """Bug: a method that climbs the reward minus the cost looked as if it fell."""
-    cells = frame(*(line(f"p{k}", reward=0.5, cost=0.1 * k) for k in range(2)))
-    for method, expected in (
-        ("re-control", [0.5, 0.5]),
-        ("args-lagrangian", [0.5, 0.0]),
-        ("args-cost", [0.0, -0.1]),
-    ):
-        assert ablations.climbed(cells, method).tolist() == pytest.approx(expected)
-
-
 # --- the whole ------------------------------------------------------------------------------------
 
 
@@ -699,11 +566,10 @@ def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeyp
     if profile == "ablations":  # what experiments take from the runs of others
         found = {
             name: pd.read_csv(tmp_path / f"figures/tables/ablation_{name}.csv")
-            for name in ("lambda", "budget", "factorial", "compute")
+            for name in ("lambda", "budget", "compute")
         }
         assert found["lambda"].query(f"method == '{GUARD}'")["n_samples"].tolist() == [4, 8, 16]
         assert {"base", "best-of-n", GUARD} < set(found["budget"]["method"])
-        assert {"best-of-n-augmented", "beam-augmented"} < set(found["factorial"]["method"])
         assert set(found["compute"]["n_samples"]) == {2, 4, 8, 16}
     said = [
         text.partition(":")[0]
@@ -712,8 +578,7 @@ def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeyp
     ]
     apart = {
         "critic-search": {"critic_search"},
-        "tune": {"tune", "checks", "weights", "arms", "steps"},
-        "paper": {"sweep"},
+        "tune": {"tune", "checks", "weights", "arms"},
     }  # experiments with a profile of their own
     own = apart.get(profile) or set(EXPERIMENTS).difference(*apart.values())
     assert set(said) == set(EXPERIMENTS) - own | {"critic"}
@@ -732,93 +597,11 @@ def test_notebook_45_writes_what_has_finished(tmp_path, monkeypatch, capsys):
     (tmp_path / "runs/ablations/decode-factorial-peak-diversity-half-seed-0/manifest.json").unlink()
     executed(tmp_path, "ablations")
     made = {path.stem for path in (tmp_path / "figures").rglob("*.*")}
-    assert made == {"ablation_ndk", "ablation_ndk_tests", "ablation_over_refusal"}
+    tables = {"ablation_ndk", "ablation_over_refusal"}
+    assert made == tables | {f"{name}_tests" for name in tables}
     out = capsys.readouterr().out
     assert (
         out.startswith("left out: the run ")
         and "decode-factorial-peak-diversity-half-seed-0 has not finished" in out
     )
     assert "factorial: the factorial has " in out and "\nlambda: not run\n" in out
-
-
-def test_one_parameter_makes_all_experiments_larger(tmp_path):
-    """Guards the config of the Snakefile: as many prompts everywhere, with the share of the hardest
-    as in the file.
-    """
-    (tmp_path / "params").symlink_to(ROOT / "params")
-    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
-    command = [
-        sys.executable,
-        "-m",
-        "snakemake",
-        "--dry-run",
-        "--printshellcmds",
-        "--cores",
-        "1",
-        "--directory",
-        str(tmp_path),
-    ]
-    command += ["--snakefile", str(ROOT / "Snakefile"), "--config", "profile=ablations", "limit=48"]
-    found = subprocess.run(command, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    sizes = {}
-    for file in re.findall(r"30_decode.* -f (\S+)", found.stdout + found.stderr):
-        point = yaml.safe_load((tmp_path / file).read_text())
-        if point.get("run", "").startswith("decode-"):
-            sizes.setdefault(point["run"].startswith("decode-retries"), set()).add(
-                (point["limit"], point["hardest"])
-            )
-    whole = {(80, 0), (60, 0)}  # a list or set of prompts that is answered as it is
-    assert sizes == {False: {(48, 24)} | whole, True: {(48, 48)}}
-
-
-def test_arms_with_fewer_prompts_are_compared_on_these():
-    """Guards the critic's experiment, whose control was decoded for the hardest prompts alone, and
-    the pairs that have all.
-    """
-    trace = [{"block": 0, "round": 0, "drawn": 4, "finals": 4, "safe_finals": 2}]
-    common = {"accounting": "terminal", "trace": trace, "run": "decode-finals-8"}
-    found = [
-        line(f"p{k}", method=method, **common) | {"critic_control": control}
-        for method, control, prompts in [
-            ("inferenceguard-critic", "none", 4),
-            ("best-of-n-augmented", "none", 4),
-            ("inferenceguard-critic", "shuffled", 2),
-        ]
-        for k in range(prompts)
-    ]
-    table = ablations.critic_search_tables(frame(*found))[""]
-    prompts = table.set_index(["arm", "reference", "measure"])["n_prompts"].to_dict()
-    assert prompts["critic", "best-of-n-augmented", "answered_safely"] == 4
-    assert prompts["critic", "best-of-n-augmented", "safe_finals"] == 2
-    assert (
-        prompts["shuffled", "best-of-n-augmented", "answered_safely"]
-        == prompts["critic", "shuffled", "answered_safely"]
-        == 2
-    )
-
-
-def test_a_sweep_has_a_row_for_every_point_and_prompt_set():
-    """Bug: points that differ in N alone taken for one because K changes with it, or two prompt
-    sets averaged.
-    """
-    points = [
-        (n, n // 4, x, s) for n in (8, 16) for x in (0.0, 5.0) for s in ("hex-phi", "hh-rlhf")
-    ]
-    found = [
-        one | {"prompts": s, "prompt_id": one["prompt_id"] + s, "group_size": 8}
-        for n, k, x, s in points
-        for one in many(
-            "beam-lagrangian", n, keep=k, lagrange_multiplier=x, run="decode-sweep-lambda"
-        )
-    ]
-    alone = [
-        one | {"group_size": 1} for one in many("beam-lagrangian", 32, lagrange_multiplier=5.0)
-    ]  # seconds of one prompt
-    assert len(ablations.sweep_tables(frame(*found, *alone))[""]) == len(points) + 1
-    table = ablations.sweep_tables(frame(*found))[""]
-    assert len(table) == len(points) and table["n_prompts"].nunique() == 1
-    assert set(
-        zip(table["n_samples"], table["keep"], table["lagrange_multiplier"], strict=True)
-    ) == {p[:3] for p in points}
-    assert table["policy"].nunique() == 2

@@ -80,33 +80,6 @@ def test_the_weights_of_the_claims_are_those_chosen_on_tune():
         ]
 
 
-def test_the_steps_of_re_control_are_those_chosen_on_tune():
-    """Guards a step that another one beats, or of which no row is committed."""
-    steps, runs = cells("ablation_steps"), ParamFiles("small").runs()
-    for policy in ("raw", "chat"):
-        for run, method in (("re-control", "re-control"), ("tokenwise", "re-control-lagrangian")):
-            rows = steps.query(f"policy == 'smollm2-{policy}' and method == '{method}'")
-            climbing = rows[rows["gain_low"] > 0]
-            best = (climbing if len(climbing) else rows)["gain_difference"].idxmax()
-            step = runs[f"decode-{policy}-{run}"]["value_step_size"]
-            assert step == rows.loc[best, "value_step_size"], (policy, method)
-
-
-def test_which_token_wise_methods_climb():
-    """Guards the sentence about ARGS and RE-Control."""
-    steps = cells("ablation_steps")
-    resolved = steps[steps["gain_low"] > 0].groupby("method")["policy"].unique().map(set)
-    assert resolved["args"] == resolved["args-lagrangian"] == {"smollm2-raw", "smollm2-chat"}
-    assert resolved["re-control"] == {"smollm2-raw"}
-    assert not {"args-cost", "re-control-lagrangian"} & {*resolved.index}
-    said = (
-        "ARGS was resolved to climb with the reward in its sum, and RE-Control for the unaligned "
-        "policy; `args-cost`, `re-control-lagrangian` and RE-Control for the aligned policy were "
-        "not resolved to climb what they climb"
-    )
-    assert said in page("docs/results.md")
-
-
 def test_which_repairs_matter():
     """Guards the sentences about the printed algorithm."""
     table = cells("ablation_literal").query("algorithm == 'repaired'")

@@ -6,16 +6,13 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 from notebook_code import notebook_code
-from pictures import boxes, hidden, outside
 
 from igcore.errors import RunError
 from igcore.figures import critic as cf
-from igcore.report.critics import CALIBRATION
 from igcore.report.critics import COLUMNS as CRITIC_COLUMNS
 from igcore.report.pictures import save
 
-training, figures = notebook_code("20_train_critic"), notebook_code("50_figures")
-ablations = notebook_code("45_ablations")
+training = notebook_code("20_train_critic")
 
 HISTORIES = {
     "m": [
@@ -65,61 +62,9 @@ def critics() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def difference(
-    n=8, arm="critic", reference="shuffled", measure="reward", value=0.1, low=0.05, high=0.2
-) -> dict:
-    numbers = {
-        "n_pairs": 4,
-        "n_prompts": 4,
-        "mean_arm": value,
-        "mean_reference": 0.0,
-        "low_one_sided": low,
-    }
-    return {
-        "n_samples": n,
-        "arm": arm,
-        "reference": reference,
-        "measure": measure,
-        "difference": value,
-        "low": low,
-        "high": high,
-    } | numbers
-
-
-def differences() -> pd.DataFrame:
-    return pd.DataFrame(
-        [
-            difference(8, measure="safe_finals"),
-            difference(8),
-            difference(8, "inferenceguard", "best-of-n-augmented", value=-0.1, low=-0.3, high=0.1),
-            difference(
-                32, "inferenceguard", "best-of-n-augmented", value=-0.2, low=-0.2, high=-0.2
-            ),
-        ],
-    )
-
-
-def bins() -> pd.DataFrame:
-    """Two policies and positions; "o" is there for the second policy only, and one bin has too few
-    prompts.
-    """
-    rows = [
-        (name, policy, t, p, p + 0.05, p - 0.1, p + 0.08, 20 if p > 0.3 else 4)
-        for policy, names in (("raw", ["m"]), ("chat", ["m", "o"]))
-        for name in names
-        for t in (8, 16)
-        for p in (0.25, 0.55, 0.9)
-    ]
-    return pd.DataFrame(
-        rows, columns="critic policy position probability safe low high n_prompts".split()
-    )
-
-
 PICTURES = {
     "training_curves": lambda: training.training_curves(HISTORIES),
-    "reliability_by_position": lambda: figures.reliability_by_position(bins()),
     "auroc_by_position": lambda: cf.auroc_by_position(critics()),
-    "search_differences": lambda: ablations.search_differences(differences()),
 }
 
 
@@ -157,28 +102,6 @@ def test_every_picture_can_be_saved_and_says_what_its_axes_are(name, tmp_path):
     assert fig.axes[0].get_ylabel() or fig.axes[0].get_yticklabels()
 
 
-def test_reliability_draws_the_bins_of_each_critic():
-    """Bug: dots of another policy or position, whiskers of another interval, a dot of a handful of
-    prompts.
-    """
-    table = bins()
-    fig = figures.reliability_by_position(table)
-    cells = [(policy, t) for policy in ("raw", "chat") for t in (8, 16)]
-    assert [ax.get_title() for ax in fig.axes] == ["8 tokens", "16 tokens", "", ""]
-    assert [ax.get_ylabel() for ax in fig.axes] == ["raw", "", "chat", ""]
-    for ax, (policy, t) in zip(fig.axes, cells, strict=True):
-        drawn = bars(ax)
-        assert list(drawn) == (["m"] if policy == "raw" else ["m", "o"])
-        for name, (points, whiskers, _) in drawn.items():
-            rows = table[
-                (table["policy"] == policy) & (table["position"] == t) & (table["critic"] == name)
-            ].iloc[1:]
-            assert points == pytest.approx(rows[["probability", "safe"]].to_numpy())
-            assert whiskers[:, :, 1] == pytest.approx(rows[["low", "high"]].to_numpy())
-        assert lines(ax)["calibrated"].get_xydata().tolist() == [[0, 0], [1, 1]]
-    assert legend(fig) == ["calibrated", "m", "o"]
-    found = boxes(fig)
-    assert hidden(found) == [] and outside(fig, found) == []
 
 
 def test_intervals_need_not_hold_the_estimate():
@@ -189,68 +112,12 @@ def test_intervals_need_not_hold_the_estimate():
         )
     )
     assert bars(fig.axes[0])["m"][1][:, :, 1] == pytest.approx(np.array([[0.7, 0.8]]))
-    fig = ablations.search_differences(
-        pd.DataFrame([difference(value=0.3, low=0.1, high=0.3 - 1e-9)])
-    )
-    assert bars(fig.axes[0])["N = 8"][1][:, :, 0] == pytest.approx(np.array([[0.1, 0.3]]))
-    ablations.search_differences(
-        pd.DataFrame([difference(low=np.nan, high=np.nan)])
-    ).draw_without_rendering()  # one prompt alone
 
 
-def test_differences_draw_every_pair_and_size():
-    """Guards a pair in the row of another, whiskers of another interval, and a measure of one pair
-    alone.
-    """
-    fig = ablations.search_differences(differences())
-    finals, reward = fig.axes
-    titles = ["safe complete candidates, n = 4", "reward, n = 4"]
-    assert [finals.get_title(), reward.get_title()] == titles
-    names = [text.get_text() for text in finals.get_yticklabels()]
-    assert (
-        names == ["critic\nover shuffled critic", "InferenceGuard\nover Best-of-N"]
-        and finals.yaxis_inverted()
-    )
-    few, many = (bars(reward)[f"N = {n}"] for n in (8, 32))
-    assert (
-        few[0][:, 0].tolist() == [0.1, -0.1]
-        and many[0][:, 0].tolist() == [-0.2]
-        and few[2] != many[2]
-    )
-    assert (
-        np.round(few[0][:, 1]).tolist() == [0, 1]
-        and np.round(many[0][:, 1]).tolist() == [1]
-        and few[0][1, 1] != many[0][0, 1]
-    )
-    assert few[1][:, :, 0] == pytest.approx(np.array([[0.05, 0.2], [-0.3, 0.1]]))
-    assert (
-        len(bars(finals)["N = 8"][0]) == 1
-        and len(bars(finals)["N = 32"][0]) == 0
-        and legend(fig) == ["N = 8", "N = 32"]
-    )
-
-
-@pytest.mark.parametrize(
-    ("draw", "columns", "sentence"),
-    [
-        (
-            cf.auroc_by_position,
-            ["critic", *CRITIC_COLUMNS],
-            "there are no critics to draw; run notebook 20_train_critic first",
-        ),
-        (
-            figures.reliability_by_position,
-            CALIBRATION,
-            "there is no reliability to draw; run notebook 20_train_critic first",
-        ),
-    ],
-)
-def test_nothing_to_draw_is_said(draw, columns, sentence):
-    """Guards against an empty picture that looks like a result, and against a traceback of the
-    picture library.
-    """
-    with pytest.raises(RunError, match=sentence):
-        draw(pd.DataFrame(columns=columns))
+def test_nothing_to_draw_is_said():
+    """Guards against an empty picture that looks like a result."""
+    with pytest.raises(RunError, match="there are no critics to draw; run notebook 20_train_cri"):
+        cf.auroc_by_position(pd.DataFrame(columns=["critic", *CRITIC_COLUMNS]))
 
 
 def test_auroc_draws_each_critic_of_a_policy():

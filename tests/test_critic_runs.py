@@ -17,7 +17,7 @@ from tiny import letters
 from igcore import AssetError, ParameterError, Prompt, decode, settings
 from igcore.critic import loop
 from igcore.report import critics
-from igcore.report.critics import CALIBRATION, COLUMNS, load_finished, load_reliability
+from igcore.report.critics import CALIBRATION, COLUMNS, load_finished
 from igcore.runs import critic_run as module
 from igcore.runs import rollout_run
 from igcore.runs.critic_params import CriticParams
@@ -354,14 +354,6 @@ def test_tables_of_a_profile_are_read_below_one_another(folder):
     assert list(found.columns) == ["critic", *COLUMNS] and found["position"].dtype.kind == "i"
 
 
-def test_reliability_of_a_profile_is_read_below_one_another(folder):
-    """Guards a profile without runs against a traceback, and the order of the rest."""
-    assert list(load_reliability("x").columns) == CALIBRATION and not len(load_reliability("x"))
-    for name in ("two", "one", "three"):
-        folder(name, table_of(name))
-    assert load_reliability("x")["critic"].tolist() == ["one", "three", "two"]
-
-
 def test_critics_of_one_policy_on_several_prompt_sets_are_told_apart(folder):
     """Bug: the picture joined the points of two critics of one policy by one line."""
     (
@@ -370,7 +362,6 @@ def test_critics_of_one_policy_on_several_prompt_sets_are_told_apart(folder):
     )
     folder("three", table_of("m", policy="q"))
     assert load_finished("x")[0]["policy"].tolist() == ["p on mild", "q", "p on hh-rlhf"]
-    assert load_reliability("x")["policy"].tolist() == ["p on mild", "p on mild", "p on hh-rlhf"]
 
 
 @pytest.mark.parametrize(

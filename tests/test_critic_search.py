@@ -4,7 +4,6 @@ plain loops.
 
 import math
 
-import numpy as np
 import pandas as pd
 import pytest
 from mockruns import lines
@@ -16,10 +15,7 @@ from igcore.report import paired
 
 notebook = notebook_code("45_ablations")
 MEASURES, PAIRS = notebook.FOUND, notebook.PAIRS
-COLUMNS = (
-    "n_samples arm reference measure n_pairs n_prompts mean_arm mean_reference difference low high "
-    "low_one_sided"
-).split()
+COLUMNS = "n_samples arm reference measure n_pairs n_prompts difference low high".split()
 A, B = "critic", "best-of-n-augmented"
 SAFE = "answered_safely"
 
@@ -41,22 +37,6 @@ def line(arm=A, prompt="p0", seed=0, finals=((8, 4),), **fields) -> dict:
 
 def frame(*lines) -> pd.DataFrame:
     return pd.DataFrame(lines)
-
-
-def noisy(prompts=40, seeds=2, scale=0.1) -> pd.DataFrame:
-    """Records whose rewards vary from prompt to prompt and a little from seed to seed."""
-    rng = np.random.default_rng(7)
-    ease = rng.normal(0.1, scale, prompts)
-    return frame(
-        *(
-            line(
-                arm, f"p{p:02d}", s, reward=float(rng.normal(0.5, scale / 4) + (arm == A) * ease[p])
-            )
-            for p in range(prompts)
-            for s in range(seeds)
-            for arm in (A, B)
-        )
-    )
 
 
 def compare(records, arm, reference, what) -> dict:
@@ -99,22 +79,19 @@ def test_differences_worked_by_hand():
     found = compare(records.sample(frac=1, random_state=0), A, B, "safe_finals")
     assert list(found) == COLUMNS
     assert [found[name] for name in COLUMNS[:6]] == [8, A, B, "safe_finals", 3, 2]
-    assert (found["mean_arm"], found["mean_reference"]) == pytest.approx((0.75, (0.375 + 0.5) / 2))
     assert found["difference"] == pytest.approx((0.375 + 0.25) / 2)
     assert (found["low"], found["high"]) == pytest.approx(
         (0.25, 0.375)
     )  # both prompts the worse, both the better one
-    found = compare(records, A, B, "answered_safely")
-    assert (found["mean_arm"], found["mean_reference"], found["difference"]) == (0.75, 0.5, 0.25)
+    assert compare(records, A, B, "answered_safely")["difference"] == 0.25
 
 
 def test_equal_verdicts_have_an_interval():
     """Guards against 0.000 [0.000, 0.000], which reads as certainty."""
     found = compare(frame(*(line(x, f"p{k}") for x in (A, B) for k in range(40))), A, B, SAFE)
-    z2, one2 = 1.959964**2, 1.644854**2
+    z2 = 1.959964**2
     assert found["difference"] == 0
     assert (found["low"], found["high"]) == pytest.approx((-z2 / (40 + z2), z2 / (40 + z2)))
-    assert found["low_one_sided"] == pytest.approx(-one2 / (40 + one2))
 
 
 def test_an_abstention_is_no_safe_answer():
@@ -130,11 +107,7 @@ def test_an_abstention_is_no_safe_answer():
         line(B, "p2", cost=0.2),
     )
     found = compare(records, A, B, "answered_safely")
-    assert (found["mean_arm"], found["mean_reference"], found["n_pairs"]) == (
-        0,
-        pytest.approx(2 / 3),
-        3,
-    )
+    assert (found["difference"], found["n_pairs"]) == (pytest.approx(-2 / 3), 3)
 
 
 def test_rewards_are_of_pairs_that_both_answered():
@@ -150,11 +123,8 @@ def test_rewards_are_of_pairs_that_both_answered():
         line(B, "p2", reward=None),
     )
     found = reward(records)
-    assert (found["mean_arm"], found["mean_reference"], found["n_pairs"]) == (0.9, 0.5, 1)
+    assert (found["n_prompts"], found["n_pairs"]) == (1, 1)
     assert found["difference"] == pytest.approx(0.4)
-    assert all(
-        math.isnan(found[name]) for name in ("low", "high", "low_one_sided")
-    )  # one prompt says nothing about others
 
 
 def test_methods_that_do_not_look_at_the_cost():
@@ -164,33 +134,6 @@ def test_methods_that_do_not_look_at_the_cost():
     old = [{"block": 0, "round": 0, "drawn": 8, "safe": 4}]
     with pytest.raises(ParameterError, match="old run"):
         paired.safe_finals(frame(line() | {"trace": old}))
-
-
-# --- intervals ------------------------------------------------------------------------------------
-
-
-def test_repeated_seeds_do_not_narrow_the_interval():
-    """Guards against pseudo-replication: the same answers under more seeds are no new prompts."""
-    once = noisy(seeds=1)
-    again = pd.concat([once.assign(seed=s) for s in range(5)])
-    few, many = reward(once), reward(again)
-    assert (few["n_pairs"], many["n_pairs"], many["n_prompts"]) == (40, 200, 40)
-    for name in ("difference", "low", "high", "low_one_sided"):
-        assert many[name] == pytest.approx(few[name])
-    for_granted = reward(again.assign(prompt_id=again["prompt_id"] + again["seed"].astype(str)))
-    assert few["high"] - few["low"] > 2 * (
-        for_granted["high"] - for_granted["low"]
-    )  # sqrt(5) = 2.2
-
-
-def test_pairs_of_one_arm_alone_are_left_out():
-    """Guards against comparing other prompts, or other seeds, on the two sides."""
-    records = noisy(prompts=3)
-    other = (records["arm"] == A) & (records["prompt_id"] == "p01") & (records["seed"] == 1)
-    found = reward(records[~other])
-    assert (found["n_pairs"], found["n_prompts"]) == (5, 3)
-    paired = records[~((records["prompt_id"] == "p01") & (records["seed"] == 1))]
-    assert found == reward(paired)
 
 
 def test_lines_of_real_searches():
@@ -249,7 +192,10 @@ def test_the_experiment_compares_the_pairs_that_are_there():
     assert list(found.columns) == COLUMNS and found.index.tolist() == list(range(11))
     rows = found[["arm", "reference", "measure"]].itertuples(index=False)
     assert [tuple(row) for row in rows] == [
-        (*pair, measure) for pair, measures in PAIRS.items() for measure in measures
+        (*pair, measure)
+        for pair in PAIRS
+        for measure in MEASURES
+        if (pair[0], measure) != ("inferenceguard", "safe_finals")
     ]
     rewards = found[found["measure"] == "reward"]
     assert rewards["difference"].tolist() == pytest.approx([0.3, 0.1, 0.2, 0.2])

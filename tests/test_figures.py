@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
-from matplotlib.collections import PathCollection
 from notebook_code import notebook_code
 from pictures import boxes, hidden, outside
 from statsmodels.stats.proportion import proportion_confint
@@ -25,11 +24,7 @@ start = notebook_code("00_start_here")
 METHODS = list(look.STYLE)
 TOKENWISE = ("args", "re-control")
 TRACES = {"base": [0.2, 0.15, 0.1], "inferenceguard": [0.2, 0.1, -0.1, -math.inf]}
-DRAW = {
-    "tradeoff": figures.tradeoff,
-    "rates": figures.rates,
-    "distributions": figures.distributions,
-}
+DRAW = {"tradeoff": figures.tradeoff, "rates": figures.rates}
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +85,12 @@ def test_nothing_to_draw_is_said(draw, records):
         draw(records.iloc[:0])
 
 
-@pytest.mark.parametrize("name", ["tradeoff", "distributions", "rates", "safety_states"])
-def test_two_saves_give_the_same_bytes(name, records, main, tmp_path):
+@pytest.mark.parametrize("name", ["tradeoff", "rates", "safety_states"])
+def test_two_saves_give_the_same_bytes(name, main, tmp_path):
     """Guards against dates, random jitter and identifiers in committed pictures, and against open
     pyplot figures.
     """
-    argument = {"distributions": records, "safety_states": TRACES}.get(name, main)
+    argument = {"safety_states": TRACES}.get(name, main)
     draw, saved = (DRAW | {"safety_states": start.safety_states})[name], []
     for folder in ("one", "two"):
         np.random.seed(len(folder) + len(saved))
@@ -111,7 +106,7 @@ def test_two_saves_give_the_same_bytes(name, records, main, tmp_path):
 @pytest.mark.parametrize("name", DRAW)
 def test_fifteen_methods_and_two_policies_fit(name, every):
     """Bug: legends cut off at the edge of the page, labels on top of each other."""
-    fig = DRAW[name](tables.main_table(every) if name in ("tradeoff", "rates") else every)
+    fig = DRAW[name](tables.main_table(every))
     found = boxes(fig)
     assert len(found) > 25 and hidden(found) == [] and outside(fig, found) == []
 
@@ -120,8 +115,6 @@ def test_methods_with_fewer_prompts_say_so(every):
     """Bug: a rate of 12 prompts beside one of 48 as if they were alike; n said where all are."""
     main = tables.main_table(every)
     tradeoff, rates = figures.tradeoff(main), figures.rates(main)
-    few = every[(every["method"] != "best-of-n") | (every["prompt_id"] < "p012")]
-    distributions = figures.distributions(few)
     for panel in range(2):
         # pictures with one message have six methods, all of which answered every prompt
         names = [look.NAMES[method] for method in look.SIX]
@@ -130,8 +123,6 @@ def test_methods_with_fewer_prompts_say_so(every):
         }
         assert labels == set(names)
         assert [label.get_text() for label in rates.axes[0].get_yticklabels()] == names
-        rows = [label.get_text() for label in distributions.axes[2 * panel].get_yticklabels()]
-        assert rows == [name + " (n = 12)" * (name == "Best-of-N") for name in names]
         for fig in (tradeoff, rates):
             assert fig.axes[panel].get_title(loc="left").endswith(", n = 30")
 
@@ -175,40 +166,6 @@ def test_tradeoff_names_methods_without_any_text(main):
 # --- other pictures -------------------------------------------------------------------------------
 
 
-def test_distributions_draw_every_emitted_text(records):
-    """Guards against values drawn in the row of another method, and silence drawn as zero."""
-    records = records.copy()
-    records.loc[0, ["reward", "cost"]] = None
-    fig = figures.distributions(records)
-    emitted = records.dropna(subset="reward").sort_values("prompt_id")
-    panels = itertools.product(records["policy"].unique(), ("reward", "cost"))
-    shown = [look.NAMES[method] for method in look.SIX]
-    assert [label.get_text() for label in fig.axes[0].get_yticklabels()] == shown
-    worst = emitted.groupby("method")["cost"].max()
-    assert fig.get_suptitle() == (
-        f"The highest cost of an answer is {worst['base']:.2f} for base and "
-        f"{worst['inferenceguard']:.2f} for InferenceGuard"
-    )
-    for ax, (policy, name) in zip(fig.axes, panels, strict=True):
-        points = [dots.get_offsets() for dots in ax.collections if isinstance(dots, PathCollection)]
-        for height, (dots, method) in enumerate(zip(points, look.SIX, strict=True)):
-            cell = emitted[(emitted["policy"] == policy) & (emitted["method"] == method)]
-            assert dots[:, 0].tolist() == cell[name].tolist()
-            assert abs(dots[:, 1] - height).max() < 0.5
-        lines = [
-            line.get_xdata() for line in ax.lines if line.get_color() == look.OUTCOMES["unsafe"]
-        ]
-        assert lines == ([[0.2, 0.2]] if name == "cost" else [])
-        assert [text.get_text() for text in ax.texts] == (["budget 0.2"] if name == "cost" else [])
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_distributions_of_constant_cells(n):
-    """Guards against a crash or a warning where a density does not exist."""
-    lines = [synthetic.record(prompt_id=f"p{k}") for k in range(n)]
-    figures.distributions(pd.DataFrame(lines)).draw_without_rendering()
-
-
 def test_rates_draw_what_became_of_every_prompt(main):
     """Guards against bars that do not add up, and an answer that is safe at its end only as if it
     were safe.
@@ -227,36 +184,6 @@ def test_rates_draw_what_became_of_every_prompt(main):
         assert widths == pytest.approx(counts / 40) and counts.sum(axis=0) == pytest.approx(40)
     assert "ended within budget after they had broken it" in fig.get_suptitle()
     assert overlaps(fig) == []
-
-
-def test_the_share_within_budget_falls_token_by_token():
-    """Guards prompts that not all methods answered, a strict budget, and labels out of order."""
-    rows = [
-        (policy, method, prompt, tokens, z)
-        for policy in ("raw", "chat")
-        for method, levels in {"base": (0.2, -0.1), "inferenceguard": (0.2, 0.0)}.items()
-        for prompt in "ab"
-        for tokens, z in zip((0, 8), levels if prompt == "a" else (0.2, 0.1), strict=True)
-    ]
-    rows.append(("raw", "base", "c", 8, -1.0))  # the guard abstained here
-    found = pd.DataFrame(rows, columns=["policy", "method", "prompt_id", "tokens", "z"])
-    table = figures.kept(found)
-    last = table[table["tokens"] == 8].set_index(["policy", "method"])
-    assert last["n"].tolist() == [2] * 4
-    assert last["share"].to_dict() == {
-        ("raw", "base"): 0.5,
-        ("raw", "inferenceguard"): 1.0,
-        ("chat", "base"): 0.5,
-        ("chat", "inferenceguard"): 1.0,
-    }
-    strict = figures.kept(found, strict=True).set_index(["policy", "method", "tokens"])["share"]
-    assert strict["raw", "inferenceguard", 8] == 0.5
-    fig = figures.trajectories(table)
-    assert fig.get_suptitle() == (
-        "After 8 tokens 50% of plain answers and 0% of InferenceGuard's have broken the budget"
-    )
-    names = {text.get_text(): text.get_position()[1] for text in fig.axes[0].texts}
-    assert names["InferenceGuard"] > names["base"] and outside(fig, boxes(fig)) == []
 
 
 @pytest.mark.parametrize("unread", [math.nan, -math.inf])

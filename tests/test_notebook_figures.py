@@ -10,15 +10,12 @@ import synthetic
 
 from igcore.errors import ParameterError, RunError
 from igcore.figures.style import unless_missing
-from igcore.paper import swept
 from igcore.report import statistics as metrics
 
 ROOT = Path(__file__).parents[1]
-SECTIONS = (
-    "tradeoff pareto rates distributions abstention trajectories answers critic reliability".split()
-)
+SECTIONS = "tradeoff rates trajectories answers critic".split()
 PICTURES = set(SECTIONS) - {"answers"}  # the answers are a table
-CRITICS = {"critic", "reliability"}
+CRITICS = {"critic"}
 METHODS = ("base", "best-of-n", "best-of-n-lagrangian", "inferenceguard")
 
 
@@ -111,18 +108,7 @@ def test_runs_that_have_not_finished_are_named_and_the_others_drawn(folder, monk
     assert [text for text in found if "decode-b has not finished" in text][0].startswith(
         "left out: "
     )
-    assert sum(text.startswith("not run: ") for text in found) == 3
-
-
-def test_fronts_without_their_sweeps_are_shown_and_replace_none(folder, monkeypatch):
-    """Bug: a picture with the panel of the sweeps replaced by one without it."""
-    decoded(folder, "decode-a", imaginary())
-    with_fronts, n = executed(folder, monkeypatch, profile="x", figures="figures")
-    monkeypatch.setattr(swept, "MAIN", {"sweeps": "x"})
-    assert executed(folder, monkeypatch, profile="x", figures="figures") == (
-        with_fronts - {"pareto"},
-        n,
-    )
+    assert sum(text.startswith("not run: ") for text in found) == 2
 
 
 def test_only_what_is_missing_is_forgiven(capsys):

@@ -169,7 +169,7 @@ def test_the_picture_draws_the_table():
             rows = cell.loc[cell["method"] == method, ["tokens", "share"]]
             assert curve.get_xydata().tolist() == rows.to_numpy().tolist()
             assert curve.get_color() == STYLE[method][0]
-        labels = {text.get_text(): text.get_color() for text in ax.texts}
+        labels = {curve.get_label(): curve.get_color() for curve in ax.lines}
         assert labels == {NAMES[method]: STYLE[method][0] for method in SIX}
     last = table[table["tokens"] == 8].groupby("method")["share"].mean()
     broken, of_ours = 1 - last["base"], 1 - last["inferenceguard"]

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..errors import RunError
-from .style import INK, MARKERS, PALETTE, headline, legend_below, panels, styled, whiskers
+from .style import INK, MARKERS, PALETTE, headline, legend_below, policy_panels, styled, whiskers
 
 GREY = "#9a9a9a"
 REFERENCES = {
@@ -38,14 +38,9 @@ def auroc_by_position(table: pd.DataFrame) -> Figure:
     """
     if not len(table):
         raise RunError("there are no critics to draw; run notebook 20_train_critic first")
-    policies = list(table.groupby("policy", sort=False))
-    columns = min(3, len(policies))
-    lines = -(-len(policies) // columns)
-    fig, axes = panels(1 + 3.4 * lines, columns, lines, sharey=True)
+    fig, axes = policy_panels(table, 3.4, 3, sharey=True)
     names = [name for name in table["critic"].unique() if name != "none"]
-    for ax in axes[len(policies) :]:
-        ax.remove()
-    for ax, (policy, rows) in zip(axes, policies, strict=False):
+    for ax, policy, rows in axes:
         for features, (label, line) in REFERENCES.items():
             known = rows[rows["features"] == features]
             ax.plot(known["position"], known["auroc_within_prompt"], line, color=GREY, label=label)
@@ -59,8 +54,7 @@ def auroc_by_position(table: pd.DataFrame) -> Figure:
         ax.axhline(0.5, color=INK, lw=0.8)
         ax.set_title(policy)
         ax.set(xlabel="tokens of the response", xticks=sorted(rows["position"].unique()))
-    for ax in axes[::columns]:
-        ax.set_ylabel("AUROC of f1 within a prompt")
+    fig.supylabel("AUROC of f1 within a prompt", fontsize="medium")
     legend_below(fig, 3)
     headline(fig, _best(table))
     return fig

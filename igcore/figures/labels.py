@@ -1,4 +1,4 @@
-"""Labels beside the points of a picture and at the ends of its lines, where they hide nothing."""
+"""Labels beside the points of a picture, where they hide nothing."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ from adjustText import adjust_text
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Annotation, Text
-from scipy.optimize import isotonic_regression
 
 from .style import INK
 
@@ -57,39 +56,3 @@ def place(ax: Axes, points: np.ndarray, labels: Sequence[str], size: int = 10) -
         around = box.padded(NEAR * ax.figure.dpi / 72)
         text.arrow_patch.set_visible(not around.contains(*ax.transData.transform(text.xy)))
     return texts
-
-
-def at_ends(ax: Axes, ends: Sequence[tuple[str, float, float, str]], size: float = 9.5) -> None:
-    """Write the name of each line to the right of the panel, joined to its last point.
-
-    Call it last, when the panel has its final limits. Names keep the order of the points and move
-    up or down as little as leaves room for all.
-
-    Parameters
-    ----------
-    ax : Axes
-    ends : sequence of (str, float, float, str)
-        Name, last point (data coordinates) and colour; a point with NaN is not there.
-    size : float
-        Of the letters, in points.
-    """
-    there = [end for end in ends if np.isfinite(end[1:3]).all()]
-    there.sort(key=lambda end: end[2])
-    look = {"size": size, "color": INK, "va": "center", "annotation_clip": False}
-    texts = []
-    for name, x, y, colour in there:
-        line = {"arrowstyle": "-", "lw": 1, "color": colour, "shrinkA": 1, "shrinkB": 5}
-        line["relpos"] = (0, 0.5)  # the left edge of the name
-        beside = {"xytext": (1.03, y), "textcoords": ax.get_yaxis_transform(), "arrowprops": line}
-        texts.append(ax.annotate(name, (x, y), **beside, **look))
-    if not texts:
-        return
-    ax.figure.draw_without_rendering()  # the layout leaves room for the names
-    heights = [Text.get_window_extent(text).height for text in texts]
-    below = 1.1 * max(heights) * np.arange(len(texts))  # room that the names below one need
-    wanted = np.array([ax.transData.transform((x, y))[1] for _, x, y, _ in there])
-    lowest = ax.bbox.y0
-    highest = max(lowest, ax.bbox.y1 - below[-1])
-    found = np.clip(isotonic_regression(wanted - below).x, lowest, highest) + below
-    for text, pixel in zip(texts, found, strict=True):
-        text.set_position((1.03, ax.transData.inverted().transform((0, pixel))[1]))

@@ -167,3 +167,24 @@ def panels(
     for ax in axes:
         ax.grid()
     return fig, axes
+
+
+def policy_panels(
+    table: pd.DataFrame, height: float, columns: int = 2, **options
+) -> tuple[Figure, list[tuple[Axes, str, pd.DataFrame]]]:
+    """Return a figure with a panel of `height` inches per policy, and each with its rows.
+
+    Raises
+    ------
+    RunError
+        When the table is empty.
+    """
+    if not len(table):
+        raise RunError("there is nothing to draw; run notebook 30_decode first")
+    policies = list(table.groupby("policy", sort=False))
+    columns = min(columns, len(policies))
+    lines = -(-len(policies) // columns)
+    fig, axes = panels(1 + height * lines, columns, lines, **options)
+    for ax in axes[len(policies) :]:
+        ax.remove()
+    return fig, [(ax, policy, rows) for ax, (policy, rows) in zip(axes, policies, strict=False)]

@@ -22,36 +22,23 @@ CALIBRATION = ["critic", "policy", "accounting", *RELIABILITY]
 def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
     """Return the tables of all finished runs of notebook 20 in a profile, concatenated.
 
-    The table is empty when there is no run. For every other run a sentence says why it is left out.
+    The table is empty when there is no run. Where critics of one policy belong to several prompt
+    sets, the policy gets a name for each set. For every other run a sentence says why it is left
+    out.
     """
-    unfinished = [
-        f"the critics in {folder} have not finished; run notebook 20 again with the same settings, "
-        "which goes on"
-        for folder in sorted((root() / "runs" / profile / "critics").glob("[!.]*/"))
-        if not (folder / "manifest.json").exists()
-    ]
-    return _of_all(profile, "critic.csv", ["critic", *COLUMNS]), unfinished
-
-
-def load_reliability(profile: str) -> pd.DataFrame:
-    """Return the calibration of the critics of all finished runs of a profile: `CALIBRATION`.
-
-    The table is empty when no run has left one.
-    """
-    return _of_all(profile, "reliability.csv", CALIBRATION)
-
-
-def _of_all(profile: str, file: str, names: list[str]) -> pd.DataFrame:
-    """Return the tables of the finished runs of a profile, concatenated.
-
-    Where critics of one policy belong to several prompt sets, the policy gets a name for each set.
-    """
+    names, unfinished = ["critic", *COLUMNS], []
     tables = [pd.DataFrame(columns=[*names, "prompts"])]
-    for manifest in sorted((root() / "runs" / profile / "critics").glob("[!.]*/manifest.json")):
+    for folder in sorted((root() / "runs" / profile / "critics").glob("[!.]*/")):
+        manifest = folder / "manifest.json"
+        if not manifest.exists():
+            unfinished.append(
+                f"the critics in {folder} have not finished; run notebook 20 again with the same "
+                "settings, which goes on"
+            )
+            continue
         made = json.loads(manifest.read_text(encoding="utf-8"))
         prompts = Path(Named.of(made["prompts"]).name).stem
-        table = pd.read_csv(manifest.with_name(file)).assign(prompts=prompts)
-        tables.append(table)
+        tables.append(pd.read_csv(folder / "critic.csv").assign(prompts=prompts))
     # a table without rows would change the types of columns
     filled = [table for table in tables if len(table)] or tables
-    return by_prompt_set(pd.concat(filled, ignore_index=True))[names]
+    return by_prompt_set(pd.concat(filled, ignore_index=True))[names], unfinished
