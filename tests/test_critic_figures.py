@@ -102,8 +102,6 @@ def test_every_picture_can_be_saved_and_says_what_its_axes_are(name, tmp_path):
     assert fig.axes[0].get_ylabel() or fig.axes[0].get_yticklabels()
 
 
-
-
 def test_intervals_need_not_hold_the_estimate():
     """Guards against a traceback by a whisker of length -1e-17, after a search of hours."""
     fig = cf.auroc_by_position(

@@ -1,5 +1,6 @@
 """A language model behind any OpenAI-compatible endpoint as a judge."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from ..errors import JudgeError
@@ -77,7 +78,8 @@ class OpenAIJudge:
             body = self.sampling | {"messages": messages, "seed": seed}
             requests.append(Request("/chat/completions", body))
         failed = None
-        for place, content in client.replies(requests):
+        # replies are not kept, so that all together may be long
+        for place, content in client.replies(requests, most=math.inf):
             try:
                 if isinstance(content, Failed):
                     raise content

@@ -33,7 +33,6 @@ OF_THE_REQUEST = (400, 413, 422)  # by which it refuses what it was sent; it may
 SILENT = "does not reply; start it, correct its address, or raise timeout"
 LATE = "is not done in time; raise timeout, or send less at a time"
 ENDLESS = "gives a reply that does not come to an end; correct its address, or raise timeout"
-LONG = "gives replies that are too long together; send less at a time, or correct its address"
 MOVED = "points to another address; give that one"
 REFUSED = "refuses the request or fails; correct the key, model or options, or see its log"
 HALF = "cannot be sent half a character; correct the text"
@@ -110,20 +109,15 @@ class Client:
             When one of them has no reply that can be used. The others are given up.
         """
         found = {}
-        with closing(self.replies(requests, most=MOST)) as replies:
+        with closing(self.replies(requests)) as replies:
             for place, reply in replies:
                 if isinstance(reply, Failed):
                     raise reply
                 found[place] = reply
         return [found[place] for place in range(len(requests))]
 
-    def each(self, requests: Sequence[Request], seconds: float) -> list[bytes | Failed]:
-        """Return the reply to each request, or why there is none, see `replies`."""
-        found = dict(self.replies(requests, seconds, MOST))
-        return [found[place] for place in range(len(requests))]
-
     def replies(
-        self, requests: Sequence[Request], seconds: float = math.inf, most: float = math.inf
+        self, requests: Sequence[Request], seconds: float = math.inf, most: float = MOST
     ) -> Iterator[tuple[int, bytes | Failed]]:
         """Yield the place of each request with its reply, or why there is none, as they come.
 
@@ -195,7 +189,7 @@ class Client:
                     if len(content) > LONGEST:
                         raise Failed(f"{ENDLESS} (it is longer than {LONGEST} bytes)")
                     if call.size > call.most:
-                        raise Failed(f"{LONG} (they are longer than {call.most} bytes)")
+                        raise Failed(f"{ENDLESS} (all are longer than {call.most} bytes)")
                     if time.monotonic() > begun + seconds:  # the client's is for each piece
                         raise self.http.ReadTimeout("")
         except Failed:

@@ -223,11 +223,11 @@ class Endpoint:
         parts = [self._part(*text) for text in zip(prompts, responses, strict=True)]
         batches = [parts[at : at + self.batch] for at in range(0, len(parts), self.batch)]
         requests = [Request(ROUTES[self.api], self._body(some)) for some in batches]
-        replies = self.client.each(requests, self.timeout)
-        failed = [reply for reply in replies if isinstance(reply, Failed)]
+        replies = dict(self.client.replies(requests, self.timeout))
+        failed = [reply for reply in replies.values() if isinstance(reply, Failed)]
         if failed and len(parts) > 1 and all(isinstance(reply, Refused) for reply in failed):
             raise ScorerError(f"{self._place} {failed[0]}")
-        read = [self._read(*pair) for pair in zip(replies, batches, strict=True)]
+        read = [self._read(replies[place], some) for place, some in enumerate(batches)]
         numbers = [number for found, _ in read for number in found]
         return np.array(numbers), next((why for _, why in read if why), "")
 
