@@ -13,6 +13,14 @@ from typing import Any
 from ..errors import RunError
 from ..files import DIGITS, digest_of
 
+SETTINGS = tuple(  # the settings of a method, in the order of a line
+    """
+    n_samples keep block_size max_new_tokens rounds budget accounting checks gamma_safety strict
+    lagrange_multiplier threshold miss eta gamma_task diversity diversity_penalty on_failure refusal
+    probe_fail_open failure_rate group_size score_threshold top_k token_score policy_weight
+    reward_weight token_temperature value_steps value_step_size
+    """.split()
+)
 Key = tuple[str, str]
 Fields = dict[str, Any]  # of a line, of params.json or of a manifest
 

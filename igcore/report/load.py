@@ -13,18 +13,13 @@ import pandas as pd
 from ..beams import METHODS
 from ..errors import RunError
 from ..files import root
+from .linefile import SETTINGS as SETTINGS
 from .linefile import read
 
 # how the names of runs begin that belong to no table of methods: their answers are shown, or claims
 # compare them
 APART = ("examples", "regime")
-# the fields of a line that the report reads: the settings of a method, and all others
-SETTINGS = (
-    "n_samples keep block_size max_new_tokens rounds group_size budget accounting checks "
-    "gamma_safety failure_rate strict on_failure refusal lagrange_multiplier score_threshold "
-    "probe_fail_open threshold miss eta gamma_task diversity diversity_penalty top_k token_score "
-    "policy_weight reward_weight token_temperature value_steps value_step_size"
-).split()
+# the fields of a line that the report reads, besides the settings of a method
 COLUMNS = (
     "prompt_id prompt response policy prompts method seed status reason n_tokens reward cost "
     "peak_cost word_peak_cost spread contract fail_open_cost z_trace grid_ends grid_size trace "

@@ -9,18 +9,11 @@ from dataclasses import asdict, fields
 from ..beams import settings_of
 from ..config import widened
 from ..guard import Guard
+from ..report.linefile import SETTINGS as SETTINGS
 from ..report.linefile import sealed
 from ..response import Counts, Response
 from .decode_params import Settings
 
-SETTINGS = tuple(
-    """
-    n_samples keep block_size max_new_tokens rounds budget accounting checks gamma_safety strict
-    lagrange_multiplier threshold miss eta gamma_task diversity diversity_penalty on_failure refusal
-    probe_fail_open failure_rate group_size score_threshold top_k token_score policy_weight
-    reward_weight token_temperature value_steps value_step_size
-    """.split()
-)
 COLUMNS = (
     *"prompt_id prompt response tokens policy prompts method seed".split(),
     *SETTINGS,
