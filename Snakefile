@@ -91,7 +91,7 @@ TABLES = [
     for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS, *CATEGORIES, *PAPER, "paper_orderings"]
     for end in TABLE
 ]
-PICTURES = [f"{FIGURES}/{name}.{end}" for name in ["tradeoff", "rates", "trajectories", *WITH_CRITICS] for end in PICTURE]
+PICTURES = [f"{FIGURES}/{name}.{end}" for name in ["tradeoff", "distributions", "rates", "trajectories", *WITH_CRITICS] for end in PICTURE]
 EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see `igcore.report.experiments`
     "ablations": {
         "lambda": ["tests"],

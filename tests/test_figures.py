@@ -85,13 +85,14 @@ def test_nothing_to_draw_is_said(draw, records):
         draw(records.iloc[:0])
 
 
-@pytest.mark.parametrize("name", ["tradeoff", "rates", "safety_states"])
-def test_two_saves_give_the_same_bytes(name, main, tmp_path):
+@pytest.mark.parametrize("name", ["tradeoff", "distributions", "rates", "safety_states"])
+def test_two_saves_give_the_same_bytes(name, main, records, tmp_path):
     """Guards against dates, random jitter and identifiers in committed pictures, and against open
     pyplot figures.
     """
-    argument = {"safety_states": TRACES}.get(name, main)
-    draw, saved = (DRAW | {"safety_states": start.safety_states})[name], []
+    argument = {"safety_states": TRACES, "distributions": records}.get(name, main)
+    others = {"safety_states": start.safety_states, "distributions": figures.distributions}
+    draw, saved = (DRAW | others)[name], []
     for folder in ("one", "two"):
         np.random.seed(len(folder) + len(saved))
         paths = save(draw(argument), tmp_path / folder / "v1.5", {})
@@ -125,6 +126,20 @@ def test_methods_with_fewer_prompts_say_so(every):
         assert [label.get_text() for label in rates.axes[0].get_yticklabels()] == names
         for fig in (tradeoff, rates):
             assert fig.axes[panel].get_title(loc="left").endswith(", n = 30")
+
+
+def test_distributions_hold_every_answer_and_its_own_score(records):
+    """Bug: costs in the panel of rewards, or abstentions counted as answers."""
+    fig = figures.distributions(records)
+    assert [ax.get_title(loc="left").rpartition(", ")[2] for ax in fig.axes[:2]] == [
+        "reward",
+        "cost",
+    ]
+    answered = records[(records["policy"] == "smollm2-raw") & (records["method"] == "base")]
+    for ax, score in zip(fig.axes, ("reward", "cost"), strict=False):
+        drawn = ax.collections[0].get_paths()[0].vertices[:, 0]
+        values = answered[score].dropna().astype(float)
+        assert [drawn.min(), drawn.max()] == pytest.approx([values.min(), values.max()])
 
 
 # --- trade-off ------------------------------------------------------------------------------------
