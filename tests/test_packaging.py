@@ -26,7 +26,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 CONDA_NAMES = {"torch": "pytorch", "adjustText": "adjusttext"}
 UNCHANNELLED = {"sphinx-mathjax-offline"}  # which pip installs, with the package
 BIOCONDA = {"snakemake", "snakemake-executor-plugin-slurm"}  # all else is on conda-forge
-IMPORT_NAMES = {"sklearn": "scikit-learn", "yaml": "pyyaml"}  # where they differ from packages
+IMPORT_NAMES = {"pydantic_core": "pydantic", "sklearn": "scikit-learn", "yaml": "pyyaml"}  # where they differ from packages
 
 
 def requirements(*extras: str) -> list[Requirement]:
@@ -176,7 +176,7 @@ def test_hex_phi_is_decoded_with_the_networks_of_hh_rlhf():
     asked = [
         folder
         for p in decoded
-        if p.prompts == "hex-phi"
+        if p.prompts.name == "hex-phi"
         for folder in (p.critic, p.value)
         if folder
     ]
@@ -201,9 +201,9 @@ def test_the_embedded_profile_holds_both_policies_and_all_methods():
     small = [
         params for path in (ROOT / "params/small").glob("decode-*.yaml") for params in points(path)
     ]
-    assert {p.policy for p in small} == {"smollm2-raw", "smollm2-chat"}
-    for policy in {p.policy for p in small}:
-        assert {m for p in small if p.policy == policy for m in p.methods} == set(METHODS)
+    assert {p.policy.name for p in small} == {"smollm2-raw", "smollm2-chat"}
+    for policy in {p.policy.name for p in small}:
+        assert {m for p in small if p.policy.name == policy for m in p.methods} == set(METHODS)
     assert all(
         p.limit >= (12 if p.value or p.critic else 60) and p.split == "test" for p in small
     )  # token by token, and with a critic: a stated part
