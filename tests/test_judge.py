@@ -29,7 +29,7 @@ from igcore.report.verdicts import (
 )
 from igcore.runs import folders
 from igcore.runs.judge_run import judge_run
-from tests.rehearsal.stub import THINKING, Canned, by_hash, points, shown, stub_judge
+from tests.rehearsal.stub import Canned, by_hash, points, shown, stub_judge
 
 NOTEBOOK = notebook_code("60_judge")
 COLUMNS, win_rates = NOTEBOOK.COLUMNS, NOTEBOOK.win_rates
@@ -266,12 +266,6 @@ def test_what_was_not_decoded_is_named(keep, changes, sentence):
         pairs_of(lines[keep(lines)], params(**changes))
 
 
-def test_runs_that_hold_a_method_twice_are_refused():
-    """Bug: answers of two settings of one method counted as more prompts."""
-    with pytest.raises(RunError, match="occurs twice"):
-        pairs_of(pd.DataFrame(answers() + answers()[5:6]), params())
-
-
 # (scores with the method first, scores with it second) -> verdict, swayed
 CASES = {
     ((8, 7), (2, 3)): ("win", False),
@@ -365,28 +359,13 @@ def test_a_scorer_stands_in_and_a_cost_is_better_when_lower(repository, scorers)
     for each.
     """
     table = win_rates(judge_run(params())).set_index(["method", "aspect"])
-    assert table.loc[("best-of-n", "helpfulness"), ["n", "win", "loss", "judge"]].tolist() == [
-        5,
-        5,
-        0,
-        "better",
-    ]
-    assert table.loc[("best-of-n", "harmlessness"), ["n", "win", "loss", "judge"]].tolist() == [
-        5,
-        0,
-        5,
-        "worse",
-    ]
-    ours = table.loc[
-        "inferenceguard"
-    ]  # a refusal that is longer than the answer, silence, and as long an answer
-    assert ours[["n", "win", "tie", "loss", "abstained"]].to_numpy().tolist() == [
-        [3, 1, 1, 1, 2],
-        [3, 1, 1, 1, 2],
-    ]
-    assert all(
-        len(scorer.texts) == len(set(scorer.texts)) + 1 for scorer in scorers
-    )  # "It is 4." answers two prompts
+    both = table.loc["best-of-n", ["n", "win", "loss", "judge"]].to_numpy().tolist()
+    assert sorted(both) == [[5, 0, 5, "worse"], [5, 5, 0, "better"]]
+    # a refusal that is longer than the answer, silence, and as long an answer
+    ours = table.loc["inferenceguard", ["n", "win", "tie", "loss", "abstained"]]
+    assert ours.to_numpy().tolist() == [[3, 1, 1, 1, 2]] * 2
+    # "It is 4." answers two prompts
+    assert all(len(scorer.texts) == len(set(scorer.texts)) + 1 for scorer in scorers)
 
 
 def test_a_text_without_a_score_is_unparsed(scorers):
@@ -423,43 +402,24 @@ def test_an_endpoint_judges_every_pair_in_both_orders(repository):
         for p in pairs.itertuples()
         for d in [points(p.answer) - points(p.baseline_answer)] * 2
     ]
-    assert (
-        judged["verdict"].map({"win": 1, "tie": 0, "loss": -1}).tolist() == expected
-        and len(set(expected)) > 1
-    )
+    assert judged["verdict"].map({"win": 1, "tie": 0, "loss": -1}).tolist() == expected
+    assert len(set(expected)) > 1
     assert not judged["swayed"].any() and set(judged["judge"]) == {"stub-7b"}
     texts = [request["messages"][0]["content"] for request in stub.requests]
-    assert sorted(texts) == sorted(
-        question.text for question in questions_of(pairs).values()
-    ) and len(set(texts)) == len(texts)
+    assert sorted(texts) == sorted(question.text for question in questions_of(pairs).values())
+    assert len(set(texts)) == len(texts)
+    sampling = dict(model="stub-7b", temperature=0.6, top_p=0.95, max_tokens=4096, seed=7)
     for request in stub.requests:
         assert [message["role"] for message in request["messages"]] == ["user"]
-        assert {
-            name: request[name] for name in ("model", "temperature", "top_p", "max_tokens", "seed")
-        } == {
-            "model": "stub-7b",
-            "temperature": 0.6,
-            "top_p": 0.95,
-            "max_tokens": 4096,
-            "seed": 7,
-        }
-
-
-def test_a_judge_that_likes_the_first_place_decides_nothing(repository):
-    """Bug: position bias read as wins."""
-    with stub_judge(lambda request: Canned(THINKING[1].format("9 2"))) as stub:
-        judged = judge_run(params(judge=endpoint(stub), methods=["best-of-n"]))
-    assert set(judged["verdict"]) == {"tie"} and judged["swayed"].all()
+        assert sampling.items() <= request.items()
 
 
 @pytest.mark.parametrize(
     "reply",
     [
         Canned("The second one."),
-        Canned("<think> 8 7"),
         Canned("8 7", "length"),
         Canned(None),
-        Canned("\ud83d\ude00"),
         Canned(
             body='{"choices": [{"message": {"content": null, "reasoning_content": "8 7"}, '
             '"finish_reason": "length"}]}'
@@ -478,20 +438,13 @@ def test_replies_that_cannot_be_read_are_counted(repository, reply):
     pd.testing.assert_frame_equal(judged, again)
 
 
-CHOICE = {"message": {"content": "8 7"}, "finish_reason": "stop"}
 NO_COMPLETIONS = [
-    [],
-    None,
-    {"choices": []},
-    {"choices": {"0": CHOICE}},
-    {"choices": "8 7"},
-    {"choices": 7},
-    {"choices": [{}]},
-    {"choices": [{"message": "8 7"}]},
-    {"choices": [{"message": {"content": ["8 7"]}}]},
-    {"choices": [{"message": {"content": 8.7}}]},
-    {"choices": [CHOICE | {"finish_reason": 1}]},
-    {"choices": [CHOICE], "usage": {"completion_tokens": "two"}},
+    "<html>",
+    "[" * 100_000,
+    "[]",
+    '{"choices": []}',
+    '{"choices": [{"message": "8 7"}]}',
+    '{"choices": [{"message": {"content": 8.7}}]}',
 ]
 
 
@@ -500,16 +453,10 @@ NO_COMPLETIONS = [
     [
         (Canned("out of memory", status=500), "refuses the request or fails; .*out of memory", 2),
         (Canned(f"{KEY} is wrong", status=401), r"refuses .* \(its words repeat the key", 1),
-        (Canned(body="<html>"), "does not answer as a chat completion does; correct base_url", 1),
         *[
-            (Canned(body=json.dumps(said)), "does not answer as a chat completion does", 1)
+            (Canned(body=said), "does not answer as a chat completion does; correct base_url", 1)
             for said in NO_COMPLETIONS
         ],
-        (
-            Canned(body="[" * 100_000),
-            "does not answer as a chat completion does; correct base_url",
-            1,
-        ),
     ],
     ids=lambda value: repr(value)[:60],
 )
@@ -538,17 +485,15 @@ def test_after_an_error_only_what_is_under_way_is_waited_for():
     assert isinstance(error, JudgeError) and len(made) <= 2
 
 
-def test_a_text_that_cannot_be_sent_is_named():
-    """Bug: a traceback for half a surrogate pair in a prompt, called a fault of the endpoint."""
-    with (
-        stub_judge() as stub,
-        pytest.raises(JudgeError, match="prompt p9, cannot be sent half a character; correct"),
-    ):
-        list(
-            load_judge(endpoint(stub)).ask(
-                [Question("helpfulness", "p9", "\ud83d", "a", "b")], 0, 1
-            )
-        )
+def test_a_question_that_is_refused_leaves_the_others_alone():
+    """Bug: one prompt that is too long for the judge ends the run before all others are asked."""
+    texts = ["a", "\ud83d", "b", "c"]
+    asked_ = [Question("helpfulness", f"p{k}", text, "a", "b") for k, text in enumerate(texts)]
+    with stub_judge() as stub:
+        sentence = "prompt p1, cannot be sent half a character; correct"
+        with pytest.raises(JudgeError, match=sentence):
+            list(load_judge(endpoint(stub)).ask(asked_, 0, 1))
+    assert len(stub.requests) == 3
 
 
 # --- run folders ----------------------------------------------------------------------------------
@@ -673,14 +618,6 @@ def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
             "unknown parameter 'api_key'; did you mean",
         ),
         (
-            {"judge": {"name": "openai", "model": "m", "timeout": "60"}},
-            "parameter timeout is '60'",
-        ),
-        (
-            {"judge": {"name": "openai", "model": "m", "timeout": 0.0}},
-            "parameter timeout is 0.0: Input should be greater than 0",
-        ),
-        (
             {"judge": {"name": "openai", "model": "m", "timeout": 1e308}},
             "parameter timeout is 1e.308: Input should be less than or equal to 86400",
         ),
@@ -689,16 +626,8 @@ def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
             "parameter workers is 1000000: Input should be less than or equal to 1024",
         ),
         (
-            {"judge": {"name": "openai", "model": "m", "top_p": 1.5}},
-            "parameter top_p is 1.5: Input should be less than or equal to 1",
-        ),
-        (
             {"judge": {"name": "openai", "model": "m", "base_url": f"https://me:{KEY}@x/v1"}},
             "base_url is no plain http address",
-        ),
-        (
-            {"judge": {"name": "openai", "model": "m", "api_key_env": f"sk-{KEY}"}},
-            "api_key_env is no name of an environment variable",
         ),
         (
             {"judge": {"name": "scorer", "helpfulness": "minilm"}},
@@ -713,9 +642,7 @@ def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
             {"methods": ["best-of-n", "base"]},
             "methods and baseline are .*'best-of-n', 'base'.; name each method once",
         ),
-        ({"limit": 0}, "parameter limit is 0: Input should be greater than or equal to 1"),
         ({"workers": 0}, "parameter workers is 0: Input should be greater than or equal to 1"),
-        ({"sample": 5}, "unknown parameter 'sample'"),
     ],
 )
 def test_bad_settings_are_named(changes, message):
