@@ -140,7 +140,6 @@ def test_a_critic_on_more_than_a_middle_layer_is_refused_before_anything_is_deco
         "no file": (lambda ids, write: f"{write.folder}/..", "no plain file|No such file"),
         "not there": (lambda ids, write: f"{write.folder}/no.safetensors", "FileNotFoundError"),
         "a null": (lambda ids, write: "a\0b", "ValueError"),
-        "half a character": (lambda ids, write: "\ud800", "UnicodeEncodeError"),
         "other tokens": (lambda ids, write: write([*ids, 1]), "for 4 tokens, wanted .* for 3"),
     }.values(),
 )  # fmt: skip

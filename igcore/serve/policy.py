@@ -210,7 +210,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     served = {
         "server": server.url,
         "model": given.model,
-        "software": software.name,
+        "software": software,
         "version": version,
         "described": entry.model_dump(include=DESCRIBED, exclude_unset=True, exclude_none=True),
         "batch_invariant": given.batch_invariant,
@@ -218,7 +218,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     origin, states = hidden_of(given) if given.states is not None else (None, None)
     if origin:
         served["states"] = {"policy": origin.name, "digest": origin.digest}
-    name = f"{Path(given.model).name.removesuffix('.gguf')}@{software.name}"
+    name = f"{Path(given.model).name.removesuffix('.gguf')}@{software}"
     policy = ServedPolicy(
         name=name,
         model=RemoteModel(name),
@@ -227,7 +227,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         eos_ids=eos_ids_of(ends_of(folder), tokenizer, known.ends),
         files=contents_of(folder, weights=False),
         server=server,
-        limit=entry.max_model_len or entry.meta.n_ctx,
+        limit=entry.limit,
         served=served,
         states=states,
         origin=origin,

@@ -6,7 +6,7 @@ Their replies have two forms.
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -30,30 +30,12 @@ SAMPLING = {
 }
 ROUNDING = 1e-4  # nats by which the logarithm of a probability may lie above 0
 
-
-class Software(NamedTuple):
-    """A server's software.
-
-    Attributes
-    ----------
-    name : str
-    where, version : str
-        A path, and the field of the reply that holds the version.
-    completes : str
-        The path where it completes prompts.
-    """
-
-    name: str
-    where: str
-    version: str
-    completes: str
-
-
-# by what /v1/models says in ``owned_by``
+# by what /v1/models says in ``owned_by``: its name, the path and the field that tell its version,
+# and the path where it completes prompts
 SOFTWARE = {
-    "vllm": Software("vLLM", "/version", "version", "/v1/completions"),
+    "vllm": ("vLLM", "/version", "version", "/v1/completions"),
     # its /v1/completions gives no ids of tokens inside a character
-    "llamacpp": Software("llama.cpp", "/props", "build_info", "/completion"),
+    "llamacpp": ("llama.cpp", "/props", "build_info", "/completion"),
 }
 
 
@@ -77,7 +59,7 @@ class Server:
     ):
         self.client, self.model, self.samples, self.path = client, model, samples, path
         self.url = client.url
-        self.vocabulary = 2**31  # number above all ids of the policy's tokenizer
+        self.vocabulary = UNLIMITED  # number above all ids of the policy's tokenizer
 
     def complete(self, bodies: Sequence[dict[str, Any]]) -> list[bytes]:
         """Return the replies to requests for completions, see `ask`."""
@@ -123,7 +105,7 @@ Form = TypeVar("Form", bound=Reply)
 class Meta(Described):
     """What llama.cpp's server says about a model."""
 
-    n_ctx: Positive = UNLIMITED
+    n_ctx: Positive | None = None
 
 
 class Entry(Reply):
@@ -133,7 +115,12 @@ class Entry(Reply):
     owned_by: str = ""
     root: str | None = None
     max_model_len: Positive | None = None
-    meta: Meta = Meta()
+    meta: Meta | None = None
+
+    @property
+    def limit(self) -> int:
+        """Longest sequence, in tokens."""
+        return self.max_model_len or (self.meta and self.meta.n_ctx) or UNLIMITED
 
 
 class Models(Reply):
@@ -154,8 +141,8 @@ class Tokens(Reply):
     tokens: list[int]
 
 
-def described(server: Server) -> tuple[Entry, Software, str]:
-    """Ask a server about its model and its version, and how it is to be asked."""
+def described(server: Server) -> tuple[Entry, str, str]:
+    """Return what a server says of its model, its software and its version; note how to ask it."""
     entries = {entry.id: entry for entry in asked(server, "/v1/models", Models).data}
     if server.model not in entries:
         raise unknown_name(f"model of the server at {server.url}:", server.model, entries)
@@ -165,11 +152,10 @@ def described(server: Server) -> tuple[Entry, Software, str]:
             f"the server at {server.url} is neither vLLM nor llama.cpp's, whose forms of a reply "
             "are read here; serve the model with one of them"
         )
-    software = SOFTWARE[entry.owned_by]
-    facts = asked(server, software.where, Facts)
-    version = str((facts.model_extra or {}).get(software.version, "unknown"))[:100]
-    server.path, server.samples = software.completes, facts.total_slots
-    return entry, software, version
+    software, where, version, server.path = SOFTWARE[entry.owned_by]
+    facts = asked(server, where, Facts)
+    server.samples = facts.total_slots
+    return entry, software, str((facts.model_extra or {}).get(version, "unknown"))[:100]
 
 
 def asked(server: Server, path: str, form: type[Form]) -> Form:
