@@ -652,58 +652,31 @@ def test_bad_settings_are_named(changes, message):
     assert KEY not in str(error.value)
 
 
-def judged_for_picture(methods=("best-of-n", "beam-lagrangian", "args", "inferenceguard"), n=100):
-    lines = []
-    for policy, method, aspect in itertools.product(
-        ("alpaca-7b", "llama-3.1-8b"), methods, ASPECTS
-    ):
-        about = {
-            "policy": policy,
-            "prompts": "pku-saferlhf",
-            "method": method,
-            "aspect": aspect,
-            "judge": "j",
-            "abstained": False,
-        }
-        of = {"win": 0.6 * n, "tie": 0.3 * n, "loss": 0.08 * n, "unparsed": 0.02 * n}
-        of = {"win": 12} if method in ("best-of-n", "re-control") else of
-        lines += [
-            about | {"verdict": verdict}
-            for verdict, count in of.items()
-            for _ in range(round(count))
-        ]
-    return pd.DataFrame(lines)
-
-
 def test_the_table_and_the_picture(tmp_path):
     """Bug: labels on top of each other, bars that do not add up, a column that is not written."""
-    table = win_rates(judged_for_picture())
+    counts = {"win": 60, "tie": 30, "loss": 8, "unparsed": 2}
+    drawn = itertools.product(("best-of-n", "args", "inferenceguard"), ASPECTS, counts)
+    fixed = {"policy": "alpaca-7b", "prompts": "pku-saferlhf", "judge": "j", "abstained": False}
+    lines = [
+        fixed | {"method": method, "aspect": aspect, "verdict": verdict}
+        for method, aspect, verdict in drawn
+        for _ in range(counts[verdict])
+    ]
+    table = win_rates(pd.DataFrame(lines))
     paths = tables.write(table, tmp_path / "win_rates", {})
-    assert [path.suffix for path in paths] == [".csv", ".md", ".json"] and list(
-        pd.read_csv(paths[0]).columns
-    ) == COLUMNS
+    assert [path.suffix for path in paths] == [".csv", ".md", ".json"]
+    assert list(pd.read_csv(paths[0]).columns) == COLUMNS
     fig = NOTEBOOK.win_tie_loss(table)
     found = boxes(fig)
     assert hidden(found) == [] and outside(fig, found) == []
-    assert "Best-of-N (n = 12)" in dict(found) and "ARGS" not in dict(found)  # not of the six
+    assert "ARGS" not in dict(found)  # not of the six
     said = "InferenceGuard wins against the baseline, helpfulness: 60%, harmlessness: 60%"
     assert fig.get_suptitle() == said
-    table = table[table["method"] != "args"]
-    for ax, ((policy, aspect), cell) in zip(
-        fig.axes, table.groupby(["policy", "aspect"], sort=False), strict=True
-    ):
+    for ax, aspect in zip(fig.axes, ASPECTS, strict=True):
         widths = [[bar.get_width() for bar in bars] for bars in ax.containers]
-        assert widths == [
-            pytest.approx((cell[v] / cell["n"]).tolist())
-            for v in ("win", "tie", "loss", "unparsed")
-        ]
-        texts = [text.get_text() for text in ax.texts]
-        assert (
-            ax.get_title(loc="left") == aspect
-            and "100 [76, 100]" in texts
-            and "77 [67, 84]" in texts
-        )
-        assert f"{policy} on pku-saferlhf" in texts or aspect == "harmlessness"
+        assert widths == [pytest.approx([n / 100] * 2) for n in counts.values()]
+        assert ax.get_title(loc="left") == aspect
+        assert "77 [67, 84]" in [text.get_text() for text in ax.texts]
 
 
 def test_the_embedded_scorers_judge():
