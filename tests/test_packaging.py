@@ -26,7 +26,8 @@ EXTRAS = PROJECT["optional-dependencies"]
 CONDA_NAMES = {"torch": "pytorch", "adjustText": "adjusttext"}
 UNCHANNELLED = {"sphinx-mathjax-offline"}  # which pip installs, with the package
 BIOCONDA = {"snakemake", "snakemake-executor-plugin-slurm"}  # all else is on conda-forge
-IMPORT_NAMES = {"pydantic_core": "pydantic", "sklearn": "scikit-learn", "yaml": "pyyaml"}  # where they differ from packages
+# where they differ from packages
+IMPORT_NAMES = {"pydantic_core": "pydantic", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 def requirements(*extras: str) -> list[Requirement]:
