@@ -307,12 +307,12 @@ def test_options_that_do_not_fit_are_named(folder, options, sentence):
         (
             {"response_risk_level_map": MAPS | {"1": "Controversial", "2": "Unsafe"}},
             None,
-            "has 3 levels, ('Safe', 'Controversial', 'Unsafe'); choose a guard whose levels are",
+            "has the levels ('Safe', 'Controversial', 'Unsafe'); choose a guard whose levels are",
         ),
         (
             {},
             state_of() | {"risk_level_head.weight": torch.ones(2, INNER)},
-            "has 2 levels, ('Safe', 'Unsafe', 'Controversial'); choose a guard",
+            "cannot be loaded",
         ),
         (
             {},

@@ -133,8 +133,7 @@ def automatic_dtype(folder: Path, device: str) -> str:
     The type is that which config.json names. A GPU has units for ``bfloat16`` and ``float16``, a
     processor at most for ``bfloat16``: without them it takes ten times as long.
     """
-    with one_sentence(folder / "config.json"):
-        settings = json.loads(settings_of(folder))
+    settings = json.loads(settings_of(folder))
     saved = settings.get("dtype") or settings.get("torch_dtype")
     gpu = device != "cpu" and torch.accelerator.is_available()
     if saved in DTYPES and (gpu or saved == "bfloat16" and multiplies_bfloat16()):

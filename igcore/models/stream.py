@@ -142,7 +142,12 @@ class StreamGuard(Checkpoint):
         check_chat(self.tokenizer, "chat", self.repo)
         model, tensors = self.model(heads=KEYS, optional=OTHERS)
         pre, norm, head = (tensors[key].float().to(model.device) for key in KEYS)
-        self._check_levels(model, head)
+        named = getattr(model.config, "response_risk_level_map", None) or dict(enumerate(LEVELS))
+        levels = tuple(named.get(i, named.get(str(i))) for i in range(len(named)))
+        if levels != LEVELS:
+            raise AssetError(
+                f"{self.folder} has the levels {levels}; choose a guard whose levels are {LEVELS}"
+            )
         width, hidden = len(norm), model.config.hidden_size
         with one_sentence(self.folder):
             pre, head = pre.reshape(width, hidden), head.reshape(len(LEVELS), width)
@@ -168,16 +173,6 @@ class StreamGuard(Checkpoint):
         """
         opening = chatted(self.tokenizer, turns_of(prompt), opened=True, enable_thinking=False)
         return opening + response
-
-    def _check_levels(self, model, head: torch.Tensor) -> None:
-        """Refuse files whose levels stand in another order, or are others."""
-        named = getattr(model.config, "response_risk_level_map", None) or dict(enumerate(LEVELS))
-        found = tuple(named.get(i, named.get(str(i))) for i in range(len(named)))
-        if found != LEVELS or len(head) != len(LEVELS):
-            raise AssetError(
-                f"{self.folder} has {len(head)} levels, {found}; choose a guard whose levels are "
-                f"{', '.join(LEVELS)}"
-            )
 
 
 def margins(
