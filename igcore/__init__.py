@@ -6,8 +6,6 @@ Public names are imported on first use, so that the theory and the statistics ne
 import importlib
 from typing import Any
 
-from . import catalog as catalog  # before any other module, see `igcore.rooms`
-
 __version__ = "0.1.0"
 _HOME = {  # public name -> its module
     "METHODS": "beams",

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .budget import SIGNED, SafetyState, is_safe, start
+from .catalog import room
 from .config import SearchConfig
 from .engine.diversity import Failures
 from .errors import unknown_name
 from .policy import Prompt
-from .rooms import room
 
 Score = float | tuple[float, ...]
 

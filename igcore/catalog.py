@@ -1,13 +1,12 @@
 """The catalogue: where the parts of optional rooms are that others ask for by name.
 
-This module and the lazy front of the package are the only ones that know the optional rooms. A
-room is imported when something in it is asked for, so that importing igcore stays light.
+The core imports no room: this module and the lazy front of the package are the only ones that know
+the optional ones. A room is imported when something in it is asked for, so that importing igcore
+stays light.
 """
 
 from importlib import import_module
 from typing import Any
-
-from .rooms import enter
 
 PARTS = {  # name -> its module, with what it is called there, or the table that holds it
     "answer_rows": "adapters.generate",
@@ -22,6 +21,9 @@ PARTS = {  # name -> its module, with what it is called there, or the table that
     "maximum_of": "models.maximum",
     "Pool": "pool",
     "pooled_engine": "pool.engine",
+    "CriticParams": "runs.critic_params",
+    "DecodeParams": "runs.decode_params",
+    "JudgeParams": "judge",
     # methods, see `igcore.METHODS`
     "args": "baselines.args:METHODS",
     "args-lagrangian": "baselines.args:METHODS",
@@ -44,8 +46,8 @@ PARTS = {  # name -> its module, with what it is called there, or the table that
 }
 
 
-def part(name: str) -> Any:
-    """Return a function, class or method by its name in the core, see `igcore.rooms.room`.
+def room(name: str) -> Any:
+    """Return a function, class or method of an optional room, and import the room.
 
     Raises
     ------
@@ -55,6 +57,3 @@ def part(name: str) -> Any:
     module, _, known_as = PARTS[name].partition(":")
     found = getattr(import_module(f"{__package__}.{module}"), known_as or name)
     return found[name] if known_as == "METHODS" else found
-
-
-enter(part)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from .beams import Method, PromptSearch, method_of, new_search
+from .catalog import room
 from .config import SearchConfig
 from .contract import Contract, Scoring, contracts_of
 from .decoding import PromptLike, check_seed, encoded, listed, readers_of, responses, room_for
@@ -24,7 +25,6 @@ from .errors import ParameterError
 from .policy import Policy, Prompt
 from .progress import progress
 from .response import Response
-from .rooms import room
 from .scorers import Scorer, TextFunction, as_scorer
 from .search import Batch, guarded_beam_search
 from .settings import Named

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from operator import methodcaller
 from typing import Any
 
-from .rooms import room
+from .catalog import room
 
 
 @dataclass

@@ -21,9 +21,9 @@ from functools import cached_property, partial
 from inspect import Parameter, signature
 from typing import Any, Protocol, TypeGuard
 
+from .catalog import room
 from .closure import known
 from .errors import ParameterError
-from .rooms import room
 from .settings import Named
 
 COST, REWARD = "higher is worse", "higher is better"

@@ -24,7 +24,7 @@ def test_a_fresh_process_has_every_public_name_and_every_part_that_the_core_asks
     asked |= {name for name, method in METHODS.items() if method is None}
     assert {"Tree", "explore", "answer_rows", "args"} <= asked
     script = (
-        "import igcore; from igcore.rooms import room; "
+        "import igcore; from igcore.catalog import room; "
         f"[getattr(igcore, name) for name in igcore.__all__]; [room(name) for name in {asked}]"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

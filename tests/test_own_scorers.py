@@ -116,7 +116,7 @@ def test_several_costs_and_no_reward(home, module, capsys):
     done, said = verified(run, capsys, *file)
     assert done == 1 and "reward_scorer is 'x', not None" in said
     with pytest.raises(ParameterError, match="method 'args' needs a reward, and there is none"):
-        DecodeParams(**settings(methods=["args"], reward=None))
+        decode_run(DecodeParams(**settings(methods=["args"], reward=None)))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""Tests of the parameters of notebook 20, of names, of the control of notebook 30. More on that
-one: `test_decode_params`.
-"""
+"""Tests of the parameters of notebooks 20 and 30, and of the names in all."""
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -96,85 +95,29 @@ def test_defaults_are_not_shared():
     ("changes", "message"),
     [
         ({"critics": {}}, "critics is {}: Dictionary should have at least 1 item"),
-        ({"critics": ["m"]}, "critics is .'m'.: Input should be a valid dictionary"),
-        ({"critics": {"m": None}}, "critics.* is None: Input should be a valid dictionary"),
-        (
-            {"critics": {"m": "layer 8"}},
-            "critics.* is 'layer 8': Input should be a valid dictionary",
-        ),
+        ({"critics": {"m": "layer 8"}}, "critics.m is 'layer 8': Input should be a valid dict"),
         (
             {"critics": {"m": {"budget": 0.3}}},
             r"critics\['m'\] sets budget, which is given once for the whole run; leave it out",
         ),
         ({"critics": {"m": {"layr": 8}}}, "unknown parameter 'layr'; did you mean 'layer'"),
-        (
-            {"critics": {"m": {"lr": "1e-5"}}},
-            "parameter lr is '1e-5': Input should be a valid number",
-        ),
-        (
-            {"critics": {8: {}}},
-            "critics.* is 8: Input should be a valid string",
-        ),
-        (
-            {"critics": {"../m": {}}},
-            "parameter critics is '../m', which cannot name a folder",
-        ),
-        (
-            {"critics": {"none": {}}},
-            "critics names a critic 'none'; give it another name",
-        ),
-        (
-            {"critics": {"value": {"layer": 8}}},
-            "critics names a critic 'value'; give it another name",
-        ),
-        ({"value": "m"}, "value is 'm': Input should be a valid dictionary"),
-        ({"value": {"budget": 1.0}}, "unknown parameter 'budget'"),
+        ({"critics": {"../m": {}}}, "parameter critics is '../m', which cannot name a folder"),
+        ({"critics": {"value": {}}}, "critics names a critic 'value'; give it another name"),
+        ({"critics": {"m": {"accounting": "peak"}}}, "the first critic, 'm', is for accounting"),
         ({"value": {"layer": 8}}, "unknown parameter 'layer'; did you mean 'lr'"),
-        ({"value": {"lr": "1e-4"}}, "parameter lr is '1e-4': Input should be a valid number"),
-        ({"value": {"dropout": 1.0}}, "parameter dropout is 1.0: Input should be less than 1"),
-        (
-            {"value": {"validation": 0.0}},
-            "parameter validation is 0.0: Input should be greater than 0",
-        ),
-        (
-            {"value": {"mixed_precision": "fp8"}},
-            "mixed_precision is 'fp8': Input should be 'no' or 'bf16'",
-        ),
         ({"search": {"n_sample": 4}}, "unknown parameter 'n_sample'; did you mean 'n_samples'"),
-        ({"search": {"budget": 1.0}}, "search sets budget, which is given once"),
         ({"search": {"max_new_tokens": 8}}, "search sets max_new_tokens, which is given once"),
-        ({"search": {"block_size": 8}}, "search sets block_size, which is given once"),
         ({"block_size": 32}, "block_size is 32, more than max_new_tokens, which is 16"),
-        ({"budget": -1.0}, "budget is -1.0"),
-        ({"budget": "0.2"}, "budget is '0.2': Input should be a valid number"),
         ({"limit": 1}, "limit is 1: Input should be greater than or equal to 2"),
-        ({"test_limit": 1}, "test_limit is 1: Input should be greater than or equal to 2"),
-        ({"search_limit": 0}, "search_limit is 0: Input should be greater than or equal to 1"),
-        ({"threads": 0}, "threads is 0: Input should be greater than or equal to 1"),
-        (
-            {"threads": 10**6},
-            "threads is 1000000: Input should be less than or equal to 1024",
-        ),  # torch ends the process
-        (
-            {"budget": "1e-5"},
-            "is .1e-5.: Input should be a valid number",
-        ),
-        ({"n_rollouts": 0}, "n_rollouts is 0: Input should be greater than or equal to 1"),
+        ({"threads": 10**6}, "threads is 1000000: "),  # torch ends the process
+        ({"n_shards": 2}, "n_shards is 2; a critic is trained in one piece"),
         ({"shard": 2, "n_shards": 2}, "shard is 2; with n_shards 2 it must be below that"),
-        ({"rollouts": 1}, "rollouts is 1: Input should be a valid string"),
-        ({"critic": {}}, "unknown parameter 'critic'; did you mean 'critics'"),
     ],
 )
 def test_bad_parameters_are_named(changes, message):
     """Guards against a run that stops after hours of rollouts, or trains what was not asked for."""
     with pytest.raises(ParameterError, match=message):
         params(**changes)
-
-
-@pytest.mark.parametrize("name", ["profile", "run", "policy", "prompts", "budget", "critics"])
-def test_a_missing_parameter_is_named(name):
-    with pytest.raises(ParameterError, match=f"parameter {name} is missing"):
-        CriticParams(**{k: v for k, v in GOOD.items() if k != name})
 
 
 def test_parameters_of_a_notebook_are_those_of_the_cell_that_ran_last():
@@ -230,76 +173,40 @@ def test_the_settings_of_decoding_stand_apart_from_judges_and_training():
     assert "igcore.runs.decode_params" in loaded and not foreign & set(loaded)
 
 
+NOTEBOOKS = CriticParams, DecodeParams  # whose runs may share a pool
 KINDS = {  # class -> what it needs besides, and what becomes part of a path
     CriticParams: (GOOD, ("profile", "run")),
     DecodeParams: (DECODE, ("profile", "run")),
     JudgeParams: ({"profile": "ci", "run": "x", "figures": "runs/ci/figures"}, ("profile", "run")),
     OutputParams: ({"profile": "ci", "figures": "runs/ci/figures"}, ("profile",)),
 }
-NO_NAMES = [
-    "",
-    ".",
-    "..",
-    "../../x",
-    "/abs",
-    "a/b",
-    "a.b",
-    "decode-$(touch X)",
-    "a b",
-    "a;b",
-    "a\0b",
-    "a\n",
-    "\u00e9",
-    "{x}",
-    "*",
-]
+NO_NAMES = ["", "..", "../../x", "/abs", "a.b", "$(touch X)", "a b", "a\0b", "a\n", "\u00e9", "*"]
 
 
-@pytest.mark.parametrize("value", NO_NAMES)
 @pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
-def test_what_becomes_a_folder_is_a_plain_name(cls, value):
+def test_what_becomes_a_folder_is_a_plain_name(cls):
     """Bug: a run that writes beside runs, over a whole profile, or whose name a shell runs as a
     command.
     """
     good, names = KINDS[cls]
-    for name in names:
+    for name, value in product(names, NO_NAMES):
         with pytest.raises(ParameterError) as caught:
             cls(**(good | {name: value}))
-        assert str(caught.value) == (
-            f"parameter {name} is {value!r}, which cannot name a folder; give text of the "
-            f"letters a to z and A to Z, digits, _ and "
-            "- alone"
-        )
-        with pytest.raises(
-            ParameterError, match=f"parameter {name} is 5: Input should be a valid string"
-        ):
-            cls(**(good | {name: 5}))
-        assert getattr(cls(**(good | {name: "Decode-raw_2"})), name) == "Decode-raw_2"
+        message = f"parameter {name} is {value!r}, which cannot name a folder; give text of the"
+        assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize("cls", [JudgeParams, OutputParams])
-def test_tables_and_pictures_stay_in_the_repository(cls):
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [(JudgeParams, "figures"), (OutputParams, "figures"), *product(NOTEBOOKS, ["pool"])],
+)
+def test_what_is_written_stays_in_the_repository(cls, name):
     """Bug: a params file that writes wherever its user may write."""
     good, _ = KINDS[cls]
-    for folder in ("figures", "runs/ci/figures", "a b/c.d"):
-        assert cls(**(good | {"figures": folder})).figures == folder
-    for folder in ("/tmp/x", "..", "../x", "figures/../../x", "", ".", "a\0b"):
-        with pytest.raises(
-            ParameterError,
-            match="^parameter figures is .*; give a folder inside the repository, seen from its",
-        ):
-            cls(**(good | {"figures": folder}))
-
-
-@pytest.mark.parametrize("cls", [CriticParams, DecodeParams])
-def test_a_pool_stays_in_the_repository(cls):
-    """Bug: `pool: ../../x`, which made folders and files outside the project."""
-    good = GOOD if cls is CriticParams else DECODE
-    assert cls(**(good | {"pool": "runs/pool"})).pool == "runs/pool"
-    assert cls(**(good | {"pool": None})).pool is None
-    for folder in ("/var/tmp/pool", "../pool", "runs/../../pool", "po\0ol"):
-        with pytest.raises(ParameterError, match="parameter pool is .*; give a folder inside"):
-            cls(**(good | {"pool": folder}))
+    assert getattr(cls(**(good | {name: "a b/c.d"})), name) == "a b/c.d"
+    for folder in ("/tmp/x", "..", "figures/../../x", "", ".", "a\0b"):
+        with pytest.raises(ParameterError, match=f"^parameter {name} is .*; give a folder inside"):
+            cls(**(good | {name: folder}))
 
 
 @pytest.mark.parametrize(
@@ -319,34 +226,28 @@ def test_every_committed_file_is_valid(path):
     )
 
 
-def test_the_control_of_a_search_is_one_of_two():
-    """Guards against a misspelt control that would be decoded as none, and pass for the shuffled
-    arm of the experiment.
-    """
-    assert DecodeParams(**DECODE).critic_control == "none"
-    assert DecodeParams(**(DECODE | {"critic_control": "shuffled"})).critic_control == "shuffled"
-    with pytest.raises(
-        ParameterError,
-        match="critic_control is 'shufled': Input should be 'none' or 'shuffled'",
-    ):
-        DecodeParams(**(DECODE | {"critic_control": "shufled"}))
-
-
-@pytest.mark.parametrize("method", ["re-control", "re-control-lagrangian"])
-def test_a_steered_method_needs_a_value_network(method):
-    """Guards against a run that fails at its last method, and a critic that passes for what is
-    missing.
-    """
-    given = DECODE | {"methods": ["base", method]}
-    with pytest.raises(
-        ParameterError,
-        match=f"'{method}', which uses a value network, but value names none; train one with note",
-    ):
-        DecodeParams(**(given | {"critic": "runs/ci/critics/raw/m"}))
-    assert DecodeParams(**(given | {"value": "runs/ci/critics/raw/value"})).critic is None
-    with pytest.raises(
-        ParameterError, match="'inferenceguard-mix', which uses a critic, but critic names none"
-    ):
-        DecodeParams(
-            **(DECODE | {"methods": ["inferenceguard-mix"], "value": "runs/ci/critics/raw/value"})
-        )
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": []}, "methods is empty"),
+        ({"methods": ["base", "base"]}, "methods names 'base' twice"),
+        ({"methods": ["bose"]}, "unknown method 'bose'; did you mean 'base'"),
+        (
+            {"methods": ["base", "inferenceguard-mix"], "value": "v"},
+            "'inferenceguard-mix', which uses a critic, but critic names none; train one",
+        ),
+        (
+            {"methods": ["base", "re-control"], "critic": "m"},
+            "'re-control', which uses a value network, but value names none; train one with note",
+        ),
+        ({"cost": "offensive"}, "unknown cost scorer 'offensive'; did you mean 'offensive-lang"),
+        ({"prompts": "mlid"}, "unknown prompt set 'mlid'; did you mean 'mild'"),
+        ({"critic_control": "shufled"}, "critic_control is 'shufled': Input should be 'none' or"),
+        ({"shard": 2, "n_shards": 2}, "shard is 2; with n_shards 2 it must be below"),
+        ({"keep": 9}, "keep is 9, more than n_samples, which is 8"),
+    ],
+)
+def test_bad_parameters_of_decoding_are_named(changes, message):
+    """Guards against a run that fails at its last method, or decodes what was not asked for."""
+    with pytest.raises(ParameterError, match=message):
+        DecodeParams(**(DECODE | changes))

@@ -214,7 +214,7 @@ def test_the_runs_of_a_file_share_a_kernel(tmp_path, capfd):
     assert "params.yaml makes 4 runs, and" in capfd.readouterr().err
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params | {"grid": {"n": 1}}))
     assert cli.main([*command, *given]) == 1  # in its own words: the file can be read
-    assert capfd.readouterr().err.startswith(f"error: grid of {tmp_path}/params.yaml is")
+    assert capfd.readouterr().err.startswith(f"error: {tmp_path}/params.yaml: parameter grid")
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     command[2] = str(tmp_path / "new/{run}.ipynb")
     assert cli.main([*command, *given]) == 0

@@ -419,13 +419,7 @@ def everything(folder: Path) -> dict:
         (
             "run",
             '"decode-$(touch X)"',
-            "run of params/mine/decode-raw.yaml is 'decode-$(touch X)', which cannot name a "
-            "folder; give",
-        ),
-        (
-            "run",
-            '"."',
-            "run of params/mine/decode-raw.yaml is '.', which cannot name a folder; give",
+            "params/mine/decode-raw.yaml: parameter run is 'decode-$(touch X)', which cannot name",
         ),
         (
             "profile",

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 import torch
 from accelerate.utils import extract_model_from_parallel
 
+from ..catalog import room
 from ..errors import AssetError, ParameterError, PolicyError, unknown_name
 from ..files import digest_of
 from ..policy import PROBE, Policy
-from ..rooms import room
 from ..settings import Named, Options, settings, written
 from . import assets
 from .hub import snapshot

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, ValidationInfo
 
+from ..catalog import room
 from ..errors import ParameterError, unknown_name
-from ..rooms import room
 from ..scorers import FunctionScorer, Scorer, as_scorer
 from ..settings import Named, written
 

@@ -13,8 +13,7 @@ from ..baselines.args import ArgsConfig
 from ..baselines.re_control import ReControlConfig
 from ..beams import METHODS, method_of, settings_of
 from ..config import part_of
-from ..errors import ParameterError, no_latents
-from ..guard import check_reward
+from ..errors import ParameterError
 from ..models.prompts import check_prompts
 from ..models.registry import ScorerName
 from ..settings import (
@@ -124,14 +123,9 @@ class DecodeParams(Settings):
             raise ParameterError(f"methods is empty; name at least one of {', '.join(METHODS)}")
         for method in self.methods:
             settings_of(method, self.search())
-            check_reward(method, method_of(method), self)
             if self.methods.count(method) > 1:
                 raise ParameterError(f"methods names {method!r} twice; name each method once")
             role = network_of(method)
-            elsewhere = self.policy.options
-            given = role == "critic" and elsewhere.get("states")
-            if role and "server" in elsewhere and not given:
-                raise no_latents(method, method_of(method).network)
             if role and not getattr(self, role):
                 raise ParameterError(
                     f"methods names {method!r}, which uses a {method_of(method).network}, but "

@@ -127,6 +127,7 @@ _LAST: list[tuple[dict, Policy, dict[str, list[int]]]] = []
 def guard_of(params: DecodeParams) -> Guard:
     """Return the guard of a run, with the policy of the run before if it is the same."""
     named = {"policy": params.policy, "dtype": params.dtype, "device": params.device}
+    config = params.search()
     kept = [
         {"policy": policy}
         for known, policy, files in _LAST
@@ -138,7 +139,7 @@ def guard_of(params: DecodeParams) -> Guard:
         **(kept or [named])[0],
         cost=params.cost,
         reward=params.reward,
-        config=params.search(),
+        config=config,
         pool=root() / params.pool if params.pool else None,
     )
     files = opened(guard.policy)

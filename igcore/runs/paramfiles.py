@@ -6,20 +6,31 @@ The names of files and runs are checked here. A setting's value is checked where
 
 import itertools
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from ..errors import ParameterError, unknown_name
 from ..report.yamlfile import read_yaml
-from ..settings import check_name
+from ..settings import FolderName, Options, check_name, settings
 
 OUTPUT = ("tables", "figures", "ablations")  # kinds of files that name no run
 DECODED = ("decode", "regime", "examples")  # of notebook 30
 KINDS = ("every", *OUTPUT, *DECODED, "critic", "judge")
-MOST_RUNS = 10_000  # that the grid and the points of one file may make
+
+
+@settings(kw_only=True)
+class Runs:
+    """What makes the runs of a params file, see `runs_of`."""
+
+    run: FolderName
+    grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = field(default_factory=dict)
+    points: Annotated[dict[str, Options], Field(min_length=1)] = field(
+        default_factory=lambda: {"": {}}
+    )
 
 
 @dataclass(frozen=True)
@@ -56,8 +67,8 @@ class ParamFiles:
         """Refuse names that no folder can have, and changes of what there is not."""
         check_name("the folder of params", self.folder)
         check_name("profile", self.profile)
-        for kind, settings in self.changes.items():
-            if kind != "profile" and (kind not in KINDS or not isinstance(settings, dict)):
+        for kind, changed in self.changes.items():
+            if kind != "profile" and (kind not in KINDS or not isinstance(changed, dict)):
                 raise unknown_name("change, or one that is no mapping:", kind, ("profile", *KINDS))
 
     @property
@@ -81,19 +92,19 @@ class ParamFiles:
         """
         file = Path(file)
         check_name(f"the name of {file} without .yaml", file.stem)
-        settings = read_yaml(file)
+        given = read_yaml(file)
         home = file.parent.name
-        if settings.get("profile") != home:
+        if given.get("profile") != home:
             raise ParameterError(
-                f"profile of {file} is {settings.get('profile')!r}; set it to {home!r}, the folder "
+                f"profile of {file} is {given.get('profile')!r}; set it to {home!r}, the folder "
                 "that the file lies in"
             )
         if home != self.folder or not self.changes:
-            return settings
+            return given
         every = self.changes.get("every", {})
-        settings |= {name: every[name] for name in every.keys() & settings.keys()}
-        settings = merged(settings, self.changes.get(_kind(file), {})) | {"profile": self.profile}
-        moved = json.dumps(settings).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
+        given |= {name: every[name] for name in every.keys() & given.keys()}
+        given = merged(given, self.changes.get(_kind(file), {})) | {"profile": self.profile}
+        moved = json.dumps(given).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
         return json.loads(moved)
 
     def whole(self, file: Path | str) -> dict:
@@ -104,12 +115,12 @@ class ParamFiles:
         ParameterError
             See `read`.
         """
-        settings = self.read(file)
-        hardest, limit = settings.get("hardest"), settings.get("limit")
+        given = self.read(file)
+        hardest, limit = given.get("hardest"), given.get("limit")
         # not where a whole set is answered, nor where the notebook will refuse them
         if self.limit and all(type(number) is int and number > 0 for number in (hardest, limit)):
-            settings |= {"limit": self.limit, "hardest": round(self.limit * hardest / limit)}
-        return settings
+            given |= {"limit": self.limit, "hardest": round(self.limit * hardest / limit)}
+        return given
 
     def points(self, file: Path | str) -> Iterator[tuple[str, dict]]:
         """Yield name and settings of every run of a file, see `runs_of`.
@@ -150,17 +161,17 @@ class ParamFiles:
         """
         runs: dict[str, dict] = {}
         for file in files:
-            for run, settings in self.points(file):
+            for run, given in self.points(file):
                 if run in runs:
                     raise ParameterError(
                         f"{file} makes a run {run!r}, as another file or point does; give one "
                         "of the two another name"
                     )
-                runs[run] = settings
+                runs[run] = given
         return runs
 
 
-def runs_of(settings: Mapping, file: object) -> Iterator[tuple[str, dict]]:
+def runs_of(given: Mapping, file: object) -> Iterator[tuple[str, dict]]:
     """Yield name and settings of every run that the settings of a file make.
 
     There is one for every point of its ``grid``, a mapping of settings to lists of values, and of
@@ -175,34 +186,18 @@ def runs_of(settings: Mapping, file: object) -> Iterator[tuple[str, dict]]:
     Raises
     ------
     ParameterError
-        When the name of a run is not allowed, a point makes such a name, grid or points have
-        another form, or there are more than `MOST_RUNS`.
+        When the name of a run is not allowed, a point makes such a name, or grid or points have
+        another form.
     """
-    shared = dict(settings)
-    check_name(f"run of {file}", shared.get("run"))
-    grid = shared.pop("grid", {})
-    lists = grid.values() if isinstance(grid, dict) else [None]
-    if not all(isinstance(values, list) and values for values in lists):
-        raise ParameterError(
-            f"grid of {file} is {grid!r}; give each of its settings a list of values, such as "
-            "seed: [0, 1]"
-        )
-    named = shared.pop("points", {"": {}})
-    of_points = named.values() if isinstance(named, dict) else [None]
-    if not of_points or not all(isinstance(own, dict) for own in of_points):
-        raise ParameterError(
-            f"points of {file} is {named!r}; give each a name and its settings, such as "
-            "strict: {strict: true}"
-        )
-    many = math.prod(map(len, [named, *lists]))
-    if many > MOST_RUNS:
-        raise ParameterError(
-            f"grid and points of {file} make {many} runs, and may make {MOST_RUNS}; give them "
-            "fewer values, or divide them among several files"
-        )
-    for (name, own), *values in itertools.product(named.items(), *lists):
-        of_grid = dict(zip(grid, values, strict=True))
-        names = [shared["run"], *([str(name)] if name else [])]
+    shared = dict(given)
+    own = {name: shared.pop(name) for name in ("run", "grid", "points") if name in shared}
+    try:
+        made = Runs(**own)
+    except ParameterError as error:
+        raise ParameterError(f"{file}: {error}") from None
+    for (name, own), *values in itertools.product(made.points.items(), *made.grid.values()):
+        of_grid = dict(zip(made.grid, values, strict=True))
+        names = [made.run, *([name] if name else [])]
         names += [f"{setting}-{value}" for setting, value in of_grid.items()]
         run = "-".join(names).replace(".", "_")  # to Snakemake a dot would begin a suffix
         check_name(f"a run of the grid of {file}", run)

@@ -6,9 +6,9 @@ frozen dataclass. Parameters that need model code live in modules of their own, 
 """
 
 from collections.abc import Mapping
-from pkgutil import resolve_name
 from typing import Any
 
+from ..catalog import room
 from ..errors import MissingParameter, ParameterError
 from ..settings import FolderName, InsideFolder, settings
 
@@ -60,14 +60,14 @@ class ClaimsParams:
     power_table: InsideFolder
 
 
-# kind -> its class, or "module:name" of one that needs models: it is imported on demand, so
-# that the theory and the tables need no torch
+# kind -> its class, or the name under which `igcore.catalog` knows one that needs models: it is
+# imported on demand, so that the theory and the tables need no torch
 PARAMS: dict[str, type | str] = {
     "output": OutputParams,
     "claims": ClaimsParams,
-    "critic": "igcore.runs.critic_params:CriticParams",
-    "decode": "igcore.runs.decode_params:DecodeParams",
-    "judge": "igcore.judge:JudgeParams",
+    "critic": "CriticParams",
+    "decode": "DecodeParams",
+    "judge": "JudgeParams",
 }
 
 
@@ -92,7 +92,7 @@ def notebook_params(kind: str, namespace: Mapping) -> Any:
         Naming a parameter that is unknown, missing, of the wrong type or out of range.
     """
     known = PARAMS[kind]
-    checked = resolve_name(known) if isinstance(known, str) else known
+    checked = room(known) if isinstance(known, str) else known
     try:
         return checked(**notebook_parameters(namespace))
     except MissingParameter as error:
