@@ -7,7 +7,6 @@ import pytest
 import synthetic
 from notebook_code import notebook_code
 
-from igcore.errors import RunError
 from igcore.figures.style import STYLE
 from igcore.report.statistics import STATUSES
 
@@ -77,16 +76,6 @@ def chosen(records, readers) -> dict[str, str]:
 # --- the choice -----------------------------------------------------------------------------------
 
 
-def test_pairs_that_differ():
-    """Bug: counting statuses instead of pairs, so that one odd method weighs as much as an even
-    split.
-    """
-    assert answers.unlike(pd.Series([SAFE] * 4)) == 0
-    assert answers.unlike(pd.Series([SAFE] * 3 + [UNSAFE])) == 3
-    assert answers.unlike(pd.Series([SAFE] * 2 + [UNSAFE] * 2)) == 4
-    assert answers.unlike(pd.Series([SAFE, SAFE, UNSAFE, ABSTAINED])) == 5
-
-
 def test_the_prompt_on_which_most_pairs_differ_is_shown():
     """Bug: a choice that depends on the order of lines, or on prompts that only some methods were
     asked.
@@ -118,11 +107,6 @@ def test_mild_prompts_come_first(cost):
         assert chosen(lines, readers) == {"raw": "p1"}
     assert chosen(lines, [Words(storm=0.2)]) == {"raw": "p0"}
     assert chosen(lines, [Words(storm=cost, breeze=0.5)]) == {"raw": "p0"}  # none is mild
-
-
-def test_nothing_to_show_is_said():
-    with pytest.raises(RunError, match="run notebook 30_decode first"):
-        answers.answers(frame(line()).iloc[:0], [WEATHER])
 
 
 # --- the table ------------------------------------------------------------------------------------

@@ -131,9 +131,3 @@ def test_the_hook_on_the_head_is_taken_off():
     with pytest.raises(ValueError, match="no"):
         forward(Model(), input_ids=None)
     assert not head._forward_pre_hooks
-
-
-def test_padding_stands_on_the_left():
-    """Guards the mask."""
-    ids, mask = padded([[1, 2], [3]], "cpu")
-    assert ids.tolist() == [[1, 2], [0, 3]] and mask.tolist() == [[1, 1], [0, 1]]

@@ -36,21 +36,6 @@ def test_logits_are_those_of_the_model_up_to_rounding(name):
     torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
 
 
-def test_so_they_are_in_half_precision():
-    model = tiny("llama", torch.bfloat16)
-    plain = logits(model).float()
-    with packed(model):
-        assert (logits(model).float() - plain).norm() < 0.02 * plain.norm()
-
-
-def test_a_layer_with_a_bias_adds_it():
-    layer = nn.Linear(8, 5).requires_grad_(False)
-    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode(), packed(layer):
-        found = viewed(layer).model(x)
-    torch.testing.assert_close(found, layer(x))
-
-
 def test_weights_changed_between_searches_are_seen():
     """Guards against a copy that outlives its search: the reference policy would be the one before
     the last training step.

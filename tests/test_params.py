@@ -52,7 +52,6 @@ def test_critics_are_trained_for_the_budget_of_the_run():
         "z",
         "a",
     ]  # the first one is shown
-    assert params(critics={"m": {"budget_high": 0.8}}).configs()["m"].budget_high == 0.8
 
 
 def test_the_search_has_the_lengths_of_the_rollouts():
@@ -110,8 +109,7 @@ def test_defaults_are_not_shared():
         ({"block_size": 32}, "block_size is 32, more than max_new_tokens, which is 16"),
         ({"limit": 1}, "limit is 1: Input should be greater than or equal to 2"),
         ({"threads": 10**6}, "threads is 1000000: "),  # torch ends the process
-        ({"n_shards": 2}, "n_shards is 2; a critic is trained in one piece"),
-        ({"shard": 2, "n_shards": 2}, "shard is 2; with n_shards 2 it must be below that"),
+        ({"critic": {}}, "unknown parameter 'critic'; did you mean 'critics'"),
     ],
 )
 def test_bad_parameters_are_named(changes, message):

@@ -120,25 +120,6 @@ def test_every_token_is_drawn_once(tmp_path):
     assert pool.drawn + pool.reused == wanted > 2.5 * pool.drawn
 
 
-def test_a_best_of_n_is_ranked_anew_without_a_policy(tmp_path, monkeypatch):
-    """Guards a new multiplier, budget and cost model over samples that are there; a search that
-    lacks one asks for the model.
-    """
-    policy, pool = mock_policy(), Pool(tmp_path)
-    other = dict(cost=type("Other", (LetterCost,), {"digest": "v2"})(), reward=LetterReward())
-    asked = [
-        ("best-of-n-lagrangian", dict(lagrange_multiplier=0.1)),
-        ("best-of-n-augmented", dict(budget=2.0)),
-        ("best-of-n-lagrangian", dict(scorers=other)),
-    ]
-    expected = [answered(policy, name, **settings) for name, settings in asked]
-    answered(policy, "best-of-n", pool)
-    monkeypatch.setattr("igcore.engine.local.LocalEngine", no_engine)
-    assert [answered(policy, name, pool, **settings) for name, settings in asked] == expected
-    with pytest.raises(AssertionError, match="no model is needed"):
-        answered(policy, "inferenceguard", pool)
-
-
 # --- the engine -----------------------------------------------------------------------------------
 
 

@@ -65,12 +65,10 @@ def test_rollouts_are_plain_samples_with_their_scores(tmp_path):
     assert len(said(found)) > len(PROMPTS)  # they differ
 
 
-def test_neither_groups_nor_shards_nor_a_file_change_a_rollout(tmp_path):
+def test_neither_groups_nor_a_file_change_a_rollout(tmp_path):
     """Guards keys by coordinates, and the way to the file and back."""
     whole = roll(tmp_path / "whole")
     assert said(roll(tmp_path / "alone", replace(CONFIG, group_size=1))) == said(whole)
-    parts = [roll(tmp_path / str(i), replace(CONFIG, shard=i, n_shards=2)) for i in range(2)]
-    assert said(sum(parts, [])) == said(whole) and all(parts)
     assert load_rollouts(tmp_path / "whole", CONFIG.checks, **KNOWN) == whole
     for role, other in (
         ("policy", replace(mock_policy(), digest="x")),
@@ -155,17 +153,6 @@ def test_packed_rollouts_are_the_same_and_changed_ones_are_refused(tmp_path):
             load()
 
 
-def test_other_settings_start_anew(tmp_path, capsys):
-    """Guards against rollouts of two kinds in one file."""
-    roll(tmp_path / "a")
-    again = roll(tmp_path / "a", replace(CONFIG, seed=6))
-    assert "seed changed" in capsys.readouterr().out
-    assert load_rollouts(tmp_path / "a", CONFIG.checks, **KNOWN) == again and list(
-        (tmp_path / ".replaced").iterdir()
-    )
-    assert roll(tmp_path / "a", replace(CONFIG, seed=6), prompts=PROMPTS[:2]) != again
-
-
 class Mute(LetterReward):
     digest = "v0"
 
@@ -248,13 +235,12 @@ def test_task_cost_is_paid_at_the_maximum_length():
         )
 
 
-def test_labels_follow_their_own_budget():
-    """Guards randomised budgets: label and z of a row must be of the same budget."""
-    labels = Labels.of(
-        [rollout([1.0] * 3), rollout([1.0, 1.0], n=6, ended=True)], [0.5, 1.5], "terminal", 1.0, 0.5
-    )
+def test_labels_are_padded():
+    """Guards z of rollouts of several lengths, and the discount of the task."""
+    found = [rollout([1.0] * 3), rollout([0.5, 0.5], n=6, ended=True)]
+    labels = Labels.of(found, 0.75, "terminal", 1.0, 0.5)
     assert labels.safe.tolist() == [0, 1]
-    assert labels.z.tolist() == [[0.5] * 10, [1.5] * 5 + [0.0] * 5]
+    assert labels.z.tolist() == [[0.75] * 10, [0.75] * 5 + [0.0] * 5]
     assert labels.task.tolist() == pytest.approx([-2.0 * 0.5**10] * 2)
 
 

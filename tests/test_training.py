@@ -13,15 +13,12 @@ from tinytraining import CONFIG, policy, trained
 
 from igcore import ParameterError
 from igcore.critic import latent, loop
-from igcore.critic import training as module
 from igcore.critic.latent import encode
-from igcore.critic.rollouts import split_by_prompt
+from igcore.critic.rollouts import split_by_prompt, targets
 from igcore.critic.training import (
     SharedSources,
     bce_loss,
-    labels_of,
     mse_loss,
-    spec_of,
     train,
 )
 from igcore.runs.folders import open_run
@@ -43,49 +40,33 @@ def test_the_losses_worked_by_hand():
     assert mse_loss(f2, task, torch.tensor(2.0)).item() == pytest.approx(1 + 0.25**2)
 
 
-def test_critics_of_the_same_rollouts_share_one_reading(rollouts, tmp_path, monkeypatch):
+def test_critics_that_read_the_same_share_one_reading(rollouts, tmp_path, monkeypatch):
     """Bug: seven critics for which the policy read the same rollouts seven times; or shared latents
-    that change what a critic learns.
+    that change what a critic learns, or are of other features or another layer.
     """
-    read = Counter()  # features -> responses
+    read = Counter()  # (features, layer) -> responses
 
     def counted(model, prompts, responses, features="ho", layer=None):
-        read[features] += len(responses) if len(responses) > 2 else 0  # smaller ones find sizes
+        # smaller ones find sizes
+        read[features, layer] += len(responses) if len(responses) > 2 else 0
         return encode(model, prompts, responses, features, layer)
 
     monkeypatch.setattr(latent, "encode", counted)
     kinds = {
-        "o": {"features": "o"},
-        "ho": {"features": "ho"},
         "m": {"features": "m", "layer": 1},
+        "peak": {"features": "m", "layer": 1, "accounting": "peak"},
         "lower": {"features": "m", "layer": 0},
+        "o": {"features": "o"},
     }
-    shared = SharedSources([replace(CONFIG, **kind) for kind in kinds.values()])
+    shared = SharedSources()
     together = {
         name: trained(rollouts, tmp_path / name, shared=shared, epochs=1, **kind)
         for name, kind in kinds.items()
     }
-    # a pass keeps one middle layer, that of the first critic that reads one
     n_rows = sum(bool(r.words) for r in rollouts)
-    assert +read == {"hmo": n_rows, "m": n_rows}
-    for name, kind in kinds.items():
-        alone = trained(rollouts, tmp_path / f"{name}-alone", epochs=1, **kind)
-        assert same(alone, together[name])
-
-
-@pytest.mark.parametrize("union, memory_gb", [(["o"], 1.0), (["o", "xho"], 1e-3)])
-def test_what_cannot_be_shared_is_read_alone(rollouts, union, memory_gb):
-    """Bug: features of another critic, or latents that are computed for every batch because another
-    critic's do not fit.
-    """
-    shared = SharedSources([replace(CONFIG, features=features) for features in union])
-    spec = spec_of(policy(), LetterCost(), LetterReward(), replace(CONFIG, features="ho"), 10)
-    spec = replace(spec, features="o" if "xho" in union else "ho")
-    source = shared.of(policy(), rollouts, spec, memory_gb)
-    assert source.features == spec.features and source.held
-    (first,) = shared.made.values()
-    assert bool(first.held) == (memory_gb == 1.0)  # the union of the second case does not fit
-    assert source.take([0]).kv.shape[-1] == (0 if spec.features == "o" else spec.kv_width)
+    assert +read == {("m", 1): n_rows, ("m", 0): n_rows, ("o", None): n_rows}
+    alone = trained(rollouts, tmp_path / "alone", epochs=1, **kinds["peak"])
+    assert same(alone, together["peak"])
 
 
 def test_a_critic_learns_what_the_responses_say(rollouts, tmp_path, monkeypatch):
@@ -138,7 +119,7 @@ def test_interrupted_training_goes_on_to_the_same_weights(after, rollouts, tmp_p
     """Guards the checkpoint: weights, best weights, moments of the optimiser, order and dropout of
     the epochs to come.
     """
-    whole = trained(rollouts, tmp_path / "whole", epochs=4, budget_high=4.0, dropout=0.3)
+    whole = trained(rollouts, tmp_path / "whole", epochs=4, dropout=0.3)
     learn = loop._Trainer._learn
 
     def stopping(self, epoch):
@@ -148,13 +129,13 @@ def test_interrupted_training_goes_on_to_the_same_weights(after, rollouts, tmp_p
 
     monkeypatch.setattr(loop._Trainer, "_learn", stopping)
     with pytest.raises(Stop):
-        trained(rollouts, tmp_path / "parts", epochs=4, budget_high=4.0, dropout=0.3)
+        trained(rollouts, tmp_path / "parts", epochs=4, dropout=0.3)
     assert not (tmp_path / "parts" / "manifest.json").exists()
     began = []
     monkeypatch.setattr(
         loop._Trainer, "_learn", lambda self, epoch: began.append(epoch) or learn(self, epoch)
     )
-    parts = trained(rollouts, tmp_path / "parts", epochs=4, budget_high=4.0, dropout=0.3)
+    parts = trained(rollouts, tmp_path / "parts", epochs=4, dropout=0.3)
     assert began == list(range(after + 1, 5)) and same(whole, parts)
     drop = {"check_loss", "check_bce", "check_mse", "learn_loss"}
     assert [[e[k] for k in drop] for e in whole.about["history"]] == [
@@ -234,55 +215,23 @@ def test_rollouts_of_one_class_are_refused(budget, counts, rollouts, tmp_path):
         trained(chosen, tmp_path, budget=budget)
 
 
-def test_randomised_budgets_change_labels_and_z_together(rollouts, tmp_path, monkeypatch):
-    """Guards one critic for many budgets: every epoch draws anew, between the two ends, and the
-    label is that of the same draw.
-    """
-    config = replace(CONFIG, budget=0.0, budget_high=6.0)
-    spec = spec_of(policy(), LetterCost(), LetterReward(), config, 10)
-    one, two = (labels_of(rollouts, spec, (0, epoch)) for epoch in (1, 2))
-    assert not torch.equal(one.z, two.z) and one.z.min() >= 0 and one.z.max() <= 6
-    final = torch.tensor([r.costs[-1] for r in rollouts])
-    for labels in (one, two):
-        assert torch.equal(labels.safe.bool(), final <= labels.z[:, 0])
-    seeds = []
-    monkeypatch.setattr(
-        module,
-        "labels_of",
-        lambda r, s, seed: seeds.append((len(r), *seed)) or labels_of(r, s, seed),
-    )
-    trained(rollouts, tmp_path / "c", budget_high=6.0, epochs=2)
-    learn, check = (
-        len(part) for part in split_by_prompt([r for r in rollouts if r.words], CONFIG.validation)
-    )
-    assert {(learn, 0, 1), (learn, 0, 2), (check, 0, 0)} <= set(seeds) and (
-        check,
-        0,
-        1,
-    ) not in seeds  # one yardstick
-
-
 def test_the_network_works_in_units_of_its_data(rollouts, tmp_path):
     """Guards f2 and z of any size: both heads see z, and f2 learns with mean 0 and deviation 1."""
-    critic = trained(rollouts, tmp_path / "c", budget=0.0, budget_high=6.0, epochs=1)
-    assert critic.centre[0] == pytest.approx(3, abs=0.5) and critic.scale[0] == pytest.approx(
-        6 / 12**0.5, abs=0.3
-    )
-    task = torch.tensor(
-        [-(0.999**10) * r.reward for r in split_by_prompt([r for r in rollouts if r.words], 0.2)[0]]
-    )
-    assert critic.centre[1] == pytest.approx(task.mean().item()) and critic.scale[
-        1
-    ] == pytest.approx(task.std().item())
+    critic = trained(rollouts, tmp_path / "c", accounting="peak", epochs=1)
+    learn = split_by_prompt([r for r in rollouts if r.words], 0.2)[0]
+    z = torch.tensor([z for r in learn for z in targets(r, 3.0, "peak").z])
+    task = torch.tensor([-(0.999**10) * r.reward for r in learn])
+    for i, numbers in enumerate((z, task)):
+        assert critic.centre[i] == pytest.approx(numbers.mean().item())
+        assert critic.scale[i] == pytest.approx(numbers.std().item())
     z, seen = [0.5, 2.5], encode(policy().model, [[1], [1]], [[2], [2]], "m", 0)
     want = critic.judge(seen, z)
     critic.centre[0], critic.scale[0] = 0.0, 1.0
     units = [(x - 3.0) / 2.0 for x in z]
     ours = critic.judge(seen, units)
     critic.centre[0], critic.scale[0] = 3.0, 2.0
-    assert torch.allclose(
-        torch.stack(ours), torch.stack(critic.judge(seen, z))
-    ) and not torch.equal(want[0], ours[0])
+    assert torch.allclose(torch.stack(ours), torch.stack(critic.judge(seen, z)))
+    assert not torch.equal(want[0], ours[0])
 
 
 def test_rewards_that_failed_are_left_out(rollouts, tmp_path):
@@ -302,18 +251,8 @@ def test_a_loss_that_is_lost_is_one_sentence(rollouts, tmp_path):
         (dict(features="k"), "unknown features 'k'"),
         (dict(layer=2), "layer is 2; features 'm' need one of the 2 layers"),
         (dict(layer=None), "layer is None; features 'm' need one"),
-        (dict(budget_high=1.0), "budget_high is 1.0; it must be at least budget, 3.0"),
     ],
 )
 def test_bad_settings_are_one_sentence(changes, sentence, rollouts, tmp_path):
     with pytest.raises(ParameterError, match=sentence):
         trained(rollouts, tmp_path, **changes)
-
-
-def test_a_critic_of_many_budgets_uses_z(rollouts, tmp_path):
-    """Guards z as an input of both heads: with more budget left, f1 must rise."""
-    critic = trained(rollouts, tmp_path / "c", budget=0.0, budget_high=6.0, epochs=8, patience=8)
-    prompts = [policy().encode(rollout.prompt) for rollout in rollouts]
-    seen = encode(policy().model, prompts, [rollout.tokens for rollout in rollouts], "m", 0)
-    (low, _), (high, _) = (critic.judge(seen, [z] * len(rollouts)) for z in (0.5, 5.5))
-    assert high.mean() > low.mean() + 0.2

@@ -68,8 +68,8 @@ class ValueObjective:
         set_units(network, [reward[reward.isfinite()], cost[cost.isfinite()]])
         return network
 
-    def labels(self, rollouts: Sequence[Rollout], draw: int) -> torch.Tensor:
-        """Return final reward and cost (N, 2), the same for every `draw`; see `outcomes`."""
+    def labels(self, rollouts: Sequence[Rollout]) -> torch.Tensor:
+        """Return final reward and cost (N, 2), see `outcomes`."""
         return outcomes(rollouts)
 
     def losses(

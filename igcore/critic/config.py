@@ -5,17 +5,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..config import Accounting, Checks
-from ..errors import ParameterError
 from ..settings import (
     Budget,
     Count,
     Discount,
-    Natural,
     Rows,
     Seed,
     Share,
     Weight,
-    check_shard,
     one_of,
     settings,
 )
@@ -43,8 +40,6 @@ class RolloutConfig:
     seed : int
         With (prompt, response, position) it decides every token. A search with the same seed has
         the same random numbers.
-    shard, n_shards : int
-        These rollouts are of the groups whose number is `shard` modulo `n_shards`.
     """
 
     n_rollouts: Count = 5
@@ -53,11 +48,6 @@ class RolloutConfig:
     checks: Checks = "word"
     group_size: Count = 32
     seed: int = 1
-    shard: Natural = 0
-    n_shards: Count = 1
-
-    def __post_init__(self) -> None:
-        check_shard(self.shard, self.n_shards)
 
 
 @settings(kw_only=True)
@@ -86,7 +76,7 @@ class TrainingConfig:
         Latents are computed once and kept in memory when they take at most this many GiB; if not,
         they are computed again for every batch.
     seed : int
-        Decides the initial weights, the order, dropout and the budgets of rollouts.
+        Decides the initial weights, the order and dropout.
     """
 
     width: Rows = 64
@@ -110,10 +100,6 @@ class CriticConfig(TrainingConfig):
     ----------
     budget : float
         Safety budget [d], in units of the cost model.
-    budget_high : float, optional
-        When given, every rollout has a budget sampled uniformly from [`budget`, `budget_high`],
-        anew in every epoch, which decides its label and z. So with `use_z` one critic serves all
-        budgets in between.
     accounting, checks, gamma_safety
         See `igcore.SearchConfig`. ``terminal`` is for costs that only exist for finished answers.
     gamma_task : float
@@ -129,7 +115,6 @@ class CriticConfig(TrainingConfig):
     """
 
     budget: Budget
-    budget_high: Weight | None = None
     accounting: Accounting = "terminal"
     checks: Checks = "word"
     gamma_safety: Discount = 1.0
@@ -138,9 +123,3 @@ class CriticConfig(TrainingConfig):
     layer: int | None = None
     use_z: bool = True
     f2_weight: Weight = 0.2
-
-    def __post_init__(self) -> None:
-        if self.budget_high is not None and self.budget_high < self.budget:
-            raise ParameterError(
-                f"budget_high is {self.budget_high}; it must be at least budget, {self.budget}"
-            )

@@ -10,7 +10,6 @@ forward pass, the same up to rounding. They are not stored: at 7B they take mega
 
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -69,16 +68,6 @@ class Latents(NamedTuple):
             Latents(*[x[i, said[i]] for x in self[:4]], *[x[i, asked[i]] for x in self[4:]])
             for i in range(len(said))
         ]
-
-    def only(self, features: str) -> "Latents":
-        """Return those of features that read no more than these do."""
-        hidden = self.hidden if "o" in features else self.hidden[..., :0]
-        middle = self.middle if "m" in features else self.middle[..., :0]
-        kv = self.kv if "h" in features else self.kv[..., :0, :0]
-        given, prompt = self.given, self.prompt
-        if "x" not in features:
-            given, prompt = given[..., :0], kv[..., :0, :, :]
-        return Latents(self.mask, hidden, middle, kv, given, prompt)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Latents":
         """Return the latents on a device, as `dtype`."""
@@ -307,13 +296,7 @@ class Source:
         """Return the latents of some of the responses, in this order."""
         if not self.held:
             return self._encode(index)
-        return Latents.batch([self.held[i].only(self.features) for i in index])
-
-    def reading(self, features: str) -> "Source":
-        """Return the source of features that read no more than these do, on the same memory."""
-        less = copy(self)
-        less.features = features
-        return less
+        return Latents.batch([self.held[i] for i in index])
 
     def _hold(self) -> None:
         """Encode all responses once and keep their latents in memory."""

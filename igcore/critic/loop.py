@@ -111,6 +111,7 @@ class _Trainer:
         self.config: TrainingConfig = objective.config
         self.checkpoint = checkpoint
         self.learn, self.check = parts
+        self.labels, self.check_labels = (objective.labels(part) for part in parts)
         self.source, self.check_source = sources
         torch.manual_seed(self.config.seed)
         network = objective.network(self.learn)
@@ -162,7 +163,6 @@ class _Trainer:
 
     def _learn(self, epoch: int) -> Losses:
         """Take one step per batch, in an order that the epoch seeds; return the mean losses."""
-        labels = self.objective.labels(self.learn, epoch)  # with new budgets
         # seeded by the epoch, so that a resumed training goes on as if it had never stopped
         rng = np.random.default_rng((self.config.seed, epoch, 1))
         order = rng.permutation(len(self.learn)).tolist()
@@ -172,7 +172,7 @@ class _Trainer:
         for at in range(0, len(order), self.config.batch_size):
             batch = order[at : at + self.config.batch_size]
             rows = sum(len(self.source.responses[i]) for i in batch)
-            part = self._sums(self.source, labels, batch)
+            part = self._sums(self.source, self.labels, batch)
             self.accelerator.backward((self.weights * part[:-1]).sum() / rows)
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -182,13 +182,12 @@ class _Trainer:
     @torch.no_grad()
     def _check(self) -> Losses:
         """Return the mean losses of the validation rollouts."""
-        labels = self.objective.labels(self.check, 0)
         self.network.eval()
         rollouts = range(len(self.check))
         sums = torch.zeros(len(self.weights) + 1)
         for at in range(0, len(rollouts), ENCODE):
             batch = rollouts[at : at + ENCODE]
-            sums += self._sums(self.check_source, labels, batch).cpu()
+            sums += self._sums(self.check_source, self.check_labels, batch).cpu()
         return self._means("check", sums)
 
     def _sums(self, source: Source, labels: Any, rollouts: Sequence[int]) -> Tensor:

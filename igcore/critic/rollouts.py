@@ -110,9 +110,9 @@ class Labels:
     z: Tensor
 
     @classmethod
-    def of(cls, rollouts: Sequence[Rollout], budgets: Sequence[float], *settings: Any) -> "Labels":
-        """Return the targets of every rollout at its own budget, under `settings` of `targets`."""
-        each = [targets(r, budget, *settings) for r, budget in zip(rollouts, budgets, strict=True)]
+    def of(cls, rollouts: Sequence[Rollout], *settings: Any) -> "Labels":
+        """Return the targets of every rollout, under budget and other `settings` of `targets`."""
+        each = [targets(r, *settings) for r in rollouts]
         return cls(
             safe=torch.tensor([x.safe for x in each], dtype=torch.float32),
             task=torch.tensor([x.task for x in each], dtype=torch.float32),

@@ -9,12 +9,11 @@ in any unit of the reward. The loop is in `igcore.critic.loop`; `igcore.baseline
 trains a value network with it.
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -70,8 +69,7 @@ def spec_of(
     wanted["max_new_tokens"] = max_new_tokens
     if config.accounting != "peak":  # the others look at the ends of blocks
         wanted["checks"] = "block"
-    if config.budget_high is None:
-        wanted["budget_high"] = config.budget
+    wanted["budget_high"] = config.budget
     if config.features == "m":
         middle_layer(policy.model, config.layer)  # raises unless the model has it
     else:
@@ -88,14 +86,9 @@ def names_of(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, Any]:
     return names
 
 
-def labels_of(rollouts: Sequence[Rollout], spec: Spec, seed: Sequence[int]) -> Labels:
-    """Return the labels of rollouts.
-
-    For a critic of a range of budgets, each rollout has a budget sampled by this seed.
-    """
-    rng = np.random.default_rng(seed)
-    budgets = rng.uniform(spec.budget, spec.budget_high, len(rollouts)).tolist()
-    return Labels.of(rollouts, budgets, spec.accounting, spec.gamma_safety, spec.gamma_task)
+def labels_of(rollouts: Sequence[Rollout], spec: Spec) -> Labels:
+    """Return the labels of rollouts."""
+    return Labels.of(rollouts, spec.budget, spec.accounting, spec.gamma_safety, spec.gamma_task)
 
 
 def source_of(
@@ -113,35 +106,20 @@ def source_of(
 
 
 class SharedSources:
-    """The latents of the same rollouts for several critics: the policy reads them once.
+    """The latents that several critics read: the policy reads rollouts once for those alike."""
 
-    Parameters
-    ----------
-    critics : collection of Spec or CriticConfig
-        Whose `features` and `layer` say what will be read.
-    """
-
-    def __init__(self, critics: Collection[Spec | CriticConfig]):
-        read: set[str] = set().union(*[critic.features for critic in critics])
-        # one pass gives what all of these read, but keeps one middle layer, that of the first
-        self.union = "".join(sorted(read))
-        self.layer = next((critic.layer for critic in critics if critic.features == "m"), None)
+    def __init__(self) -> None:
         self.made: dict[Hashable, Source] = {}
 
     def of(
         self, policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb: float
     ) -> Source:
         """Return the latents of rollouts that one of the critics reads, see `source_of`."""
-        own = spec.features, spec.layer
-        covered = set(spec.features) <= set(self.union) and spec.layer in (None, self.layer)
-        wider = (self.union, self.layer) if covered else own
         texts = tuple((r.prompt, tuple(r.words)) for r in rollouts)
-        key = *wider, memory_gb, texts
+        key = spec.features, spec.layer, memory_gb, texts
         if key not in self.made:
-            self.made[key] = source_of(policy, rollouts, *wider, memory_gb)
-        if not self.made[key].held:  # what this one reads may still fit
-            return source_of(policy, rollouts, *own, memory_gb)
-        return self.made[key].reading(spec.features)
+            self.made[key] = source_of(policy, rollouts, spec.features, spec.layer, memory_gb)
+        return self.made[key]
 
 
 def set_units(network: Network, numbers: Sequence[Tensor]) -> None:
@@ -185,15 +163,15 @@ class CriticObjective:
     def network(self, rollouts: Sequence[Rollout]) -> Critic:
         """Return an untrained network in the units of these rollouts, its buffer ``scale``."""
         critic = Critic(self.spec, self.config.dropout)
-        labels = self.labels(rollouts, 0)
+        labels = self.labels(rollouts)
         known = [row[: len(r.words)] for row, r in zip(labels.z, rollouts, strict=True)]
         task = labels.task[labels.task.isfinite()]
         set_units(critic, [torch.cat(known), task])
         return critic
 
-    def labels(self, rollouts: Sequence[Rollout], draw: int) -> Labels:
-        """Return the labels; epoch n trains on budgets of seed n, validation uses seed 0."""
-        return labels_of(rollouts, self.spec, (self.config.seed, draw))
+    def labels(self, rollouts: Sequence[Rollout]) -> Labels:
+        """Return the labels of rollouts."""
+        return labels_of(rollouts, self.spec)
 
     def losses(self, network: Critic, x: Latents, labels: Labels, index: Tensor) -> list[Tensor]:
         """Return each term of the loss, summed over the rows of the rollouts `index`.
@@ -213,7 +191,7 @@ class CriticObjective:
 
     def save(self, critic: Critic, rollouts: Sequence[Rollout], folder: Path) -> None:
         """Write the critic's files, with the share of these rollouts that is unsafe."""
-        critic.about["unsafe"] = 1 - float(labels_of(rollouts, self.spec, ()).safe.mean())
+        critic.about["unsafe"] = 1 - float(labels_of(rollouts, self.spec).safe.mean())
         save_critic(critic, folder)
 
 
@@ -261,15 +239,14 @@ def train(
     rollouts = [r for r in rollouts if r.words]
     spec = spec_of(policy, cost, reward, config, rollouts[0].max_new_tokens)
     _check_classes(split_by_prompt(rollouts, config.validation)[0], spec)
-    shared = shared or SharedSources([spec])
-    objective = CriticObjective(spec, config, shared)
+    objective = CriticObjective(spec, config, shared or SharedSources())
     fit(objective, policy, rollouts, Path(folder), opening, identity)
     return load_critic(folder, policy=policy, cost=cost, reward=reward)
 
 
 def _check_classes(rollouts: Sequence[Rollout], spec: Spec) -> None:
-    """Raise ``ParameterError`` where all rollouts end on one side of the lowest budget."""
-    safe = int(labels_of(rollouts, spec, ()).safe.sum())
+    """Raise ``ParameterError`` where all rollouts end on one side of the budget."""
+    safe = int(labels_of(rollouts, spec).safe.sum())
     if safe in (0, len(rollouts)):
         costs = sorted(r.costs[-1] for r in rollouts)
         raise ParameterError(

@@ -85,7 +85,6 @@ class CriticParams(RolloutConfig):
 
     def __post_init__(self):
         """Refuse settings that contradict one another, and build those of every part once."""
-        super().__post_init__()
         for name, options in self.critics.items():
             if name in ("none", "value") or name.startswith("rollouts-"):
                 raise ParameterError(
@@ -101,8 +100,6 @@ class CriticParams(RolloutConfig):
                 f"the first critic, {first!r}, is for accounting {config.accounting!r}; put one "
                 "for 'terminal' first"
             )
-        if self.n_shards != 1:
-            raise ParameterError(f"n_shards is {self.n_shards}; a critic is trained in one piece")
 
     def configs(self) -> dict[str, CriticConfig]:
         """Return the settings of every critic."""

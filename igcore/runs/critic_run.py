@@ -124,7 +124,7 @@ def critic_run(params: CriticParams) -> CriticRun:
         identity = {"code": code_of(), "versions": versions()}
         common = scorers | {"opening": open_run, "identity": identity}
         configs = params.configs()
-        shared = SharedSources(configs.values())
+        shared = SharedSources()
         critics = {
             name: train(policy, train_, config, folder / name, shared=shared, **common)
             for name, config in configs.items()

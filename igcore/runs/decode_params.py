@@ -5,6 +5,7 @@ because a run's identity hashes the code that decoding imports, and neither judg
 of critics may change that hash.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
@@ -16,6 +17,7 @@ from ..config import part_of
 from ..errors import ParameterError
 from ..models.prompts import check_prompts
 from ..models.registry import ScorerName
+from ..policy import Prompt
 from ..settings import (
     Count,
     FolderName,
@@ -27,6 +29,7 @@ from ..settings import (
     check_shard,
     settings,
 )
+from .folders import groups_of
 
 # network that a method needs -> the parameter that names its folder
 NETWORKS = {"critic": "critic", "value network": "value"}
@@ -132,6 +135,10 @@ class DecodeParams(Settings):
                     f"{role} names none; train one with notebook 20 and give its folder, or leave "
                     "the method out"
                 )
+
+    def groups(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+        """Return the groups of prompts of this shard, which may be none."""
+        return groups_of(prompts, self.group_size)[self.shard :: self.n_shards]
 
     def search(self) -> Settings:
         """Return the settings of the search alone."""

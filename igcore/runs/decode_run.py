@@ -20,7 +20,7 @@ from ..models.registry import scored_by
 from ..policy import Policy, Prompt
 from ..settings import written
 from .decode_params import DecodeParams, network_of
-from .folders import Run, groups_of, open_run
+from .folders import Run, open_run
 from .identity import models_identity, opened
 from .networks import Networks, load_networks, network_files
 from .records import record
@@ -53,7 +53,7 @@ class Experiment:
         for method in params.methods:
             guards[method] = replace(guard, critic=networks.get(network_of(method)))
             guards[method].under(method)  # refuses a network that was trained for something else
-        return cls(params, guards, groups_of(params, prompts))
+        return cls(params, guards, params.groups(prompts))
 
     @property
     def guard(self) -> Guard:

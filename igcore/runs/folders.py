@@ -103,17 +103,12 @@ class Run:
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def groups_of(params: Any, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-    """Return the groups of ``group_size`` consecutive prompts that belong to a shard.
+def groups_of(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
+    """Return the groups of `size` consecutive prompts; shards and resumed runs take whole groups.
 
-    A shard has the groups whose number is ``shard`` modulo ``n_shards``, which may be none.
+    Float sums depend on which prompts share a batch, so neither of them changes a result.
     """
-    # whole groups, because float sums depend on which prompts share a batch: so neither the number
-    # of shards nor a resume changes a result
-    groups = [
-        list(prompts[i : i + params.group_size]) for i in range(0, len(prompts), params.group_size)
-    ]
-    return groups[params.shard :: params.n_shards]
+    return [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
 
 
 # --- opening --------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def roll_out(
     check_sign(cost, "cost")
     for prompt in prompts:
         policy.encode(prompt.text, config.max_new_tokens)  # refuses before anything is written
-    groups = groups_of(config, prompts)
+    groups = groups_of(prompts, config.group_size)
     chosen = [prompt for group in groups for prompt in group]
     identity = asdict(config) | models_identity(policy, cost, reward, chosen)
     wanted = {(METHOD, prompt.id) for prompt in chosen}

@@ -31,7 +31,7 @@ from ..report.linefile import comparable, read, root_of
 from ..settings import Named, written
 from .decode_params import NETWORKS, DecodeParams
 from .decode_run import Experiment, identity_of, summary
-from .folders import changes, groups_of
+from .folders import changes
 from .identity import prompts_digest
 from .networks import load_networks
 from .records import SETTINGS
@@ -154,7 +154,7 @@ def _check(found: Evidence, trusted: Mapping[str, Any], replay: int | None, repo
     named = believed("prompts", params.prompts, trusted)
     ranking = cost if params.hardest else None
     chosen = load_prompts(named, params.split, params.limit, params.hardest, ranking)
-    prompts = list(chain.from_iterable(groups_of(params, chosen)))
+    prompts = list(chain.from_iterable(params.groups(chosen)))
     report.problems += contradictions(found, params, prompts)
     also = "" if reward is None else " and reward"
     report.certified |= {
