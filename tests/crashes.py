@@ -30,9 +30,8 @@ SMALL = replace(PARAMS, methods=["base", "inferenceguard"], n_samples=2, max_new
 CALLS = [
     *((os, name) for name in "write fsync truncate replace rename mkdir unlink".split()),
     *((Path, name) for name in ("touch", "write_bytes")),
-    (shutil, "copyfile"),
 ]
-WRITING = ("write", "write_bytes", "copyfile")
+WRITING = ("write", "write_bytes")
 HOW = ("killed before", "killed in", "killed after", "disk full at")
 WRITE = os.write
 
@@ -50,11 +49,9 @@ def lines_of(folder):
     return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
-def sound(lines):
-    """Return the lines of this run that nobody edited."""
-    known = {line: json.loads(line) for line in lines}
-    own = [line for line in lines if known[line]["seed"] == 0]
-    return [line for line in own if known[line]["digest"] == linefile.line_digest(known[line])]
+def own(lines):
+    """Return the lines of this run."""
+    return [line for line in lines if json.loads(line)["seed"] == 0]
 
 
 def compared(lines):
@@ -70,12 +67,12 @@ def nothing(folder):
 
 
 def half(folder):
-    """Three lines, one of them edited, and half a fourth."""
+    """Three lines and half a fourth."""
     run(folder)
     (folder / "manifest.json").unlink()
     path = folder / "responses.jsonl"
     first, second, third, fourth, *_ = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(first + second.replace(b'"seed": 0', b'"seed": 5') + third + fourth[:99])
+    path.write_bytes(first + second + third + fourth[:99])
 
 
 def another(folder):
@@ -98,7 +95,7 @@ def disturb(number, how, report):
         if next(numbers) != number:
             return real(*args, **more)
         if how in ("killed in", "disk full at") and name in WRITING:
-            name == "copyfile" or real(args[0], args[1][: len(args[1]) // 3])
+            real(args[0], args[1][: len(args[1]) // 3])
         if how == "disk full at":
             raise OSError(errno.ENOSPC, "No space left on device")
         try:
@@ -147,7 +144,7 @@ def wrong(folder, found, number, how, whole):
     lines = lines_of(folder)
     if compared(lines) != whole:
         return "other lines"
-    if [line for line in lines if line in left] != sound(left):
+    if [line for line in lines if line in left] != own(left):
         return "a finished line was lost or decoded again"
     aside = [lines_of(path) for path in (folder.parent / folders.ASIDE).glob("*")]
     if old and old not in aside:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SHARE = 4  # of all 210 cases; `python tests/crashes.py FOLDER 1` tries every one
+SHARE = 4  # of all cases; `python tests/crashes.py FOLDER 1` tries every one
 
 
 def test_a_run_that_was_disturbed_anywhere_ends_as_one_that_was_not(tmp_path):
@@ -19,5 +19,5 @@ def test_a_run_that_was_disturbed_anywhere_ends_as_one_that_was_not(tmp_path):
     cases = [json.loads(line) for line in done.stdout.splitlines()]
     assert [case for case in cases if case[-1]] == []
     calls = {call for _, _, call, _ in cases}
-    wanted = "write fsync truncate replace rename mkdir unlink touch write_bytes copyfile"
-    assert calls == set(wanted.split()) and len(cases) > 50
+    wanted = "write fsync truncate replace rename mkdir unlink touch write_bytes"
+    assert calls == set(wanted.split()) and len(cases) > 30

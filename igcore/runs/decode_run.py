@@ -106,8 +106,7 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     experiment = Experiment.of(params, prompts, guard, networks)
     identity = identity_of(params, experiment, weights)
     files = opened(guard.policy, guard.cost, guard.reward, paths=paths)
-    wanted = {(method, prompt.id) for method, group in experiment.work for prompt in group}
-    with open_run(folder, identity, wanted) as run:
+    with open_run(folder, identity) as run:
         run.scorers = {
             scorer.name: scorer for scorer in (guard.cost, guard.reward) if scorer is not None
         }

@@ -6,18 +6,18 @@ only sign of success, ``manifest.json``.
 
 import json
 import os
-import shutil
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..errors import RunError
 from ..files import PART, locked, replace_file, writing
 from ..policy import Prompt
 from ..progress import progress
-from ..report.linefile import Fields, Key, key, line_digest, root_of, sealed
+from ..report.linefile import Fields, key, line_digest, root_of, sealed
 from ..report.provenance import made_by
 
 ASIDE = ".replaced"  # folder that keeps what was replaced
@@ -115,27 +115,23 @@ def groups_of(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
 
 
 @contextmanager
-def open_run(
-    folder: Path, identity: Fields, wanted: Collection[Key] | None = None
-) -> Iterator[Run]:
+def open_run(folder: Path, identity: Fields) -> Iterator[Run]:
     """Open a run folder for writing, locked, with the lines that an earlier start has finished.
 
     A folder of another identity, or without one, is not mixed with this run: it is moved aside to
-    ``.replaced``, and one sentence says what changed. The same happens to lines that were changed
-    since they were written, or that are no longer wanted.
+    ``.replaced``, and one sentence says what changed.
 
     Parameters
     ----------
     identity : dict
         JSON values on which the lines depend: parameters, versions, digests of code, files and
         prompts.
-    wanted : collection of (method, prompt_id), optional
-        The lines to keep; by default all.
 
     Raises
     ------
     RunError
-        When another process is writing to the folder, or the disk is full.
+        When another process is writing to the folder, the disk is full, or a line was changed
+        since it was written.
     """
     identity = json.loads(json.dumps(identity))  # as it is read back: a tuple is a list
     busy = f"another process is writing to {folder}; wait for it, or choose another run name"
@@ -147,12 +143,13 @@ def open_run(
             for left in folder.glob(f".*{PART}"):  # by a start that was killed
                 left.unlink()
             if why := _foreign(folder, identity):
-                aside = _place_aside(folder)
+                aside = folder.parent / ASIDE / f"{folder.name}.{time.time_ns()}"
+                aside.parent.mkdir(exist_ok=True)
                 folder.rename(aside)
                 folder.mkdir()
                 print(f"{why} in {folder.name}: its files are now in {aside}, and a new run starts")
             _write_json(folder / "params.json", identity)
-            run.lines = sound_lines(run.responses, wanted)  # what an earlier start has finished
+            run.lines = sound_lines(run.responses)  # what an earlier start has finished
         yield run
 
 
@@ -166,10 +163,8 @@ def _foreign(folder: Path, identity: Fields) -> str:
         old = dict(json.loads(known.read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError):  # no mapping, or brackets without end
         return "params.json was damaged"
-    changed = list(changes(old, identity))
-    names = ", ".join(changed[:6])
-    more = " and more" if len(changed) > 6 else ""
-    return f"{names}{more} changed since the last run" if changed else ""
+    changed = ", ".join(changes(old, identity))
+    return f"{changed} changed since the last run" if changed else ""
 
 
 def changes(old: object, new: object, name: str = "") -> Iterator[str]:
@@ -181,51 +176,30 @@ def changes(old: object, new: object, name: str = "") -> Iterator[str]:
         yield name
 
 
-def _place_aside(folder: Path) -> Path:
-    """Return a new path to which something of a folder is moved aside."""
-    aside = folder.parent / ASIDE / f"{folder.name}.{time.time_ns()}"
-    aside.parent.mkdir(exist_ok=True)
-    return aside
+def sound_lines(path: Path) -> list[Fields]:
+    """Return the lines of a file as they were written; a half-written last line is dropped.
 
-
-def sound_lines(
-    path: Path, wanted: Collection[Hashable] | None = None, by: Callable[[Fields], Hashable] = key
-) -> list[Fields]:
-    """Return the lines of a file that are unchanged and still wanted, each key once.
-
-    All other lines are removed from the file, and one sentence says so. A copy of the file as it
-    was is kept aside, and its manifest is deleted.
-
-    Parameters
-    ----------
-    wanted : collection, optional
-        Keys to keep; by default all.
-    by : callable
-        Returns the key of a line.
+    Raises
+    ------
+    RunError
+        For a line that was changed since it was written.
     """
     if not path.exists():
         return []
     drop_half_line(path)
-    raw = path.read_bytes().split(b"\n")[:-1]
-    kept: dict[Hashable, tuple[bytes, Fields]] = {}
-    for text in raw:  # as bytes, so that the lines that stay do not change
+    lines = []
+    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
+        unchanged = False
         with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             line = json.loads(text)
-            name = by(line)
             unchanged = line["digest"] == line_digest(line)
-            if unchanged and (wanted is None or name in wanted):
-                kept.setdefault(name, (text, line))
-    if lost := len(raw) - len(kept):
-        path.with_name("manifest.json").unlink(missing_ok=True)  # no longer the sign of success
-        aside = _place_aside(path.parent)
-        aside.mkdir()
-        shutil.copy2(path, aside / path.name)
-        replace_file(path, b"".join(text + b"\n" for text, _ in kept.values()))
-        print(
-            f"{lost} lines of {path} were changed since they were written, or answer what is "
-            f"not asked for: the file as it was is now in {aside}, and these lines are left out"
-        )
-    return [line for _, line in kept.values()]
+        if not unchanged:
+            raise RunError(
+                f"line {number} of {path} was changed since it was written; delete the line and "
+                "run again, which answers it anew"
+            )
+        lines.append(line)
+    return lines
 
 
 # --- writing --------------------------------------------------------------------------------------

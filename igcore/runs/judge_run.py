@@ -8,7 +8,6 @@ asks only what is new, and a pair of equal answers is asked once for all methods
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from operator import itemgetter
 from pathlib import Path
 
 import pandas as pd
@@ -76,7 +75,7 @@ def judge_missing(
     Replies are appended to the folder one by one.
     """
     path = run.folder / "verdicts.jsonl"
-    lines = sound_lines(path, by=itemgetter("question"))
+    lines = sound_lines(path)
     scores = {line["question"]: scores_of(line) for line in lines}
     missing = [question for digest, question in questions.items() if digest not in scores]
     if missing:

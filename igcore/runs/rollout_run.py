@@ -72,14 +72,13 @@ def roll_out(
     groups = groups_of(prompts, config.group_size)
     chosen = [prompt for group in groups for prompt in group]
     identity = asdict(config) | models_identity(policy, cost, reward, chosen)
-    wanted = {(METHOD, prompt.id) for prompt in chosen}
     tallies = Tally(), Tally()  # of the whole run: it stops where a scorer mostly fails
 
     def lines_of(method: str, group: Sequence[Prompt]) -> list[dict]:
         """Return the lines of a group, in smaller batches where memory runs out."""
         return halving(group, len(group), partial(_lines, policy, config, cost, reward, tallies))
 
-    with open_run(folder, identity, wanted) as run, packed(policy.model):
+    with open_run(folder, identity) as run, packed(policy.model):
         run.fill([(METHOD, group) for group in groups], lines_of, f"rollouts {policy.name}")
         seconds = sum(line["generate_s"] + line["score_s"] for line in run.lines)
         run.finish({"lines": len(run.lines), "seconds": seconds})
