@@ -32,33 +32,20 @@ CODE = attrgetter(
     *("co_flags", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
 )
 READS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}  # a global, as Python's steps
-WRAPPERS = (
-    *(types.MethodType, staticmethod, classmethod, property),
-    *(functools.cached_property, type(functools.lru_cache(len))),
-)
-WRAPPED = ("__func__", "__self__", "__wrapped__", "fget", "func")  # what these hold
+CACHED = type(functools.lru_cache(len))
+WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, CACHED)
+WRAPPED = ("__wrapped__", "fget", "func")  # what these hold
 
 
 # --- modules --------------------------------------------------------------------------------------
 
 
 def tree_digest(tree: ast.AST) -> str:
-    """Return the digest of code, the same under every supported Python version.
-
-    Comments, layout and docstrings do not count.
-    """
-    return hashlib.sha256(repr(_canonical(tree)).encode()).hexdigest()[:DIGITS]
-
-
-def _canonical(node: object) -> object:
-    """Return a syntax tree without positions, and without texts that stand alone."""
-    if isinstance(node, list):
-        return [_canonical(part) for part in node if not _is_text(part)]
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    # newer versions of Python have fields that are empty and that older ones lack
-    held = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
-    return [type(node).__name__, *((name, _canonical(value)) for name, value in held)]
+    """Return the digest of code; comments, layout and docstrings do not count."""
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [statement for statement in body if not _is_text(statement)]  # type: ignore
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:DIGITS]
 
 
 def _is_text(node: object) -> bool:

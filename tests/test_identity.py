@@ -5,7 +5,6 @@ policies and scorers.
 import ast
 import json
 import sys
-import types
 
 import pytest
 from copiedcode import edit, forget, know_code_from
@@ -105,52 +104,6 @@ class C:
     assert tree_digest(ast.parse(one)) == tree_digest(ast.parse(same))
 
 
-def test_the_digest_is_that_of_every_python_version():
-    """Guards runs that are carried to another Python: newer ones have other fields."""
-    text = '''
-def f(x, /, y=1, *a, z: int = 2, **k) -> int:
-    """doc"""
-    return f"{y!r:>{z}}{{}}" f"{x = !s:^10}"
-class A:
-    "doc"
-async def g():
-    async with a as b, c: pass
-    return ({**a, 1: 2}, {*x}, lambda *a, k=1: 0, x[1:2, ::3, ...], -1, 1j, b"x", 1e-5, None)
-match x:
-    case {"a": 1, **rest}: pass
-    case [1, *_, A(b=2) | None as q] if q: pass
-try: pass
-except* ValueError: pass
-'''
-    assert tree_digest(ast.parse(text)) == "9db6f436123f0d1f"
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("x = 1", "x = 1.0"),
-        ("x = 1", "x = True"),
-        ("x = 'a'", "x = b'a'"),
-        ("a < b", "a <= b"),
-        ("f(a, b)", "f(b, a)"),
-        ("{**a}", "{None: a}"),
-        ("x[1:]", "x[:1]"),
-        ("def f(a=None): x", "def f(a): x"),
-        ("return_ = 1", "return_ = 2"),
-        ("f'{x}a'", "f'a{x}'"),
-        ("f'{x!r}'", "f'{x}'"),
-        ("def f(*, a, b=1): x", "def f(*, a=1, b): x"),
-        ("x: int = 1", "x = 1"),
-        ("@a\ndef f(): x", "def f(): x"),
-        ("if a:\n  x\nelse:\n  y", "if a:\n  x\ny"),
-    ],
-)
-def test_what_python_tells_apart_has_two_digests(one, other):
-    """Guards the canonical form: fields that are left out must not make two programs one."""
-    a, b = (tree_digest(ast.parse(text)) for text in (one, other))
-    assert a != b
-
-
 def notebook(path, *cells, outputs=()):
     code = [
         {"cell_type": "code", "source": [cell], "outputs": list(outputs), "metadata": {}}
@@ -198,22 +151,16 @@ def test_a_scorer_counts_with_its_files_and_its_module():
     assert identity.modules_of(scorer) == ["mockpolicy", "igcore.models.paper"]
 
 
-def test_a_scorer_of_a_notebook_counts_by_its_source(monkeypatch):
+def test_a_scorer_of_a_notebook_counts_by_its_content():
     """Guards people in JupyterLab: their class lives in no module."""
-    import linecache
-
     digests = []
-    for number, body in enumerate(("return 1", "return 2", "return 2  # two")):
+    for body in ("return 1", "return 2", "return 2  # two"):
         text = (
             f"class Mine:\n    name, digest = 'mine', 'v1'\n    def score(self):\n        {body}\n"
         )
-        name = f"<cell {number}>"
-        cell = types.ModuleType(name)
-        cell.__file__ = name
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        monkeypatch.setitem(sys.modules, name, cell)
-        exec(compile(text, name, "exec"), cell.__dict__)
-        part = cell.Mine()
+        cell = {"__name__": "__main__"}
+        exec(text, cell)
+        part = cell["Mine"]()
         digests.append(identity.part_identity(part)["code"])
         assert sources(*identity.modules_of(part)) == {}
-    assert digests[0] != digests[1] == digests[2]
+    assert digests[0] != digests[1] == digests[2] and digests[0]

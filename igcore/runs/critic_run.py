@@ -38,7 +38,7 @@ from ..scorers import Scorer
 from ..settings import written
 from .critic_params import CriticParams
 from .folders import open_run
-from .identity import code_of, opened
+from .identity import code_of
 from .rollout_run import load_rollouts, roll_out
 
 
@@ -86,9 +86,7 @@ class CriticRun:
         }
         for name, text in tables.items():
             replace_file(self.folder / name, text)
-        paths = [self.params.prompts.name]
         manifest = written(self.params) | made_by()
-        manifest["opened"] = opened(self.policy, self.cost, self.reward, paths=paths)
         parts = sorted(self.folder.glob("*/manifest.json"))
         texts = {path.parent.name: path.read_text(encoding="utf-8") for path in parts}
         roots = {name: json.loads(text)["root"] for name, text in texts.items()}

@@ -22,7 +22,7 @@ from ..settings import written
 from .decode_params import DecodeParams, network_of
 from .folders import Run, open_run
 from .identity import models_identity, opened
-from .networks import Networks, load_networks, network_files
+from .networks import Networks, load_networks
 from .records import record
 
 
@@ -102,16 +102,14 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     guard = guard_of(params)
     prompts = load_prompts(params.prompts, params.split, params.limit, params.hardest, guard.cost)
     networks, weights = load_networks(params, root(), guard)
-    paths = [params.prompts.name, *chain(*network_files(params, root()))]
     experiment = Experiment.of(params, prompts, guard, networks)
     identity = identity_of(params, experiment, weights)
-    files = opened(guard.policy, guard.cost, guard.reward, paths=paths)
     with open_run(folder, identity) as run:
         run.scorers = {
             scorer.name: scorer for scorer in (guard.cost, guard.reward) if scorer is not None
         }
         run.fill(experiment.work, experiment.lines_of, params.run)
-        manifest = summary(run.lines) | {"params": run.params, "opened": files}
+        manifest = summary(run.lines) | {"params": run.params}
         if guard.pool is not None:  # of this start alone
             manifest["pool"] = {"drawn": guard.pool.drawn, "reused": guard.pool.reused}
         run.finish(manifest)

@@ -6,14 +6,12 @@ count by version.
 """
 
 import ast
-import inspect
 import json
-import textwrap
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from ..closure import PACKAGE, source_of, sources, tree_digest
+from ..closure import PACKAGE, known, members_of, source_of, sources, tree_digest
 from ..errors import RunError
 from ..files import DIGITS, digest_of
 from ..policy import Policy, Prompt
@@ -28,12 +26,12 @@ LINES = "report/linefile.py"  # but how a line is stored counts
 @cache
 def package_digest(*left_out: str) -> str:
     """Return the digest of the package's code, without the rooms that are left out."""
-    known = {}
+    digests = {}
     for file in sorted(HOME.rglob("*.py")):
         name = file.relative_to(HOME)
         if name.parts[0] not in left_out or name.as_posix() == LINES:
-            known[name.as_posix()] = tree_digest(ast.parse(file.read_bytes()))
-    return digest_of(known)[:DIGITS]
+            digests[name.as_posix()] = tree_digest(ast.parse(file.read_bytes()))
+    return digest_of(digests)[:DIGITS]
 
 
 def code_of(*modules: str) -> dict[str, str]:
@@ -60,8 +58,7 @@ def part_identity(part) -> dict:
     """Return the identity of a policy or scorer by content.
 
     It is ``identity()`` where the part has one, else its name and digest; its files are added. A
-    part that was defined in a notebook or in an installed package has no module to hash, so its
-    source counts instead.
+    class that was defined in a notebook has no module to hash, so its members count instead.
 
     Raises
     ------
@@ -69,9 +66,9 @@ def part_identity(part) -> dict:
         For a function that holds what cannot be told from another.
     """
     if hasattr(part, "identity"):
-        known = part.identity()
+        found = part.identity()
     else:
-        known = {"name": part.name, "digest": part.digest}
+        found = {"name": part.name, "digest": part.digest}
     for inner in getattr(part, "parts", (part,)):
         if unknown := getattr(inner, "unknown", ""):
             raise RunError(
@@ -80,12 +77,11 @@ def part_identity(part) -> dict:
                 "such as 'v1', and change it with what the function holds"
             )
     if files := getattr(part, "files", None):
-        known = known | {"files": dict(files)}
+        found = found | {"files": dict(files)}
     home = type(part).__module__
     if not home.startswith(f"{PACKAGE}.") and source_of(home) is None:
-        source = textwrap.dedent(inspect.getsource(type(part)))
-        known = known | {"code": tree_digest(ast.parse(source))}
-    return known
+        found = found | {"code": known(members_of(type(part)))[0]}
+    return found
 
 
 def models_identity(
@@ -123,15 +119,9 @@ def modules_of(*parts) -> list[str]:
     return [module for module in modules if module]
 
 
-def opened(*parts, paths: Iterable[Path | str] = ()) -> dict[str, list[int]]:
-    """Return size and time (ns) of the files of policies and scorers, and of other paths.
-
-    A later change then shows without reading gigabytes.
-    """
-    files = [Path(path).absolute() for path in paths]
-    for part in parts:
-        names = getattr(part, "files", {})
-        if hasattr(names, "folder"):
-            files += [Path(names.folder, name).absolute() for name in names]
+def opened(policy: Policy) -> dict[str, list[int]]:
+    """Return size and time (ns) of the files of a policy: a change shows without reading them."""
+    names = getattr(policy, "files", {})
+    files = [Path(names.folder, name) for name in names] if hasattr(names, "folder") else []
     found = {file: file.stat() for file in files if file.is_file()}
     return {str(file): [stat.st_size, stat.st_mtime_ns] for file, stat in found.items()}
