@@ -81,7 +81,8 @@ class Client:
     key : str
         Sent as a bearer token; empty for an endpoint that asks for none.
     timeout : float
-        Seconds for a whole reply.
+        Seconds for a whole reply. They are counted between two pieces of it; to connect, to send
+        and to wait for one piece may each take as long.
     retries : int
         Further attempts.
     at_once : int
