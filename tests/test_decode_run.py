@@ -125,20 +125,6 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     assert (path.parent / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("n_shards", [2, 3])
-def test_shards_hold_the_same_lines_as_the_whole(tmp_path, n_shards):
-    """Guards groups as the unit of work: composition, and with it every bit, is the same in any
-    shard.
-    """
-    whole = linefile.read(decode_into(tmp_path / "whole"))
-    parts = []
-    for shard in range(n_shards):
-        part = dataclasses.replace(PARAMS, shard=shard, n_shards=n_shards)
-        parts += linefile.read(decode_into(tmp_path / str(shard), part))
-    assert len(parts) == len(whole) == 30
-    assert differences(parts, whole) == []
-
-
 def test_shards_and_a_resume_are_bit_equal_in_float32(tmp_path):
     """Guards the real engine, padding and scorer batches included: the digest of a line covers
     every number but seconds.
@@ -175,25 +161,6 @@ def test_a_finished_run_is_not_decoded_again(tmp_path, monkeypatch):
     monkeypatch.setattr(decode_run, "decode", lambda *a, **k: pytest.fail("decoded again"))
     decode_into(tmp_path / "run")
     assert path.read_bytes() == before
-
-
-def test_missing_work_takes_back_the_sign_of_success(tmp_path):
-    """Guards a manifest that would vouch for a file from which a damaged line was deleted."""
-    path = decode_into(tmp_path / "run")
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
-
-    def stopped(*_):
-        raise KeyboardInterrupt
-
-    cost = LetterCost()
-    again = experiment(PARAMS, cost=cost)
-    cost.score = stopped
-    with (
-        pytest.raises(KeyboardInterrupt),
-        folders.open_run(tmp_path / "run", {"budget": PARAMS.budget}) as run,
-    ):
-        fill(run, again)
-    assert not (tmp_path / "run" / "manifest.json").exists()
 
 
 def test_a_shard_above_the_last_group_is_an_empty_complete_run(tmp_path):

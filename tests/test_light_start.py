@@ -10,13 +10,6 @@ import pytest
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 MODELS = ["torch", "transformers", "accelerate", "datasets", "sklearn", "sympy"]
-# notebook -> what it must not import besides; those that are not here draw with seaborn
-FORBIDDEN = {
-    "40_tables": ["matplotlib", "seaborn"],
-    "45_ablations": ["seaborn"],
-    "60_judge": ["seaborn"],
-    "70_paper_audit": ["seaborn", "statsmodels.api"],
-}
 WITHOUT = """
 import importlib.abc, json, sys
 
@@ -28,9 +21,8 @@ class Blocked(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"{name} is imported", name=name)
 
 sys.meta_path.insert(0, Blocked())
-if "matplotlib" not in forbidden:
-    import matplotlib
-    matplotlib.use("Agg")
+import matplotlib
+matplotlib.use("Agg")
 notebook = {"__name__": "__main__", "In": cells}
 for cell in cells:
     exec(cell, notebook)
@@ -74,7 +66,7 @@ def test_a_notebook_runs_without_torch(name):
     """Guards a lecturer's laptop: one import at the head of a table's module once asked for a
     gigabyte of libraries that no cell uses.
     """
-    printed = run_without(MODELS + FORBIDDEN.get(name, []), code_cells(name))
+    printed = run_without(MODELS, code_cells(name))
     assert len(printed.splitlines()) > 1  # the cells were run
 
 
@@ -85,9 +77,9 @@ def test_a_notebook_imports_no_models(name):
     """
     imports = [import_lines(cell) for cell in code_cells(name)]
     assert any("igcore.report" in line for line in imports)
-    run_without(MODELS + FORBIDDEN.get(name, []), imports)
+    run_without(MODELS, imports)
 
 
 def test_the_command_line_imports_no_models():
     """Bug: every `igcore run` imported torch for `igcore verify`, then its kernel did so again."""
-    run_without([*MODELS, "matplotlib", "pandas", "scipy"], ["import igcore.runs.cli"])
+    run_without([*MODELS, "pandas", "scipy"], ["import igcore.runs.cli"])

@@ -1,6 +1,5 @@
 """Tests of params files as a whole: grids, changes and where runs go."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -240,17 +239,6 @@ def test_two_files_do_not_make_one_run(tmp_path):
         match="paper/examples-a.yaml makes a run 'a', as another file or point does",
     ):
         ParamFiles("paper", base=folder(tmp_path, **{"examples-a": one})).runs()
-
-
-def test_every_committed_file_is_a_run_of_its_own_folder():
-    """Bug: two files that write into one run folder, or into that of another profile."""
-    base = Path(__file__).parents[1] / "params"
-    for profile in sorted(path.name for path in base.iterdir() if path.is_dir()):
-        files = ParamFiles(profile, base=base)
-        found = [point for file in files.files("decode") for point in files.points(file)]
-        assert len({run for run, _ in found}) == len(found), profile
-        assert {params["profile"] for _, params in found} <= {profile}
-        assert json.dumps(found)  # plain data, as Snakemake hands it to papermill
 
 
 @pytest.mark.parametrize("limit", [0, None, "16", -4])

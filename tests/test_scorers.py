@@ -194,13 +194,6 @@ def test_a_class_is_no_scorer(kind):
         as_scorer(kind, "cost")
 
 
-def test_unknown_scorer_names_the_nearest():
-    with pytest.raises(
-        ParameterError, match="unknown scorer 'minilm'; did you mean 'minilm-relevance'"
-    ):
-        load_scorer("minilm")
-
-
 def test_a_registered_scorer_has_a_name_and_a_home(monkeypatch):
     """Bug: a change in the scorer of a run that no hash of the run's code covers."""
     monkeypatch.setitem(SCORERS, "shouting", Shouting)

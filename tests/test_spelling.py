@@ -1,8 +1,4 @@
-"""Tests that returned ids and streams are the scored text, whatever bytes the policy writes.
-
-``python -c "import sys; sys.path.insert(0, 'tests'); import test_spelling; test_spelling.main()"``
-asks for ten thousand answers instead of a few hundred; ``main(n)`` for n of each tokenizer.
-"""
+"""Tests that returned ids and streams are the scored text, whatever bytes the policy writes."""
 
 import hashlib
 import random
@@ -99,13 +95,6 @@ def differing(kind: str, answers: int) -> tuple[list, Counter]:
         met[answer.status] += 1
         met[answer.reason] += 1
     return wrong, met
-
-
-def main(answers: int = 2_000):
-    """Ask for so many answers of every kind of tokenizer, and print how many differ."""
-    for kind in KINDS:
-        wrong, met = differing(kind, answers)
-        print(f"{kind}: {len(wrong)} of {answers} differ; {dict(met)}", flush=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -36,58 +36,43 @@ def llama3(tmp_path_factory):
     return load_tokenizer(folder)
 
 
+SAFE_RLHF = "BEGINNING OF CONVERSATION: USER:"
+
+
 @pytest.mark.parametrize(
-    ("name", "opening", "whole"),
+    ("name", "prompt", "opening", "space"),
     [
-        ("raw", "Hi there", "Hi thereYes."),
+        ("raw", "Hi there", "Hi there", ""),
+        ("raw", DIALOGUE, DIALOGUE, ""),
+        ("safe-rlhf", "Hi there", f"{SAFE_RLHF} Hi there ASSISTANT:", ""),
         (
             "safe-rlhf",
-            "BEGINNING OF CONVERSATION: USER: Hi there ASSISTANT:",
-            "BEGINNING OF CONVERSATION: USER: Hi there ASSISTANT:Yes.",
+            DIALOGUE,
+            f"{SAFE_RLHF} Why does bread rise? ASSISTANT:Yeast makes gas.</s>USER: And cake? "
+            "ASSISTANT:",
+            "",
         ),
+        ("vicuna", "Hi there", f"{VICUNA} USER: Hi there ASSISTANT:", " "),
+        ("vicuna", "{x} {}", f"{VICUNA} USER: {{x}} {{}} ASSISTANT:", " "),  # no format string
         (
             "vicuna",
-            f"{VICUNA} USER: Hi there ASSISTANT:",
-            f"{VICUNA} USER: Hi there ASSISTANT: Yes.",
+            DIALOGUE,
+            f"{VICUNA} USER: Why does bread rise? ASSISTANT: Yeast makes gas.</s>USER: And cake? "
+            "ASSISTANT:",
+            " ",
         ),
-        (
-            "human-assistant",
-            "\n\nHuman: Hi there\n\nAssistant:",
-            "\n\nHuman: Hi there\n\nAssistant: Yes.",
-        ),
+        ("human-assistant", "Hi there", "\n\nHuman: Hi there\n\nAssistant:", " "),
+        ("human-assistant", DIALOGUE, DIALOGUE, " "),
     ],
 )
-def test_one_turn(name, opening, whole):
+def test_a_template_writes_turns_to_the_last_space(name, prompt, opening, space):
     """Bug: a space after the colon, after which a Llama tokenizer gives the first word another
-    token.
+    token; and a dialogue of HH-RLHF put whole into one turn, with its speakers' names inside it.
     """
     template = TEMPLATES[name]
-    assert template.opening(None, "Hi there") == opening
-    assert template.whole(None, "Hi there", "Yes.") == whole
+    assert template.opening(None, prompt) == opening
+    assert template.whole(None, prompt, "Yes.") == f"{opening}{space}Yes."
     assert template.special  # BOS is the tokenizer's
-
-
-@pytest.mark.parametrize(
-    ("name", "opening"),
-    [
-        ("raw", DIALOGUE),
-        (
-            "safe-rlhf",
-            "BEGINNING OF CONVERSATION: USER: Why does bread rise? ASSISTANT:Yeast makes "
-            "gas.</s>USER: And cake? ASSISTANT:",
-        ),
-        (
-            "vicuna",
-            f"{VICUNA} USER: Why does bread rise? ASSISTANT: Yeast makes gas.</s>USER: And "
-            f"cake? ASSISTANT:",
-        ),
-        ("human-assistant", DIALOGUE),
-    ],
-)
-def test_several_turns(name, opening):
-    """Bug: a dialogue of HH-RLHF put whole into one turn, with its speakers' names inside it."""
-    assert TEMPLATES[name].opening(None, DIALOGUE) == opening
-    assert TEMPLATES[name].whole(None, DIALOGUE, "").startswith(opening)
 
 
 def test_the_answer_has_one_space_before_it_and_no_more():
@@ -102,11 +87,6 @@ def test_the_answer_has_one_space_before_it_and_no_more():
     assert (
         TEMPLATES["safe-rlhf"].whole(None, "Hi", " Yes.").endswith("ASSISTANT: Yes.")
     )  # appended as it is
-
-
-def test_braces_are_text():
-    """Bug: a prompt with code in it read as a format string."""
-    assert TEMPLATES["vicuna"].opening(None, "{x} {}").endswith("USER: {x} {} ASSISTANT:")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,4 @@
-"""Parameters of notebook 20: rollouts, the critics to train, and the search that tries them.
-
-The module stands alone, as `igcore.runs.decode_params` does: the identity of rollouts and networks
-hashes the code that they import.
-"""
+"""Parameters of notebook 20: rollouts, the critics to train, and the search that tries them."""
 
 from dataclasses import field
 from typing import Annotated

@@ -1,8 +1,6 @@
 """Parameters of notebook 30: the settings of the search, and the prompts, models and methods.
 
-This is data only; `igcore.runs.decode_run.decode_run` loads what it names. The module stands alone
-because a run's identity hashes the code that decoding imports, and neither judges nor the training
-of critics may change that hash.
+This is data only; `igcore.runs.decode_run.decode_run` loads what it names.
 """
 
 from collections.abc import Sequence
