@@ -190,9 +190,9 @@ def runs_of(given: Mapping, file: object) -> Iterator[tuple[str, dict]]:
         another form.
     """
     shared = dict(given)
-    own = {name: shared.pop(name) for name in ("run", "grid", "points") if name in shared}
+    own = {name: shared.pop(name) for name in ("grid", "points") if name in shared}
     try:
-        made = Runs(**own)
+        made = Runs(run=shared.get("run"), **own)
     except ParameterError as error:
         raise ParameterError(f"{file}: {error}") from None
     for (name, own), *values in itertools.product(made.points.items(), *made.grid.values()):
