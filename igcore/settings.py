@@ -19,9 +19,15 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any, Self, dataclass_transform
 
 import pydantic.dataclasses
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+)
 from pydantic import WrapValidator as Wrapped
-from pydantic_core import CoreSchema, core_schema
 
 from .errors import MissingParameter, ParameterError, unknown_name
 
@@ -225,11 +231,13 @@ class Named:
                 raise unknown_name(f"option of {kind} {self.name!r}:", option, allowed)
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, *_: Any) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, _: Any, handler: pydantic.GetCoreSchemaHandler) -> Any:
         """Read a field of this type as `of` does."""
-        return core_schema.with_info_plain_validator_function(
-            lambda value, info: cls.of(value, f"parameter {info.field_name}")
-        )
+
+        def read(value: Any, info: ValidationInfo) -> Named:
+            return cls.of(value, f"parameter {info.field_name}")
+
+        return handler.generate_schema(Annotated[Any, PlainValidator(read)])
 
 
 def written(value: Any) -> Any:
