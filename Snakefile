@@ -277,62 +277,30 @@ for name, runs in MADE.items():
             RUN + " {input.notebook:q} {params.executed:q} -f {input.job:q} {params.shard}"
 
 
-rule tables:
-    input:
-        runs=DONE + CRITICS + VERDICTS,
-        notebook=ancient(NOTEBOOKS["tables"]),
-        job=lambda w: job("tables", "tables", FILES.read(f"params/{PARAMS}/tables.yaml")),
-    output:
-        TABLES,
-    log:
-        notebook=f"runs/{PROFILE}/tables.ipynb",
-    shell:
-        RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
+MADE_FROM_RUNS = {  # rule -> what it makes, the executed notebook, and the file of its settings
+    "tables": (TABLES, "tables", "tables"),
+    "figures": (PICTURES, "figures", "figures"),
+    "experiments": (ABLATIONS, "ablations", "ablations" if has("ablations") else "tables"),
+    "claims": (DECIDED, "claims", ""),
+}
 
+for name, (made, executed, file) in MADE_FROM_RUNS.items():
 
-rule figures:
-    input:
-        runs=DONE + CRITICS + VERDICTS,
-        notebook=ancient(NOTEBOOKS["figures"]),
-        job=lambda w: job("figures", "figures", FILES.read(f"params/{PARAMS}/figures.yaml")),
-    output:
-        PICTURES,
-    log:
-        notebook=f"runs/{PROFILE}/figures.ipynb",
-    priority: 1  # the longest of what remains when all runs are done
-    shell:
-        RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
-
-
-EXPERIMENTS_FILE = "ablations" if has("ablations") else "tables"
-
-
-rule experiments:
-    input:
-        runs=DONE + CRITICS,
-        main=MAIN_RUNS,
-        notebook=ancient(NOTEBOOKS["experiments"]),
-        job=lambda w: job("experiments", "experiments", FILES.read(f"params/{PARAMS}/{EXPERIMENTS_FILE}.yaml")),
-    output:
-        ABLATIONS,
-    log:
-        notebook=f"runs/{PROFILE}/ablations.ipynb",
-    shell:
-        RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
-
-
-rule claims:
-    input:
-        runs=DONE + CRITICS,
-        notebook=ancient(NOTEBOOKS["claims"]),
-        claims=CLAIMS,
-        job=lambda w: job("claims", "claims", DECIDING),
-    output:
-        DECIDED or f"runs/{PROFILE}/claims/none",
-    log:
-        notebook=f"runs/{PROFILE}/claims.ipynb",
-    shell:
-        RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
+    rule:
+        name:
+            name
+        input:
+            runs=DONE + CRITICS + VERDICTS + MAIN_RUNS,
+            notebook=ancient(NOTEBOOKS[name]),
+            claims=[] if file else CLAIMS,
+            job=lambda w, name=name, file=file: job(name, name, FILES.read(f"params/{PARAMS}/{file}.yaml") if file else DECIDING),
+        output:
+            made or f"runs/{PROFILE}/{name}/none",
+        log:
+            notebook=f"runs/{PROFILE}/{executed}.ipynb",
+        priority: int(name == "figures")  # the longest of what remains when all runs are done
+        shell:
+            RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
 
 
 rule judge:

@@ -3,7 +3,6 @@
 import html
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,17 +66,6 @@ def test_a_notebook_is_fit_for_papermill_and_git(path):
         and (path.stem in TEACHING or c.execution_count is None)
         for c in code
     )
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_a_notebook_reads_as_a_text(path):
-    """Guards the reader: a sentence stands before every cell of code, and no cell is a wall."""
-    cells = nbformat.read(path, as_version=4).cells
-    for before, cell in pairwise(cells):
-        if cell.cell_type == "code":
-            assert before.cell_type == "markdown", cell.id
-            lines = [line for line in cell.source.splitlines() if line.strip()]
-            assert len(lines) <= 40 or cell.source.startswith("# Parameters"), cell.id
 
 
 def words_shown(path):

@@ -924,15 +924,6 @@ def test_which_groups_are_decoded_again_nobody_knows_beforehand(honest, tiny, mo
     assert len({str(group) for group in drawn}) > 1
 
 
-def test_a_run_without_a_manifest_does_not_hold(forger, capsys):
-    forger.path.with_name("manifest.json").unlink()
-    assert cli.main(["verify", str(forger.path)]) == 1
-    assert (
-        "manifest.json cannot be read (FileNotFoundError); finish the run"
-        in capsys.readouterr().err
-    )
-
-
 def test_a_manifest_of_another_run_does_not_hold(forger, capsys):
     """Guards what binds the three files: the manifest has the parameters of its run, and one hash
     over all.
