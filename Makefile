@@ -109,9 +109,8 @@ served-test: assets
 audit: assets
 	@$(BIN)/python -m tests.audit --emissions 1000000 --breakages --processes $(CORES)
 
-# KEEP=1 leaves SLURM's packages installed
 slurm-test: assets
-	@$(BIN)/python -m tests.cluster $(if $(KEEP),--keep)
+	@$(BIN)/python -m tests.cluster
 
 bench: assets
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'

@@ -176,12 +176,6 @@ def test_a_change_changes_the_digest(case):
     assert digests[0] != digests[1]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_same_content_has_the_same_digest(case):
-    first, _ = CASES[case]
-    assert known(first) == known(first)
-
-
 @pytest.mark.parametrize(
     ("one", "same"),
     [

@@ -250,9 +250,3 @@ def test_an_interrupt_is_one_sentence(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("papermill.execute_notebook", interrupted)
     assert cli.main(written_notebook(tmp_path, "pass")) == 1
     assert capsys.readouterr().err.startswith("error: stopped; every finished line is kept")
-
-
-def test_a_missing_params_file_is_one_sentence(tmp_path, capsys):
-    command = written_notebook(tmp_path, "pass")
-    assert cli.main([*command, "-f", str(tmp_path / "none.yaml")]) == 1
-    assert "none.yaml cannot be read" in capsys.readouterr().err

@@ -21,10 +21,10 @@ def show(title: str, seen: object) -> None:
     print(f"{title}: {seen}", flush=True)
 
 
-def test(folder: Path, keep: bool) -> None:
+def test(folder: Path) -> None:
     """Walk locally and on the cluster, and compare; raise ``IgcoreError`` where something fails."""
     began = time.monotonic()
-    with one_node(keep) as node:
+    with one_node() as node:
         show("the node", node)
         show("seconds to set it up", round(time.monotonic() - began, 1))
         failed = walks.fail(folder / "failing")
@@ -42,13 +42,12 @@ def test(folder: Path, keep: bool) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Test from the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
-    parser.add_argument("--keep", action="store_true", help="leave the packages installed")
-    given = parser.parse_args(arguments)
+    parser.parse_args(arguments)
     for number in ENDS:  # whatever ends the test, the cluster is taken down on the way out
         signal.signal(number, lambda *_: sys.exit("stopped"))
     folder = Path(tempfile.mkdtemp(prefix="igcore-slurm-"))
     try:
-        test(folder, given.keep)
+        test(folder)
     except IgcoreError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -54,13 +54,8 @@ PartitionName=one Nodes={host} Default=YES MaxTime=01:00:00 State=UP OverSubscri
 
 
 @contextmanager
-def one_node(keep: bool = False) -> Iterator[str]:
+def one_node() -> Iterator[str]:
     """Set up the cluster, and take it down whatever happens inside.
-
-    Parameters
-    ----------
-    keep : bool
-        Leave the packages installed.
 
     Yields
     ------
@@ -75,13 +70,13 @@ def one_node(keep: bool = False) -> Iterator[str]:
     check()
     if PLACE.exists():
         print(f"an earlier test has left {PLACE}: it is taken down first")
-        take_down(keep)
+        take_down()
     try:
         yield set_up()
     finally:
         # a second Ctrl-C must not leave half of it
         before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDS}
-        take_down(keep)
+        take_down()
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -150,7 +145,7 @@ def installed() -> set[str]:
     return {line.split()[1] for line in lines if line.startswith("ii")}
 
 
-def take_down(keep: bool) -> None:
+def take_down() -> None:
     """End all jobs, stop the daemons, and remove files and packages that `set_up` has made."""
     if running("slurmctld"):
         cancel()
@@ -162,7 +157,7 @@ def take_down(keep: bool) -> None:
         CONF.unlink()
     noted = PLACE / "packages"
     packages = noted.read_text(encoding="utf-8").split() if noted.exists() else []
-    if packages and not keep:
+    if packages:
         print("removing the packages that were installed", flush=True)
         call("apt-get", "purge", "-y", "-qq", *packages, DEBIAN_FRONTEND="noninteractive")
     if (PLACE / "made").exists() and CONF.parent.exists() and not any(CONF.parent.iterdir()):
