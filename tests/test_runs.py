@@ -16,21 +16,26 @@ from igcore.report import load as runs
 from igcore.runs import cli, folders, records
 
 
+def left(folder, prompts, methods=("base",), shard=0, n_shards=1, finish=True, run=None):
+    """Write what a run or a shard leaves."""
+    about = {"run": run or folder.name.partition(".")[0], "n_shards": n_shards, "shard": shard}
+    with folders.open_run(folder, about) as opened:
+        for method in methods:
+            for prompt_id in prompts:
+                opened.append({"method": method, "prompt_id": prompt_id})
+        opened.responses.touch()
+        if finish:
+            opened.finish({})
+
+
 def test_tables_want_every_shard_and_only_one_sharding(tmp_path):
     """Guards a table made from two thirds of the prompts, or from some of them twice."""
-    for name, n, i in (("run.0-of-2", 2, 0), ("run.1-of-2", 2, 1)):
-        with folders.open_run(tmp_path / name, {"run": "run", "n_shards": n, "shard": i}) as run:
-            run.append({"method": "base", "prompt_id": str(i)})
-            run.finish({})
-        if i == 0:
-            with pytest.raises(
-                RunError, match="run run is there as shard 0 of 2; decode what is missing"
-            ):
-                runs.load_runs("x", tmp_path)
+    left(tmp_path / "run.0-of-2", "0", n_shards=2)
+    with pytest.raises(RunError, match="run is there as shard 0 of 2; decode what is missing"):
+        runs.load_runs("x", tmp_path)
+    left(tmp_path / "run.1-of-2", "1", shard=1, n_shards=2)
     assert len(runs.load_runs("x", tmp_path)) == 2
-    with folders.open_run(tmp_path / "run", {"run": "run", "n_shards": 1, "shard": 0}) as run:
-        run.responses.write_text("")
-        run.finish({})
+    left(tmp_path / "run", "")
     with pytest.raises(RunError, match="another sharding"):
         runs.load_runs("x", tmp_path)
 
@@ -39,8 +44,7 @@ def test_tables_want_every_shard_and_only_one_sharding(tmp_path):
 def test_a_pattern_is_of_names(tmp_path, monkeypatch, pattern):
     """Bug: a NotImplementedError and a ValueError of the library, and runs of another profile."""
     for name in ("runs/x/run", "runs/y/run"):
-        with folders.open_run(tmp_path / name, {"run": "run"}) as run:
-            run.append({"method": "base", "prompt_id": "0"})
+        left(tmp_path / name, "0", finish=False)
     with pytest.raises(RunError, match="there is no run in"):
         runs.load_runs("x", tmp_path / "runs/x", pattern)
 
@@ -49,18 +53,10 @@ def test_lines_come_in_one_order_however_a_run_was_cut(tmp_path):
     """Bug: bootstrap intervals of a run in shards that differ in their third digit from those of
     the run in one piece.
     """
-    for name, n, i, prompts in (
-        ("run.0-of-2", 2, 0, "ace"),
-        ("run.1-of-2", 2, 1, "bd"),
-        ("another", 1, 0, "yx"),
-    ):
-        with folders.open_run(
-            tmp_path / name, {"run": name.partition(".")[0], "n_shards": n, "shard": i}
-        ) as run:
-            for method in ("best-of-n", "base"):
-                for prompt_id in prompts:
-                    run.append({"method": method, "prompt_id": prompt_id})
-            run.finish({})
+    both = ("best-of-n", "base")
+    left(tmp_path / "run.0-of-2", "ace", both, n_shards=2)
+    left(tmp_path / "run.1-of-2", "bd", both, shard=1, n_shards=2)
+    left(tmp_path / "another", "yx", both)
     found = runs.load_runs("x", tmp_path)
     assert (
         "".join(found["prompt_id"]) == "xyabcde" * 2
@@ -83,11 +79,10 @@ def test_lines_know_the_name_of_their_run(tmp_path):
     """Guards the arms of an experiment: shards are of one run, and a name with a dot in it is not
     cut short.
     """
-    for name, n, i in (("decode-0.5", 2, 0), ("decode-0.5", 2, 1), ("decode-0.2", 1, 0)):
-        folder = tmp_path / (f"{name}.{i}-of-{n}" if n > 1 else name)
-        with folders.open_run(folder, {"run": name, "n_shards": n, "shard": i}) as run:
-            run.append({"method": "base", "prompt_id": f"{name} {i}"})
-            run.finish({})
+    for i in range(2):
+        shard = tmp_path / f"decode-0.5.{i}-of-2"
+        left(shard, [f"decode-0.5 {i}"], shard=i, n_shards=2, run="decode-0.5")
+    left(tmp_path / "decode-0.2", ["decode-0.2 0"], run="decode-0.2")
     found = runs.load_runs("x", tmp_path)
     assert found[["prompt_id", "run"]].to_records(index=False).tolist() == [
         ("decode-0.2 0", "decode-0.2"),
@@ -98,15 +93,9 @@ def test_lines_know_the_name_of_their_run(tmp_path):
 
 def test_methods_come_in_the_order_of_the_table_whatever_the_folders_are_called(tmp_path):
     """Bug: a table began with re-control because its run's folder came first in the alphabet."""
-    for name, method in (
-        ("a", "re-control"),
-        ("b", "base"),
-        ("c", "of an older version"),
-        ("d", "args"),
-    ):
-        with folders.open_run(tmp_path / name, {"run": name}) as run:
-            run.append({"method": method, "prompt_id": name})
-            run.finish({})
+    methods = {"a": "re-control", "b": "base", "c": "of an older version", "d": "args"}
+    for name, method in methods.items():
+        left(tmp_path / name, [name], [method])
     assert runs.load_runs("x", tmp_path)["method"].tolist() == [
         "base",
         "args",
@@ -128,17 +117,11 @@ def test_what_has_not_finished_is_left_out_and_said(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "root", lambda: tmp_path)
     empty, why = runs.load_finished("x")
     assert not len(empty) and not why and {"policy", "method", "run"} <= set(empty)
-    for name, n, finished in (
-        ("b", 1, True),
-        ("a.0-of-2", 2, True),
-        ("a.1-of-2", 2, True),
-        ("c", 1, False),
-    ):
-        about = {"run": name.partition(".")[0], "n_shards": n, "shard": 1 if ".1-" in name else 0}
-        with folders.open_run(tmp_path / "runs/x" / name, about) as run:
-            run.append({"method": "args" if name == "b" else "base", "prompt_id": name})
-            if finished:
-                run.finish({})
+    place = tmp_path / "runs/x"
+    left(place / "b", "b", ["args"])
+    left(place / "a.0-of-2", "a", n_shards=2)
+    left(place / "a.1-of-2", "c", shard=1, n_shards=2)
+    left(place / "c", "d", finish=False)
     found, why = runs.load_finished("x")
     assert found["run"].tolist() == ["a", "a", "b"] and found["method"].tolist() == [
         "base",
@@ -161,9 +144,7 @@ def test_examples_are_read_only_when_they_are_named(tmp_path):
     own.
     """
     for name in ("decode-raw", "examples-mild"):
-        with folders.open_run(tmp_path / name, {"run": name}) as run:
-            run.append({"method": "base", "prompt_id": name})
-            run.finish({})
+        left(tmp_path / name, [name])
     assert runs.load_runs("x", tmp_path)["run"].tolist() == ["decode-raw"]
     assert runs.load_runs("x", tmp_path, pattern="examples-*")["run"].tolist() == ["examples-mild"]
 
