@@ -26,8 +26,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 CONDA_NAMES = {"torch": "pytorch", "adjustText": "adjusttext"}
 UNCHANNELLED = {"sphinx-mathjax-offline"}  # which pip installs, with the package
 BIOCONDA = {"snakemake", "snakemake-executor-plugin-slurm"}  # all else is on conda-forge
-# where they differ from packages
-IMPORT_NAMES = {"pydantic_core": "pydantic", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+IMPORT_NAMES = {"sklearn": "scikit-learn", "yaml": "pyyaml"}  # where they differ from packages
 
 
 def requirements(*extras: str) -> list[Requirement]:

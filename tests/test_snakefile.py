@@ -396,21 +396,16 @@ def test_a_bad_setting_is_one_sentence_and_nothing_starts(place, setting, text, 
     assert everything(place) == before
 
 
-def test_a_profile_without_runs_is_one_sentence(place):
-    """Guards a misspelt profile."""
-    with pytest.raises(
-        SystemExit,
-        match="error: profile 'mime' has no params/mime/decode-.*; choose a folder of params/$",
-    ):
-        snakemake(place, "mime", "--dry-run")
-
-
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
         (
             {"profil": "mine"},
             "unknown key after --config 'profil'; did you mean 'profile'? allowed",
+        ),
+        (
+            {"profile": "mime"},
+            "profile 'mime' has no params/mime/decode-*.yaml or critic-*.yaml; choose",
         ),
         ({"shard": 4}, "unknown key after --config 'shard'; did you mean 'shards'? allowed: gpu, "),
         ({"zzz": 1}, "unknown key after --config 'zzz'; allowed: gpu, hub, judge_key, "),
@@ -432,7 +427,7 @@ def test_what_nothing_reads_after_config_is_one_sentence(place, monkeypatch, giv
     (place / "list.yaml").write_text("[a, b]\n")
     monkeypatch.chdir(place)
     with pytest.raises(SystemExit) as stopped:
-        snakemake(place, "ci", "--dry-run", "--quiet", "all", **given)
+        snakemake(place, given.pop("profile", "ci"), "--dry-run", "--quiet", "all", **given)
     last = str(stopped.value).splitlines()[-1]
     assert last.startswith(f"error: {sentence}") and not (place / "runs").exists()
 
