@@ -396,5 +396,3 @@ def test_what_a_search_keeps_worked_by_hand(monkeypatch):
     assert list(found.columns) == ["prompt_id", "position", "f1", "safe"]
     rows = found.fillna(-1.0).to_records(index=False).tolist()
     assert rows == [(cd.id, 4, 0.65, 0.6), (bare.id, 4, 0.5, -1.0), (cd.id, 8, 0.75, 0.6)]
-
-

@@ -281,8 +281,6 @@ def test_what_alters_nothing_costs_nothing(change, world, stopped, tmp_path, pre
     assert "changed" not in capsys.readouterr().out and not (tmp_path / ".replaced").exists()
 
 
-
-
 FOLDER = {  # what happens to the folder -> how, and what is said
     "params.json deleted": (
         lambda f: (f / "params.json").unlink(),
