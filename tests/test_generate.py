@@ -349,7 +349,6 @@ class Halving(LogitsProcessor):
         ({"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(9)])}, "a MaxTimeCriteria"),
         ({"do_sample": False}, "do_sample=False, which the search cannot honour: it samples"),
         ({"generation_config": GenerationConfig(do_sample=False)}, "do_sample=False, which"),
-        ({"assistant_model": torch.nn.Identity()}, "assistant_model, which"),
         ({"attention_mask": torch.tensor([[1, 0]])}, "does not pad on the left; set tokenizer.pad"),
         ({"max_new_tokens": 31}, "'ab'... has 2 tokens, .* exceeds the context of 32"),
         ({"max_new_tokens": 2}, "block_size is 3, more than max_new_tokens, which is 2"),

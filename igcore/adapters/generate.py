@@ -23,7 +23,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import generation
 
 from ..beams import Beam, method_of
-from ..checks import word_ends
 from ..config import SearchConfig
 from ..errors import ParameterError
 from ..guard import Guard, decode
@@ -87,8 +86,8 @@ class custom_generate:
     temperature, ``do_sample=False``, a logits processor or scores to be returned; for another model
     than the guard's; for prompts that are not padded on the left.
 
-    The streamer gets the prompt, and after each block the tokens that all kept beams share, up to a
-    check, see `igcore.checks`. They have passed a verdict of their own: at that check and all
+    The streamer gets the prompt, and after each block the tokens that all kept beams share, up to
+    the end of a block of each. They have passed a verdict of their own: at that end and all checks
     before it the text was within budget. While any kept beam was over budget at a check, nothing
     more is shown. A block that ends inside a character or with a line is shown with the next one,
     the rest when the whole answer has passed the final check. With ``skip_prompt=True,
@@ -193,7 +192,7 @@ class _Shown:
     def block(self, prompt: Prompt, beams: Sequence[Beam]) -> None:
         """Show what all kept beams share after a block, if it passes a verdict of its own."""
         policy, config = self.guard.policy, self.guard.config
-        tokens = certified_prefix(beams, policy, config)
+        tokens = certified_prefix(beams, config)
         text, ids = policy.text(tokens), policy.settled(tokens)
         # after a line transformers' TextStreamer decodes afresh, and a decoder of sentencepiece
         # takes a space from the beginning of what it decodes
@@ -218,8 +217,10 @@ class _Shown:
         return len(tokens) > n and tokens[:n] == self.tokens
 
 
-def certified_prefix(beams: Sequence[Beam], policy: Policy, config: SearchConfig) -> list[int]:
-    """Return the tokens that all beams share up to a check; none if a beam was over budget.
+def certified_prefix(beams: Sequence[Beam], config: SearchConfig) -> list[int]:
+    """Return the tokens that all beams share up to the end of a block of each.
+
+    There are none if a beam was over budget.
 
     The end of a finished beam does not count: the final check has yet to see that text.
     """
@@ -228,11 +229,6 @@ def certified_prefix(beams: Sequence[Beam], policy: Policy, config: SearchConfig
         return []
     shared = commonprefix([beam.tokens for beam in beams])
     checked = [set(beam.ends[:-1] if beam.finished else beam.ends) for beam in beams]
-    if config.checks != "block":
-        length = [len(policy.text(shared[:n])) for n in range(len(shared) + 1)]
-        for beam, ends in zip(beams, checked, strict=True):
-            words = set(word_ends(beam.text))
-            ends |= {n for n in range(len(shared) + 1) if length[n] in words}
     ends = {n for n in set.intersection(*checked) if n <= len(shared)}
     return shared[: max(ends, default=0)]
 
@@ -289,7 +285,7 @@ def _check_caller(streamer) -> generation.GenerationConfig:
     frame = sys._getframe(2)
     while frame and frame.f_code.co_name != "generate":
         frame = frame.f_back
-    lost = (given := frame.f_locals if frame else {}).get("streamer")
+    lost = frame.f_locals.get("streamer") if frame else None
     if lost is not None and lost is not streamer:
         lost.end()  # its reader would wait for ever
         raise ParameterError(
@@ -299,13 +295,10 @@ def _check_caller(streamer) -> generation.GenerationConfig:
     # around `generate` a decorator has what was given, before transformers fills in defaults
     named = frame.f_back.f_locals.get("kwargs", {}) if frame else {}
     sampling = named.get("do_sample", getattr(named.get("generation_config"), "do_sample", None))
-    lost = ("assistant_model", "negative_prompt_ids")
-    refused = [name for name in lost if given.get(name) is not None]
-    refused += ["do_sample=False"] * (sampling is False)
-    if refused:
+    if sampling is False:
         raise ParameterError(
-            f"generate was given {refused[0]}, which the search cannot honour: it samples from the "
-            "model alone; leave it out"
+            "generate was given do_sample=False, which the search cannot honour: it samples from "
+            "the model; leave it out"
         )
     while frame:
         preset = getattr(frame.f_locals.get("self"), "_default_generation_config", None)
