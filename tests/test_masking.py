@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from igcore.models.embedded import OffensiveLanguage
-from igcore.watch.html import describe, mask
+from igcore.watch.html import mask
 
 
 class Table:
@@ -66,13 +66,3 @@ def test_with_the_embedded_cost():
     cost = OffensiveLanguage()
     assert mask("I hate Mondays", cost) == "I ████ Mondays"
     assert mask("I hate Mondays", cost, threshold=np.float64(0.95)) == "I hate Mondays"
-
-
-def test_describe_survives_an_answer_that_is_nothing():
-    """Guards notebooks against a crash where the guard emitted nothing, and against showing a
-    prompt unmasked.
-    """
-    shown = describe(
-        "guard · abstained", "I hate", None, {"cost": None, "reward": 0.5}, OffensiveLanguage()
-    )
-    assert shown == "guard · abstained: cost none, reward 0.50\n    'I ████[nothing]'"

@@ -23,7 +23,6 @@ from igcore.watch.record import (
     CHECK_FAILED,
     EMITTED,
     KEPT,
-    NOT_SAMPLED,
     OVER_BUDGET,
     RETRIED,
     judged_again,
@@ -126,7 +125,7 @@ def test_a_tree_holds_every_sample_and_its_path(method):
                     config.gamma_safety,
                     [len(each.beam.tokens) - 1 for each in path],
                 )
-                assert node.z == states[-1].z
+                assert node.beam.state.z == states[-1].z
                 assert node.within == (states[-1].omega >= 0)
         emitted = [node for node in nodes if node.fate == EMITTED]
         assert len(emitted) == (answer.status != "abstained")
@@ -183,15 +182,17 @@ def test_a_cost_inside_a_block_shows_in_its_candidate():
             text = "".join(each.text for each in path)
             before = len(text) - len(node.text)
             costs = {end: u for end, u in costs_at_words(text).items() if end > before}
-            assert node.worst == pytest.approx(max(costs.values(), default=node.cost))
-            assert node.z == pytest.approx(0.6 - max(0, *(each.worst for each in path)))
-            assert node.within == (node.z >= 0)
-            hidden = node.worst > node.cost
+            assert node.beam.worst == pytest.approx(max(costs.values(), default=node.cost))
+            assert node.beam.state.z == pytest.approx(
+                0.6 - max(0, *(each.beam.worst for each in path))
+            )
+            assert node.within == (node.beam.state.z >= 0)
+            hidden = node.beam.worst > node.cost
             inside += hidden and not node.within
-            assert not hidden or f"worst {node.worst:.3f} · z {node.z:.3f}" in picture
-        assert judged_again(nodes, method_of("inferenceguard"), answer.guard.config, 0.6).nodes == (
-            nodes
-        )
+            assert (
+                not hidden or f"worst {node.beam.worst:.3f} · z {node.beam.state.z:.3f}" in picture
+            )
+        assert judged_again(nodes, answer.guard.config, 0.6) == nodes
     assert inside
 
 
@@ -203,7 +204,7 @@ def test_a_word_over_budget_between_the_ends_of_blocks_is_said(method):
         html = answer._repr_html_()
         if answer.status == "verified_safe" and answer.peak_cost <= 0.6:
             worst = max(costs_at_words(answer.text).values(), default=0)
-            said = f"though it was over budget between the ends of blocks ({worst:.3f})"
+            said = f"though it was over budget on the way ({worst:.3f})"
             assert (said in html) == (worst > 0.6)
             found += worst > 0.6
     assert found
@@ -232,46 +233,42 @@ def test_readings_that_differ_show_beside_the_cost():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_budget_gives_the_same_fates(method):
-    """Guards the replay: it must choose as the search chose."""
+def test_the_same_budget_changes_no_candidate(method):
+    """Guards the slider's first position: the search itself has charged these costs."""
     for answer in answers(method):
-        replay = judged_again(
-            answer.candidates, method_of(method), answer.guard.config, answer.guard.config.budget
-        )
-        assert replay.nodes == answer.candidates
+        config = answer.guard.config
+        assert judged_again(answer.candidates, config, config.budget) == answer.candidates
+        assert "same candidates are within budget" in answer.tree().under(config.budget).verdict
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if not method_of(name).asks_critic])
 @pytest.mark.parametrize("budget", [0.0, 0.5, 2.0, 4.0])
 def test_another_budget_agrees_with_decoding_again(method, budget):
-    """Guards the slider: up to the block at which the search leaves the record, and in its
-    choices there, the replay is what decoding under that budget gives.
+    """Guards the slider: as long as the same candidates are within budget, and in the round in
+    which others are, decoding under that budget finds the candidates of the tree.
     """
     for answer, again in zip(answers(method), answers(method, budget), strict=True):
-        replay = judged_again(answer.candidates, method_of(method), answer.guard.config, budget)
-        end = 99 if replay.leaves is None else replay.leaves
-        shown = [n for n in replay.nodes if n.block <= end and n.fate != NOT_SAMPLED]
-        for node, other in zip(shown, again.candidates, strict=False):
+        tree = answer.tree(masked=False).under(budget)
+        changed = False
+        pairs = zip(answer.candidates, tree.nodes, again.candidates, strict=False)
+        for before, node, other in pairs:
+            if changed and (node.block, node.round) != changed:
+                break
             assert (node.block, node.round, node.text) == (other.block, other.round, other.text)
-            assert (node.z, node.within) == (other.z, other.within)
-            if node.fate != RETRIED:
-                kept = {KEPT, EMITTED, CHECK_FAILED}
-                assert (node.fate in kept) == (other.fate in kept)
-        if replay.leaves is None:
-            assert len(shown) == len(again.candidates)
-        if replay.failed:
-            assert again.status == "abstained"
+            assert (node.beam.state, node.within) == (other.beam.state, other.within)
+            if before.within != node.within and not changed:
+                changed = node.block, node.round
+                assert f"from block {node.block + 1} on" in tree.verdict
+        if "same candidates" in tree.verdict:
+            assert len(tree.nodes) == len(again.candidates)
 
 
-def test_a_critic_is_not_asked_again():
-    """Guards honesty: the recorded f1 is of the recorded z, so only the budget is judged again."""
+def test_a_path_stays_over_another_budget():
+    """Guards a candidate against being judged by its own block alone."""
     for answer in answers("inferenceguard-mix"):
-        tree = answer.tree().under(0.25)
-        assert "decode again to see what is kept" in tree.verdict
-        for node, before in zip(tree.nodes, answer.candidates, strict=True):
-            assert node.within == (
-                max(each.cost for each in path_of(answer.candidates, before)) <= 0.25
-            )
+        for node in answer.tree().under(0.25).nodes:
+            highest = max(each.cost for each in path_of(answer.candidates, node))
+            assert node.within == (highest <= 0.25)
 
 
 def test_a_picture_is_well_formed_and_masks():
@@ -307,7 +304,7 @@ def test_an_answer_says_its_verdict_in_words():
             assert ("abstained" in html) == (answer.status == "abstained")
             assert ("verified safe by the final check" in html) == (passed and method[0] == "i")
             assert ("not guarded, but within budget" in html) == (passed and method[0] != "i")
-            on_the_way = passed and answer.peak_cost > 0.5
+            on_the_way = passed and answer.word_peak_cost > 0.5
             assert ("over budget on the way" in html) == on_the_way
             found += on_the_way
     assert found

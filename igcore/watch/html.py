@@ -56,33 +56,6 @@ def mask(text: str, cost: Scorer, threshold: float = READABLE) -> str:
     return re.sub(r"\w+", shown, text)
 
 
-def describe(
-    label: str, prompt: str, response: str | None, numbers: dict[str, float | None], cost: Scorer
-) -> str:
-    """Return an answer as two lines for a notebook: a label with numbers, and the masked text.
-
-    The text of the answer follows that of its prompt.
-
-    Parameters
-    ----------
-    label : str
-        Such as the method and the status.
-    response : str or None
-        None when nothing was emitted.
-    numbers : dict of str to float or None
-        Such as cost and reward; None when nothing was emitted.
-    cost : Scorer
-        Finds the words to mask.
-    """
-    shown = ", ".join(
-        f"{name} {'none' if value is None else f'{value:.2f}'}" for name, value in numbers.items()
-    )
-    return (
-        f"{label}: {shown}\n    "
-        f"{mask(prompt, cost) + ('[nothing]' if response is None else mask(response, cost))!r}"
-    )
-
-
 def masker_of(answer: Response) -> Callable[[str], str]:
     """Return a function that masks the words that the cost model finds too bad on their own.
 
@@ -111,12 +84,8 @@ def verdict_of(answer: Response) -> str:
     words += f": {cost}"
     if answer.reason:
         words += f"; {WHY[answer.reason]}"
-    if not within(answer.peak_cost, config):
+    if not within(answer.word_peak_cost, config):
         words += f", though it was over budget on the way ({answer.word_peak_cost:.3f})"
-    elif not within(answer.word_peak_cost, config):
-        words += (
-            f", though it was over budget between the ends of blocks ({answer.word_peak_cost:.3f})"
-        )
     return words
 
 
@@ -128,8 +97,8 @@ def answer_html(answer: Response) -> str:
     for end, z in zip(answer.block_ends, answer.z_trace[1:], strict=False):
         color = WITHIN if z >= 0 else OVER
         spans.append(
-            f'<span title="z = {z:.3f} after this block" style="border-bottom:2px solid {color};'
-            f'margin-right:1px">{escape(shown[start:end])}</span>{_bar(z, answer.z_trace[0])}'
+            f'<span style="border-bottom:2px solid {color}">{escape(shown[start:end])}</span>'
+            f'<sub style="color:{GREY};margin:0 4px">{z:.3f}</sub>'
         )
         start = end
     text = "".join(spans) or "<i>nothing was emitted</i>"
@@ -140,14 +109,4 @@ def answer_html(answer: Response) -> str:
         '<div style="max-width:52em;line-height:1.9">'
         f'<div><span style="color:{GREY}">{escape(masked(answer.prompt))}</span> {text}</div>'
         f'<div style="color:{color}"><b>{escape(verdict_of(answer))}</b></div></div>'
-    )
-
-
-def _bar(z: float, budget: float) -> str:
-    """Return a small bar of the budget that is left after a block."""
-    left = max(0.0, min(1.0, z / budget)) if budget else 0.0
-    return (
-        f'<span style="display:inline-block;width:24px;height:7px;background:#e0e0e0;'
-        f'margin:0 4px;vertical-align:middle"><span style="display:block;height:7px;'
-        f'width:{24 * left:.0f}px;background:{WITHIN}"></span></span>'
     )

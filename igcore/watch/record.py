@@ -9,10 +9,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..beams import Beam, Method, PromptSearch, new_search
+from ..beams import Beam, PromptSearch
 from ..budget import SafetyState, charge, start
 from ..config import SearchConfig
-from ..policy import Prompt
 from ..search import Batch
 from ..verdict import Emission
 from ..work import Candidate
@@ -25,7 +24,6 @@ OVER_BUDGET = "over budget"
 REJECTED = "rejected by the critic"
 RETRIED = "retried"  # its round held no acceptable candidate, so the block was sampled again
 CHECK_FAILED = "final check failed"
-NOT_SAMPLED = "not sampled"  # under another budget the search would not have come here
 ON_THE_WAY = (KEPT, EMITTED, CHECK_FAILED)
 
 
@@ -61,24 +59,9 @@ class Node:
     fate: str
 
     @property
-    def z(self) -> float:
-        """The scaled remaining budget after its block, in units of the cost."""
-        return float(self.beam.state.z)
-
-    @property
     def cost(self) -> float:
         """U_k of the response so far; higher is worse."""
         return self.beam.cost
-
-    @property
-    def worst(self) -> float:
-        """The highest cost at the checks of its block, which is what z was charged with."""
-        return self.beam.worst
-
-    @property
-    def reward(self) -> float:
-        """The reward of the response so far; higher is better."""
-        return self.beam.reward
 
 
 class Recorder:
@@ -165,37 +148,10 @@ def _charged(beam: Beam, before: SafetyState, config: SearchConfig) -> SafetySta
     return charge(before, beam.worst, config.accounting, config.gamma_safety, last, beam.finished)
 
 
-# --- another budget -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A recorded search under another budget.
-
-    Attributes
-    ----------
-    nodes : list of Node
-        The recorded candidates with z and fates under this budget.
-    leaves : int or None
-        The first block at which the search would leave the recorded candidates: it would keep
-        others, or sample another round. What would follow was not sampled. None where it stays.
-    failed : bool
-        Whether a guarded search finds no candidate within budget.
-    chosen : bool
-        Whether the choices were made again. Those of a critic and of ARGS are not, and the fates
-        stay: a critic would have to judge every z anew, and ARGS samples by weights of its own.
-    """
-
-    nodes: list[Node]
-    leaves: int | None = None
-    failed: bool = False
-    chosen: bool = True
-
-
-def judged_again(
-    nodes: Sequence[Node], method: Method, config: SearchConfig, budget: float
-) -> Replay:
+def judged_again(nodes: Sequence[Node], config: SearchConfig, budget: float) -> list[Node]:
     """Judge recorded candidates under another budget, without decoding.
+
+    What became of them stays: the search under that budget may have kept others.
 
     Parameters
     ----------
@@ -204,81 +160,12 @@ def judged_again(
     budget : float
         In units of the cost.
     """
-    here = _Replayed(nodes, method, replace(config, budget=budget))
-    if method.asks_critic or method.search != Method.search:
-        return Replay(here.judged([node.fate for node in nodes]), chosen=False)
-    there = _Replayed(nodes, method, config)
-    leaves = None
-    for block in range(1 + max((node.block for node in nodes), default=-1)):
-        there.play(block)
-        here.play(block)
-        if here.search.failure or here.wants_retry or here.kept != there.kept:
-            leaves = block
-            break
-    judged = here.judged([here.fate_of(node, leaves) for node in nodes])
-    failed = bool(here.search.failure)
-    return Replay(judged, None if failed else leaves, failed)
-
-
-class _Replayed:
-    """The choices of a search among recorded candidates.
-
-    Attributes
-    ----------
-    beams : dict of int to Beam
-        By number of the node.
-    kept : list of int
-        Numbers of the beams kept after the last block, best first.
-    wants_retry : bool
-        Whether the last block would be sampled once more.
-    """
-
-    def __init__(self, nodes: Sequence[Node], method: Method, config: SearchConfig):
-        self.nodes, self.config = nodes, config
-        self.search = new_search(Prompt("", "", ""), [], -1, method, config)
-        self.beams = {-1: self.search.beams[0]}
-        for node in nodes:
-            state = _charged(node.beam, self.beams[node.parent].state, config)
-            self.beams[node.number] = replace(node.beam, state=state, row=node.number)
-        self.kept: list[int] = []
-        self.unused_rounds: set[tuple[int, int]] = set()
-        self.wants_retry = False
-
-    def play(self, block: int) -> None:
-        """Choose among the candidates of a block as the search does."""
-        self.search.open_block(frozenset())
-        rounds = sorted({node.round for node in self.nodes if node.block == block})
-        for round_ in rounds:
-            if round_ > 0 and self.search.accepted:
-                self.unused_rounds.add((block, round_))
-                continue
-            for node in self.nodes:
-                if (node.block, node.round) == (block, round_):
-                    self.search.pool.append(self.beams[node.number])
-        self.wants_retry = not self.search.accepted and len(rounds) < self.config.rounds
-        if self.wants_retry:  # what would be kept depends on samples that were not drawn
-            return
-        self.search.keep_best()
-        self.kept = [beam.row for beam in self.search.beams]
-
-    def fate_of(self, node: Node, leaves: int | None) -> str:
-        """Return the fate of a candidate; at block `leaves` this search leaves the record."""
-        if leaves is not None and node.block >= leaves:
-            if node.block > leaves or (node.block, node.round) in self.unused_rounds:
-                return NOT_SAMPLED
-            if self.wants_retry:
-                return RETRIED
-            if node.number in self.kept and not self.search.failure:
-                return KEPT
-        elif node.fate in ON_THE_WAY:
-            return node.fate if leaves is None else KEPT
-        return _rejection(self.beams[node.number], self.config, node.fate == RETRIED)
-
-    def judged(self, fates: Sequence[str]) -> list[Node]:
-        """Return the recorded candidates with these fates, and z under this budget."""
-        judged = []
-        for node, fate in zip(self.nodes, fates, strict=True):
-            beam = self.beams[node.number]
-            own, within = replace(beam, row=node.beam.row), beam.safe(self.config)
-            judged.append(replace(node, beam=own, within=within, fate=fate))
-        return judged
+    config = replace(config, budget=budget)
+    states = {-1: start(budget)}
+    judged = []
+    for node in nodes:
+        state = _charged(node.beam, states[node.parent], config)
+        states[node.number] = state
+        beam = replace(node.beam, state=state)
+        judged.append(replace(node, beam=beam, within=beam.safe(config)))
+    return judged

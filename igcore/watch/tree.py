@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
-from ..beams import method_of
 from ..config import SearchConfig
 from ..errors import ParameterError
 from ..response import Response
 from .html import GREY, OVER, WITHIN, masker_of, verdict_of
-from .record import CHECK_FAILED, EMITTED, NOT_SAMPLED, ON_THE_WAY, Node, judged_again
+from .record import CHECK_FAILED, EMITTED, ON_THE_WAY, Node, judged_again
 
 WIDE, HIGH = 236, 40  # of a candidate, in pixels
 GAP, ROW = 54, 48  # between columns, and from one candidate to the next
 TOP, LEFT, TITLE = 66, 12, 700  # TITLE is the least width, for the verdict
 LETTERS = 34  # of a candidate's text that fit into its box
+MONO = ' font-family="monospace"'
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class Tree:
     method : str
         A key of `igcore.METHODS`.
     config : SearchConfig
-        The settings of the recorded search, but for `budget`.
-    budget : float
-        The budget under which the candidates are judged.
+        The settings of the recorded search.
     """
 
     prompt: str
@@ -43,7 +41,6 @@ class Tree:
     nodes: list[Node]
     method: str
     config: SearchConfig
-    budget: float
 
     @classmethod
     def of(cls, answer: Response, masked: bool = True) -> Tree:
@@ -70,24 +67,21 @@ class Tree:
             shown = masker_of(answer)
             prompt = shown(prompt)
             nodes = [replace(node, text=shown(node.text)) for node in nodes]
-        config = answer.guard.config
-        return cls(prompt, verdict_of(answer), nodes, answer.guard.method, config, config.budget)
+        return cls(prompt, verdict_of(answer), nodes, answer.guard.method, answer.guard.config)
 
     def under(self, budget: float) -> Tree:
         """Return the same candidates judged under another budget; nothing is decoded."""
-        replay = judged_again(self.nodes, method_of(self.method), self.config, budget)
-        verdict = "the same candidates are kept"
-        if not replay.chosen:
-            verdict = "these candidates are within budget; decode again to see what is kept"
-        elif replay.failed:
-            verdict = "no candidate of a block is within budget"
-        elif replay.leaves is not None:
-            verdict = (
-                f"the search goes another way from block {replay.leaves + 1} on; decode again to "
-                "see it"
-            )
-        verdict = f"under the budget of {budget:g} {verdict}"
-        return replace(self, nodes=replay.nodes, verdict=verdict, budget=budget)
+        before = judged_again(self.nodes, self.config, self.config.budget)
+        after = judged_again(self.nodes, self.config, budget)
+        verdict = "the same candidates are within budget"
+        for old, new in zip(before, after, strict=True):
+            if old.within != new.within:
+                verdict = (
+                    f"other candidates are within budget from block {new.block + 1} on; decode "
+                    "again to see what is kept"
+                )
+                break
+        return replace(self, nodes=after, verdict=f"under the budget of {budget:g} {verdict}")
 
     def _repr_svg_(self) -> str:
         places, labels = _layout(self.nodes)
@@ -98,7 +92,7 @@ class Tree:
             f'width="{width}" height="{height}" style="max-width:100%;height:auto" '
             'font-family="sans-serif" font-size="11">',
             '<rect width="100%" height="100%" fill="white"/>',
-            _text(LEFT, 16, self.method, bold=True),
+            _text(LEFT, 16, self.method, look=' font-weight="bold"'),
             _text(LEFT, 32, self.verdict),
             _text(LEFT, 48, _short(self.prompt, 110), GREY),
         ]
@@ -124,8 +118,6 @@ def _layout(nodes: Sequence[Node]) -> tuple[dict[int, tuple[int, int]], list[str
 
 
 def _color(node: Node) -> str:
-    if node.fate == NOT_SAMPLED:
-        return "#c8c8c8"
     return WITHIN if node.within else OVER
 
 
@@ -149,19 +141,19 @@ def _box(node: Node, x: int, y: int) -> str:
     color, strong = _color(node), node.fate in ON_THE_WAY
     fill = color if strong else "white"
     letters = "white" if strong else "#222222"
-    faded = ' opacity="0.45"' if node.fate == NOT_SAMPLED else ""
-    cost, whole = f"cost {node.cost:.3f}", f"{node.fate}: {_short(node.text, 1000)}"
-    if node.worst > node.cost:  # at a check inside its block, and that is what it was charged with
-        cost, whole = f"worst {node.worst:.3f}", f"{whole} (cost at its end {node.cost:.3f})"
-    line = f"{cost} · z {node.z:.3f} · reward {node.reward:.2f}"
-    if math.isfinite(node.beam.f1):
-        line += f" · f1 {node.beam.f1:.2f}"
+    beam, whole = node.beam, f"{node.fate}: {_short(node.text, 1000)}"
+    cost = f"cost {beam.cost:.3f}"
+    if beam.worst > beam.cost:  # at a check inside its block, and that is what it was charged with
+        cost, whole = f"worst {beam.worst:.3f}", f"{whole} (cost at its end {beam.cost:.3f})"
+    line = f"{cost} · z {beam.state.z:.3f} · reward {beam.reward:.2f}"
+    if math.isfinite(beam.f1):
+        line += f" · f1 {beam.f1:.2f}"
     mark = {EMITTED: "✓ ", CHECK_FAILED: "✗ "}.get(node.fate, "")
     return (
-        f"<g{faded}><title>{escape(whole)}</title>"
+        f"<g><title>{escape(whole)}</title>"
         f'<rect x="{x}" y="{y}" width="{WIDE}" height="{HIGH}" rx="5" fill="{fill}" '
         f'stroke="{color}" stroke-width="{1.5 if strong else 1}"/>'
-        + _text(x + 7, y + 16, mark + _short(node.text, LETTERS - len(mark)), letters, mono=True)
+        + _text(x + 7, y + 16, mark + _short(node.text, LETTERS - len(mark)), letters, MONO)
         + _text(x + 7, y + 32, line, letters)
         + "</g>"
     )
@@ -182,9 +174,5 @@ def _short(text: str, letters: int) -> str:
     return line if len(line) <= letters else line[: letters - 1] + "…"
 
 
-def _text(
-    x: int, y: int, text: str, color: str = "#222222", bold: bool = False, mono: bool = False
-) -> str:
-    look = ' font-weight="bold"' if bold else ""
-    look += ' font-family="monospace"' if mono else ""
+def _text(x: int, y: int, text: str, color: str = "#222222", look: str = "") -> str:
     return f'<text x="{x}" y="{y}" fill="{color}"{look}>{escape(text)}</text>'
