@@ -1,4 +1,4 @@
-"""A panel for JupyterLab: a prompt, sliders, and the candidate trees of several methods.
+"""A panel for JupyterLab: a prompt, sliders, and the candidate trees of the methods chosen.
 
 The budget slider judges the recorded candidates again, at once. Every other control decodes again.
 """
@@ -10,7 +10,6 @@ from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ..beams import METHODS, method_of
 from ..errors import IgcoreError, needs
 from .html import GREY, OVER, answer_html
 from .tree import Tree
@@ -68,13 +67,9 @@ class Explorer:
 
     def __init__(self, guard: Guard, prompt: str, methods: Sequence[str]):
         self.widgets = widgets = needs("ipywidgets", "notebooks")
-        self.guard, self.answers, self.trees = guard, {}, {}
+        self.guard, self.methods, self.answers, self.trees = guard, methods, {}, {}
         budget, wide = guard.config.budget, {"width": "460px"}
-        usable = [name for name in METHODS if guard.critic or not method_of(name).network]
         self.prompt = widgets.Textarea(prompt, description="prompt", rows=2, layout=wide)
-        self.methods = widgets.SelectMultiple(
-            options=usable, value=list(methods), rows=len(usable), description="methods"
-        )
         self.budget = widgets.FloatSlider(budget, min=0, max=max(2 * budget, 0.1))
         self.budget.step, self.budget.readout_format = self.budget.max / 200, ".3f"
         self.sliders = {}
@@ -89,30 +84,25 @@ class Explorer:
         self.message, self.shown = widgets.HTML(), widgets.HBox()
 
         settings = widgets.VBox([self.prompt, *labelled.values()])
-        controls = widgets.HBox([settings, self.methods])
         actions = widgets.HBox([decode, self.message])
-        self.box = widgets.VBox([controls, actions, self.shown])
+        self.box = widgets.VBox([settings, actions, self.shown])
         # where no kernel runs, a notebook shows the static picture of this output
         self.live = self.box._repr_mimebundle_
         self.box._repr_mimebundle_ = self.with_picture
 
-        for widget in (self.methods, *self.sliders.values()):
-            widget.observe(self.decode, names="value")
+        for slider in self.sliders.values():
+            slider.observe(self.decode, names="value")
         self.budget.observe(self.judge, names="value")
         decode.on_click(self.decode)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings of the sliders."""
-        values = {name: slider.value for name, slider in self.sliders.items()}
-        return values | {"budget": self.budget.value}
 
     def decode(self, change: Any = None) -> None:
         """Decode the prompt by every chosen method, and show the trees."""
         answers = {}
+        settings = {name: slider.value for name, slider in self.sliders.items()}
         try:
-            guard = replace(self.guard, config=replace(self.guard.config, **self.settings))
-            for name in self.methods.value:
+            config = replace(self.guard.config, budget=self.budget.value, **settings)
+            guard = replace(self.guard, config=config)
+            for name in self.methods:
                 self.say(f"decoding by {name}")
                 answers[name] = replace(guard, method=name)(self.prompt.value, record=True)
             self.trees = {name: answer.tree() for name, answer in answers.items()}
