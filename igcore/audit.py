@@ -3,7 +3,6 @@
 import argparse
 import warnings
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,16 +37,10 @@ def run(cost: str) -> tuple[list[str], list[str]]:
 def examined(cost: str) -> list[str]:
     """Print what a user's scorer answers; return what breaks the contract of a scorer."""
     problems = []
-    for name, found, problem in examine(scorer_of(cost)):
+    for name, found, problem in examine(as_scorer(cost, "cost")):
         print(f"{name:14}{'FAILS: ' if problem else ''}{found}")
         problems += [problem] if problem else []
     return problems
-
-
-@lru_cache(maxsize=1)  # a model is loaded once
-def scorer_of(name: str) -> Scorer:
-    """Return the cost named ``NAME`` or ``module:function``, see `igcore.load_scorer`."""
-    return as_scorer(name, "cost")
 
 
 def examine(scorer: Scorer) -> Iterator[tuple[str, str, str]]:

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from igcore.audit import scorer_of
 from igcore.beams import method_of
 from igcore.budget import ACCOUNTINGS
 from igcore.config import SearchConfig
@@ -30,7 +29,7 @@ from igcore.errors import ScorerError
 from igcore.guard import Guard, decode
 from igcore.policy import Encoded, Policy
 from igcore.response import Response
-from igcore.scorers import REWARD
+from igcore.scorers import REWARD, Scorer, as_scorer
 from tests.audit.zoo import CRITICS, KINDS, EvilCritic, Honest, Hostile
 
 GUARDED = ("inferenceguard", "inferenceguard-critic", "inferenceguard-mix")
@@ -173,6 +172,12 @@ class Tally:
         self.counts += other.counts
         self.detected |= other.detected
         self.examples = [*self.examples, *other.examples][:EXAMPLES]
+
+
+@lru_cache(maxsize=1)  # a model is loaded once
+def scorer_of(name: str) -> Scorer:
+    """Return the cost named ``NAME`` or ``module:function``, see `igcore.load_scorer`."""
+    return as_scorer(name, "cost")
 
 
 def honest_cost(cost: str) -> Honest:
