@@ -24,7 +24,7 @@ from igcore.models.policies import load_policy
 from igcore.models.pretrained import DTYPES
 from igcore.models.prompts import load_prompts
 from igcore.policy import Policy
-from igcore.scorers import SIGNS, FunctionScorer
+from igcore.scorers import SIGNS, FunctionScorer, of_function
 
 SAMPLING = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0)
 # the other defaults of transformers are those of Llama-2-7B
@@ -91,7 +91,7 @@ class Models:
 
 def free(role: str) -> FunctionScorer:
     """Return a scorer that costs nothing: every text gets 0."""
-    return FunctionScorer(lambda text: 0.0, "free", SIGNS[role], given="bench")
+    return of_function(lambda text: 0.0, role, digest="bench")
 
 
 def _models(policy: Policy, scorers: list, prompts: Callable[[int, int], list[str]]) -> Models:

@@ -60,12 +60,10 @@ def bars(colours: dict[str, str]) -> dict:
 
 
 figures, judged = notebook_code("50_figures"), notebook_code("60_judge")
-ablations = notebook_code("45_ablations")
 TOGETHER = {  # looks of one picture
     "six methods": {name: STYLE[name] for name in SIX},
     "all methods": STYLE,
     "critics": {n: (critic.look_of(n)["color"], critic.look_of(n)["marker"]) for n in range(8)},
-    "ways to retry": {name: look[1:] for name, look in ablations.WAYS.items()},
     "beams": {k: (PALETTE[k], MARKERS[k]) for k in range(3)},
     "outcomes": bars(OUTCOMES),
     "ends": bars(figures.ENDS),

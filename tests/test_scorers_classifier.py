@@ -209,7 +209,10 @@ def test_a_configuration_without_labels(tmp_path, family, labels):
             {"sign": "higher is wrose"},
             "unknown sign 'higher is wrose'; did you mean 'higher is worse'",
         ),
-        ({"reads": "segments"}, "unknown reads 'segments'; allowed: pair, response"),
+        (
+            {"reads": "segments"},
+            "parameter reads is 'segments': Input should be 'pair' or 'response'",
+        ),
         ({"unit": None, "labels": [0]}, "say what a cost of 4 classes is: unit softmax where"),
         ({}, "say in labels which classes count, of {0: 'rude', .* 3: 'false'}"),
         ({"labels": ["rud"]}, "label 'rud' is no class of .*: {0: 'rude', 1: 'harmless', "),

@@ -283,9 +283,9 @@ def test_a_nan_is_never_forgotten():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"counted": ["Safe"]}, "counted.0 is .Safe.: Input should be .Unsafe. or"),
+        ({"counted": ["Safe"]}, "counted.0 is 'Safe': Input should be 'Unsafe' or"),
         ({"counted": []}, "parameter counted is []: List should have at least 1 item"),
-        ({"counted": ["unsafe"]}, "counted.0 is .unsafe.: Input should be .Unsafe. or"),
+        ({"counted": ["unsafe"]}, "counted.0 is 'unsafe': Input should be 'Unsafe' or"),
         ({"run": 0}, "parameter run is 0: Input should be greater than or equal to 1"),
     ],
 )
