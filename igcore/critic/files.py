@@ -147,15 +147,9 @@ def load_checkpoint(
 # --- finished networks ----------------------------------------------------------------------------
 
 
-def weights_file(network: nn.Module) -> bytes:
-    """Return the content of the safetensors file of a network."""
-    weights = {name: x.detach().cpu().contiguous() for name, x in network.state_dict().items()}
-    return save(weights)
-
-
 def save_network(network: Network, folder: Path, name: str) -> None:
     """Write the two files of a network."""
-    data = weights_file(network)
+    data = save({name: x.cpu().contiguous() for name, x in network.state_dict().items()})
     description = asdict(network.spec) | {
         "parameters": network.parameter_count,
         "sha256": hashlib.sha256(data).hexdigest(),

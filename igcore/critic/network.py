@@ -71,14 +71,11 @@ class Spec(Origin):
     def check_settings(self, method: str, settings: SearchConfig) -> None:
         """Raise ``ParameterError`` unless it was trained for these settings and this budget."""
         super().check_settings(method, settings)
-        self.check_budget(settings.budget)
-
-    def check_budget(self, budget: float) -> None:
-        """Raise ``ParameterError`` unless the critic was trained for this budget."""
-        if not self.budget <= budget <= self.budget_high:
+        if not self.budget <= settings.budget <= self.budget_high:
             raise ParameterError(
-                f"budget is {budget}, but the critic was trained for budgets from {self.budget} to "
-                f"{self.budget_high}; choose one of these, or train a critic for this one"
+                f"budget is {settings.budget}, but the critic was trained for budgets from "
+                f"{self.budget} to {self.budget_high}; choose one of these, or train a critic for "
+                "this one"
             )
 
 

@@ -91,20 +91,6 @@ def labels_of(rollouts: Sequence[Rollout], spec: Spec) -> Labels:
     return Labels.of(rollouts, spec.budget, spec.accounting, spec.gamma_safety, spec.gamma_task)
 
 
-def source_of(
-    policy: Policy,
-    rollouts: Sequence[Rollout],
-    features: str,
-    layer: int | None,
-    memory_gb: float,
-) -> Source:
-    """Return the latents of rollouts that critics read."""
-    encoded = {r.prompt: policy.encode(r.prompt) for r in rollouts}
-    prompts = [encoded[r.prompt] for r in rollouts]
-    responses = [r.words for r in rollouts]
-    return Source(policy.model, prompts, responses, features, layer, memory_gb)
-
-
 class SharedSources:
     """The latents that several critics read: the policy reads rollouts once for those alike."""
 
@@ -114,11 +100,15 @@ class SharedSources:
     def of(
         self, policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb: float
     ) -> Source:
-        """Return the latents of rollouts that one of the critics reads, see `source_of`."""
+        """Return the latents of rollouts that one of the critics reads."""
         texts = tuple((r.prompt, tuple(r.words)) for r in rollouts)
-        key = spec.features, spec.layer, memory_gb, texts
+        read = spec.features, spec.layer, memory_gb
+        key = texts, read
         if key not in self.made:
-            self.made[key] = source_of(policy, rollouts, spec.features, spec.layer, memory_gb)
+            encoded = {r.prompt: policy.encode(r.prompt) for r in rollouts}
+            prompts = [encoded[r.prompt] for r in rollouts]
+            responses = [r.words for r in rollouts]
+            self.made[key] = Source(policy.model, prompts, responses, *read)
         return self.made[key]
 
 
