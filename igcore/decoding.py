@@ -7,7 +7,7 @@ from typing import Any
 from .beams import PromptSearch
 from .config import SearchConfig
 from .engine.device import device_of, free_bytes
-from .engine.memory import CRITIC_ROWS, batch_size, critic_bytes, session_bytes
+from .engine.memory import batch_size, session_bytes
 from .engine.prepack import missing_bytes
 from .errors import ParameterError
 from .policy import Message, Policy, Prompt, as_prompt
@@ -69,7 +69,6 @@ def readers_of(*scorers: Scorer | None) -> set[Any]:
 
 def room_for(
     policy: Policy,
-    critic: Any,
     readers: Iterable[Any],
     config: SearchConfig,
     prompt_tokens: int,
@@ -79,18 +78,11 @@ def room_for(
 
     Parameters
     ----------
-    critic : Critic or None
-        None where the method asks none.
     readers : iterable of models
         See `readers_of`.
     """
     model = policy.model
     needed = {model: policy.search_bytes(config, prompt_tokens)}
-    if critic is not None and critic.reads_keys:
-        rows = min(CRITIC_ROWS, config.n_samples)
-        # of another's critic nothing says that it reads the prompt
-        prompt = prompt_tokens if getattr(critic, "reads_prompt", False) else 0
-        needed[model] += critic_bytes(model, rows, prompt + config.max_new_tokens)
     for reader in readers:
         # added and not set: a scorer may read with the policy's own model
         cached = session_bytes(reader, config, prompt_tokens)

@@ -336,11 +336,10 @@ def decode(
     # all prompts are encoded first, so that a prompt that is too long is refused before any work
     pairs = encoded(policy, listed(prompts), length)
     longest = max(len(ids) for _, ids in pairs)
-    critic = resolved.critic if how.asks_critic else None
     readers = readers_of(guard.reward, guard.cost)
     with turn(policy.model, *readers):
         # prompts that fit at once
-        fitting = room_for(policy, critic, readers, resolved.config, longest, memory_gb)
+        fitting = room_for(policy, readers, resolved.config, longest, memory_gb)
 
     def work(pairs: Sequence[tuple[Prompt, list[int]]]) -> list[Response]:
         """Answer one group of prompts; `halving` may call it again with a smaller group."""

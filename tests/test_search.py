@@ -1009,13 +1009,3 @@ def test_a_critic_that_reads_keys_may_read_few_candidates_at_a_time(rows, monkey
     assert max(sizes) == min(rows, max(sizes)) and len({beam.state.z for beam in kept}) > 1
     for beam in kept:
         assert beam.f1 == pytest.approx(1 / (1 + math.exp(-beam.state.z)))
-
-
-def test_the_copies_of_a_critic_that_reads_keys_are_planned_for():
-    """Guards memory: such a critic reads the keys and values of several candidates at once."""
-    policy = tiny_policy()
-    enough = dict(memory_gb=200 * 2**10 / 2**30)
-    assert decode("inferenceguard-critic", real_guard(policy, tiny_critic(policy)), TEXTS, **enough)
-    with pytest.raises(ParameterError, match="one prompt needs"):
-        reader = real_guard(policy, tiny_critic(policy, "ho"))
-        decode("inferenceguard-critic", reader, TEXTS, **enough)

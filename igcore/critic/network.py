@@ -252,11 +252,6 @@ class Critic(Network):
         """Whether it reads the KV cache of the engine."""
         return "h" in self.spec.features
 
-    @property
-    def reads_prompt(self) -> bool:
-        """Whether it reads the KV cache of the prompt, too."""
-        return "x" in self.spec.features
-
     def forward(self, x: Latents, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return f1 (as its logit) and f2 of every prefix (paper, section 5.2; appendix D.5).
 

@@ -1,6 +1,7 @@
 """How many prompts fit into memory at once, given the sizes of a model and the search settings."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -16,8 +17,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 SHARE = 0.8  # share of free memory that is planned for; the rest is for activations
 CRITIC_ROWS = 8  # candidates that a critic of keys and values reads at a time
-# measured peak of such a critic, in float32 copies of the candidates' KV cache
-CRITIC_COPIES = 12
 log = logging.getLogger("igcore")
 
 
@@ -86,12 +85,6 @@ def session_bytes(model: PreTrainedModel, config: Any, prompt_tokens: int) -> in
     return kv_bytes(model, 1, prompt_tokens, rows, config.max_new_tokens)
 
 
-def critic_bytes(model: PreTrainedModel, rows: int, tokens: int) -> int:
-    """Return the bytes that a critic of the KV cache needs for texts of this length."""
-    in_float32: int = kv_bytes(model, 0, 0, rows, tokens) * 4 // model.dtype.itemsize
-    return CRITIC_COPIES * in_float32
-
-
 def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int:
     """Return how many prompts fit into `memory_gb`, or into `SHARE` of what is free; at least one.
 
@@ -100,15 +93,12 @@ def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int
     ParameterError
         When `memory_gb`, or all memory that there is, is not enough for one prompt.
     """
-    if bytes_per_prompt > (most := all_bytes()):
+    most = min(all_bytes(), math.inf if memory_gb is None else memory_gb * GIB)
+    if bytes_per_prompt > most:
         raise ParameterError(
-            f"one prompt needs {bytes_per_prompt / GIB:.3g} GiB of memory, but this machine has "
-            f"{most / GIB:.3g} with all its GPUs; lower n_samples, keep or max_new_tokens"
-        )
-    if memory_gb is not None and memory_gb * GIB < bytes_per_prompt:
-        raise ParameterError(
-            f"memory_gb is {memory_gb}, but one prompt needs {bytes_per_prompt / GIB:.3g}; "
-            "raise it, or lower n_samples, keep or max_new_tokens"
+            f"one prompt needs {bytes_per_prompt / GIB:.3g} GiB of memory, but there are "
+            f"{most / GIB:.3g}, by memory_gb or with all GPUs of this machine; lower n_samples, "
+            "keep or max_new_tokens, or raise memory_gb"
         )
     room = SHARE * free if memory_gb is None else memory_gb * GIB
     # one prompt is tried in any case: the system may free some memory
