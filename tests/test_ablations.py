@@ -216,10 +216,8 @@ def test_points_are_compared_with_their_reference():
         ablations.compared(frame(*found, found[0]), varied, {"lagrange_multiplier": 0.0})
 
 
-def test_holm_is_over_the_rows_of_a_measure_and_sentences_claim_no_more():
-    """Guards against claims by uncorrected p values, a wrong direction, and comparisons that are
-    not counted.
-    """
+def test_holm_is_over_the_rows_of_a_measure():
+    """Guards against claims by uncorrected p values."""
     about = {"policy": "raw", "reference": "b", "test": "sign flip", "n_prompts": 16, "n_pairs": 16}
     ps = [
         ("safe", "x", 0.01, 0.5),
@@ -238,21 +236,8 @@ def test_holm_is_over_the_rows_of_a_measure_and_sentences_claim_no_more():
         *paired.COUNTS,
         paired.COLUMNS[-1],
     ] and table["p_holm"].tolist() == pytest.approx([0.03, 0.06, 0.5, 0.04])
-    assert paired.verdicts(table) == [
-        "raw: safe is higher for x than for b: +.500 [.500, .500], 16 prompts (sign flip p = "
-        ".01, Holm .03).",
-        "raw: reward is lower for x than for b: -.250 [-.250, -.250], 16 prompts (sign flip "
-        "p = .04, Holm .04).",
-        "safe: in 2 of 3 comparisons no difference can be claimed (Holm over 3).",
-        "reward: in 0 of 1 comparisons no difference can be claimed (Holm over 1).",
-    ]
     none = paired.corrected([])
     assert list(none.columns) == list(table.columns)
-    assert paired.verdicts(none) == [
-        "nothing is compared: no policy has finished runs of both arms of a pair."
-    ]
-    untested = table.assign(p=np.nan, p_holm=np.nan)
-    assert len(paired.verdicts(untested)) == 2
 
 
 # --- tables ---------------------------------------------------------------------------------------

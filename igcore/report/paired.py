@@ -191,39 +191,6 @@ def corrected(rows: Iterable[Mapping]) -> pd.DataFrame:
     return table.assign(p_holm=adjusted.astype(float))
 
 
-# --- in words -------------------------------------------------------------------------------------
-
-
-def verdicts(tests: pd.DataFrame) -> list[str]:
-    """Return a sentence for every difference that may be claimed, then one that counts the others.
-
-    A claim needs a Holm-adjusted p value of at most `igcore.report.statistics.ALPHA`.
-    """
-    claimed = tests["p_holm"] <= metrics.ALPHA
-    sentences = [_sentence(row) for row in tests[claimed].itertuples(index=False)]
-    for measure, rows in tests.groupby("measure", sort=False):
-        unclaimed = int((~claimed[rows.index]).sum())
-        sentences.append(
-            f"{measure}: in {unclaimed} of {len(rows)} comparisons no difference can be claimed "
-            f"(Holm over {len(rows)})."
-        )
-    return sentences or ["nothing is compared: no policy has finished runs of both arms of a pair."]
-
-
-def _sentence(row) -> str:
-    interval = f"{short(row.difference, '+.3f')} [{short(row.low)}, {short(row.high)}]"
-    adjusted = p_value(row.p_holm).removeprefix("= ")
-    way = "higher" if row.difference > 0 else "lower"
-    if row.reference:
-        way = f"{way} for {row.point} than for {row.reference}"
-    else:
-        way = f"{way} by {row.point}"
-    return (
-        f"{row.policy}: {row.measure} is {way}: {interval}, {row.n_prompts} prompts "
-        f"({row.test} p {p_value(row.p)}, Holm {adjusted})."
-    )
-
-
 def short(value: float, form: str = ".3f") -> str:
     """Return a number without the zero before its point."""
     text = format(value, form)

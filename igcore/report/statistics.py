@@ -66,10 +66,8 @@ def _interval(
     return float(interval.low), float(interval.high)
 
 
-def difference_of_rates(
-    higher: int, lower: int, n: int, confidence: float = CONFIDENCE
-) -> tuple[float, float]:
-    """Return the score interval of a difference of two rates on the same prompts (Tango).
+def difference_of_rates(higher: int, lower: int, n: int) -> tuple[float, float]:
+    """Return the 95 % score interval of a difference of two rates on the same prompts (Tango).
 
     Where no prompt differs it is not of length 0: n prompts can hide a few that do.
 
@@ -79,8 +77,6 @@ def difference_of_rates(
         Prompts on which the first rate alone counts, and the second alone.
     n : int
         All prompts. The interval is NaN for none.
-    confidence : float
-        In (0, 1), of the two sides together.
 
     References
     ----------
@@ -89,7 +85,7 @@ def difference_of_rates(
     """
     if not n:
         return math.nan, math.nan
-    z = stats.norm.ppf((1 + confidence) / 2)
+    z = stats.norm.ppf((1 + CONFIDENCE) / 2)
 
     def excess(difference: float) -> float:
         # the share on which the second alone counts, most likely under this difference: q

@@ -39,14 +39,12 @@ COLUMNS = [
     *"safety_rate_fail_open reward_answered n_answered_by_all".split(),
 ]
 MOST = 7  # columns that people read
-# column of a main table for people -> that of which it shows the best; both are better when higher
-BEST = {"Safe at every word %": "word_safety_rate", "Reward [95 %]": "reward_mean"}
 # columns that people can do without, the first one first
 SPREADS = "reward_std safety_lower95 reward_sd safety_sd sd".split()  # no interval is of these
 DISPENSABLE = [
     *SPREADS,
-    *"safe_at_the_end low_one_sided use_z features parameters train_s n_unsafe mean_arm".split(),
-    *"mean_reference test n_blocks perplexity discordant mcnemar_b mcnemar_c mcnemar_p".split(),
+    *"safe_at_the_end use_z features parameters train_s n_unsafe".split(),
+    *"test n_blocks perplexity discordant mcnemar_b mcnemar_c mcnemar_p".split(),
     *"reward_p toxicity_p p n_pairs n_prompts prompts n n_samples".split(),
 ]
 # settings that stay integers where a method lacks them
@@ -231,17 +229,6 @@ def for_people(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     return shown.iloc[:, kept[:MOST]], sentence
 
 
-def _best_in_bold(shown: pd.DataFrame, main: pd.DataFrame) -> pd.DataFrame:
-    """Mark the best of each policy in a main table, among the methods that have every prompt."""
-    shown = shown.copy()
-    whole = main["n_prompts"] == main.groupby("policy")["n_prompts"].transform("max")
-    for name, column in BEST.items():
-        values = main[column].where(whole)
-        is_best = values == values.groupby(main["policy"]).transform("max")
-        shown[name] = shown[name].where(~is_best, "**" + shown[name] + "**")
-    return shown
-
-
 def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:
     """Write each interval beside its centre.
 
@@ -317,11 +304,9 @@ def write(
         In the order above.
     """
     stem, (people, sentence) = Path(stem), for_people(table if short is None else short)
-    is_main = short is None and list(table.columns) == COLUMNS
-    marked = _best_in_bold(people, table) if is_main and len(table) else people
     texts = {
         ".csv": table.to_csv(index=False, lineterminator="\n"),
-        ".md": markdown(marked) + (f"\n{sentence}\n" if sentence else ""),
+        ".md": markdown(people) + (f"\n{sentence}\n" if sentence else ""),
         ".json": sidecar(sources),
     }
     paths = [stem.with_name(stem.name + suffix) for suffix in texts]

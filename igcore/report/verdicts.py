@@ -3,9 +3,7 @@
 Two answers to a prompt are judged in both orders. `igcore.runs.judge_run` calls the judge.
 """
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -93,25 +91,6 @@ def questions_of(pairs: pd.DataFrame) -> dict[str, Question]:
 
 def scores_of(line: dict) -> Scores:
     return line["scores"] and tuple(map(float, line["scores"]))
-
-
-def read(path: Path) -> dict[str, Scores]:
-    """Return the scores in a file of verdicts by the digest of their question.
-
-    A half-written last line does not count.
-
-    Raises
-    ------
-    RunError
-        When a line is no verdict.
-    """
-    lines = path.read_bytes().split(b"\n")[:-1]
-    try:
-        return {line["question"]: scores_of(line) for line in map(json.loads, lines)}
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"{path} has a line that is no verdict; run again, which judges it anew"
-        ) from error
 
 
 def verdicts(
