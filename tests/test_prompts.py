@@ -256,13 +256,18 @@ def test_counts_of_a_file_are_logged(write, caplog):
             r'{"prompt": "a\ud83d"}',
             r"\(q\.jsonl: .* surrogate pair in string is invalid",
         ),
+        (
+            "i.jsonl",
+            '{"prompt": "one"}\n\n{"prompt": "two",\n',
+            r"\(i.jsonl: .* line 3, column 18: ",
+        ),
         ("k.txt", "", r"\(k.txt holds no row\); give valid UTF-8 .txt with at least one prompt$"),
         (
             "n.csv",
             "",
             r"\(n.csv: .*No columns to parse from file\); give .* in a column 'prompt'$",
         ),
-        ("l.json", "", r"\(l.json: .* with at least one prompt"),
+        ("l.json", "", r"\(l.json holds no row\)"),
         (
             "r.jsonl",
             json.dumps({"prompt": [*SYSTEM, *SAID]}),
@@ -271,10 +276,22 @@ def test_counts_of_a_file_are_logged(write, caplog):
         ("m.csv", "prompt\n", r"no prompts could be read from .*m\.csv"),
     ],
 )
-def test_bad_files_name_the_row(write, name, content, sentence):
-    """Bug: a bad row is skipped or cut in silence, or a library's traceback reaches the user."""
+def test_bad_files_name_the_row(write, name, content, sentence, caplog):
+    """Bug: a bad row is skipped or cut in silence, or a library's traceback or log reaches the
+    user.
+    """
     with pytest.raises(ParameterError, match=sentence):
         load_prompts(write(name, content))
+    assert not caplog.records
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    """Bug: a pipe, or a link to a device, was read for ever."""
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    for name in ("pipe.txt", "zero.txt"):
+        with pytest.raises(ParameterError, match="it is no file"):
+            load_prompts(tmp_path / name)
 
 
 def test_a_home_of_nobody_is_a_missing_file():
@@ -324,8 +341,8 @@ def test_only_the_prompts_of_a_list(write):
     assert load_prompts(chosen) == known[3:9]
     assert load_prompts(chosen, limit=2) == known[3:5]
     for content, part in (
-        ("0" * 16, "must hold ids of prompts of this set and split"),
-        ("# none", "must hold ids of prompts of this set and split"),
+        ("0" * 16, "line 1 of .* holds no id of a prompt of this set and split"),
+        ("# none", "holds no id of a prompt of this set and split"),
         (b"\xff\xfe\xff", "cannot be read"),
     ):
         with pytest.raises(ParameterError, match=part):
@@ -340,7 +357,7 @@ def test_a_list_of_prompts_shows_nothing_of_a_file_that_is_none(write):
     other = write("other.txt", f"# notes\n{known}\nmy key is 1234\n")
     with pytest.raises(ParameterError) as caught:
         load_prompts({"name": "mild", "only": str(other)})
-    assert str(caught.value).startswith(f"{other} must hold ids of prompts")
+    assert str(caught.value).startswith(f"line 3 of {other} holds no id")
     assert "1234" not in str(caught.value)
 
 

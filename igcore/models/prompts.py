@@ -28,6 +28,7 @@ from .promptsets import (
     column_of,
     ending_of,
     hub_texts,
+    read_text,
 )
 
 if TYPE_CHECKING:
@@ -192,20 +193,21 @@ def _only(prompts: list[Prompt], file: str) -> list[Prompt]:
     """Return the prompts whose ids stand in a text file, see `PromptOptions`."""
     path = root() / file
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, ValueError) as why:
         raise ParameterError(
             f"option only is {file!r}, and {path} cannot be read ({why}); give a text file with "
             "the id of a prompt in every line"
         ) from why
-    ids = {line.partition("#")[0].strip() for line in lines} - {""}
-    chosen = [prompt for prompt in prompts if prompt.id in ids]
-    if not ids or len(chosen) < len(ids):
-        raise ParameterError(  # shows none of its lines: it may be any file
-            f"{path} must hold ids of prompts of this set and split, and nothing else; choose "
-            "another split or file"
+    ids = [line.partition("#")[0].strip() for line in lines]
+    known = {"", *(prompt.id for prompt in prompts)}
+    wrong = next((n for n, id_ in enumerate(ids, start=1) if id_ not in known), 0)
+    if wrong or not any(ids):
+        where = f"line {wrong} of {path}" if wrong else path  # not its text: it may be any file
+        raise ParameterError(
+            f"{where} holds no id of a prompt of this set and split; choose another split or file"
         )
-    return chosen
+    return [prompt for prompt in prompts if prompt.id in ids]
 
 
 def _hardest(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:

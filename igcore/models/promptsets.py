@@ -5,8 +5,11 @@ splits.
 """
 
 import glob
+import json
 import logging
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import shorten
@@ -72,14 +75,22 @@ def column_of(path: Path, column: str = "prompt") -> list:
     if method == "from_csv":
         options = {**options, "converters": {column: str}}
     read = getattr(needs("datasets", "study").IterableDataset, method)
+    rows: Iterable[dict] = []
     try:
-        with TemporaryDirectory() as cache:  # nothing stays in the user's home
-            cells = cells_of(read(glob.escape(str(path)), cache_dir=cache, **options), column)
+        check_file(path)
+        # nothing stays in the user's home, and an error is one sentence
+        with TemporaryDirectory() as cache, unlogged(method.removeprefix("from_")):
+            try:
+                rows = read(glob.escape(str(path)), cache_dir=cache, **options)
+            except StopIteration:  # what datasets raises for JSON without a row
+                pass
+            cells = cells_of(rows, column)
     except Unreadable as error:
         raise Unreadable(f"{path.name} has {error}") from error
     # datasets, pandas and pyarrow have errors of their own, without a common base
     except Exception as error:
-        raise Unreadable(f"{path.name}: {said(error)}") from error
+        line = _bad_line(path) if ending_of(path) == ".jsonl" else ""
+        raise Unreadable(f"{path.name}: {said(error)}{line}") from error
     while method == "from_text" and cells and not cells[-1]:  # the file ends with empty lines
         cells.pop()
     if not cells:
@@ -102,6 +113,23 @@ def cells_of(rows: Iterable[dict], column: str) -> list:
     return cells
 
 
+@contextmanager
+def unlogged(reader: str) -> Iterator[None]:
+    """Keep a reader of datasets from logging in this thread, because it raises the same error."""
+    logger = logging.getLogger(f"datasets.packaged_modules.{reader}.{reader}")
+    here = threading.get_ident()
+
+    def elsewhere(record: logging.LogRecord) -> bool:
+        """Return True for a record of another thread."""
+        return record.thread != here
+
+    logger.addFilter(elsewhere)
+    try:
+        yield
+    finally:
+        logger.removeFilter(elsewhere)
+
+
 def _text(cell: Any) -> Any:
     """Return chat messages as the text that `turns_of` takes apart; any other cell as it is.
 
@@ -119,6 +147,33 @@ def _text(cell: Any) -> Any:
     if turns_of(text) != contents:  # speakers do not take turns, or one writes another's name
         return cell
     return text if len(contents) > 1 else contents[0]
+
+
+def _bad_line(path: Path) -> str:
+    """Return the place of the first line that is not JSON, for the end of a message.
+
+    The row that pyarrow names counts from 0, without the empty lines.
+    """
+    with suppress(OSError, UnicodeDecodeError, RecursionError):  # the message says it already
+        for number, line in enumerate(read_text(path).split("\n"), start=1):
+            try:
+                json.loads(line.strip() or "null")
+            except json.JSONDecodeError as error:
+                return f" at line {number}, column {error.colno}: {error.msg}"
+    return ""
+
+
+def check_file(path: Path) -> None:
+    """Raise ``ValueError`` for a pipe or a device, which may never end."""
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file without a byte order mark."""
+    check_file(path)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return file.read()
 
 
 # --- data sets of the hub -------------------------------------------------------------------------
