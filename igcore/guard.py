@@ -18,6 +18,7 @@ from .config import SearchConfig
 from .contract import Contract, Scoring, contracts_of
 from .decoding import PromptLike, check_seed, encoded, listed, readers_of, responses, room_for
 from .engine.block import Engine
+from .engine.device import note_threads
 from .engine.memory import halving
 from .engine.prepack import packed, turn
 from .errors import ParameterError
@@ -150,6 +151,7 @@ class Guard:
             "policy": as_policy(policy, device, dtype),
         }
         scorers = {role: values[role] for role in ("cost", "reward") if values[role] is not None}
+        note_threads()
         values["contracts"] = contracts_of(scorers, contracts or {}, config.failure_rate)
         for name, value in values.items():
             object.__setattr__(self, name, value)

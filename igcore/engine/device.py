@@ -1,5 +1,7 @@
 """The devices of this machine: their memory, and the errors that say that none is left."""
 
+import logging
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,9 @@ from ..errors import ParameterError, said
 
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup/memory.max")
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_SAID: list[int] = []  # what `note_threads` has said
+log = logging.getLogger("igcore")
 
 
 def usable(device: str) -> str:
@@ -41,6 +46,23 @@ def multiplies_bfloat16() -> bool:
     # torch has no public name for it before 2.11
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, name, bool)() for name in names)
+
+
+def note_threads() -> None:
+    """Say once when torch has more threads than this process has cores; nothing is changed."""
+    there, threads = os.cpu_count() or 1, torch.get_num_threads()
+    # what this process may use: by affinity, and by the quota of its control group
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
+    quota = QUOTA.read_text().split() if QUOTA.is_file() else ["max"]
+    if quota[0].isdigit():
+        mine = min(mine, math.ceil(int(quota[0]) / int(quota[1])))
+    if threads > mine and not _SAID:
+        _SAID.append(mine)
+        log.warning(
+            "torch has %d threads for %d cores, which can make it many times slower; write "
+            "torch.set_num_threads(%d) before the first guard",
+            *(threads, mine, mine),
+        )
 
 
 def free_bytes(device: torch.device) -> int:
