@@ -1,4 +1,4 @@
-"""The data behind the pictures of the ablations, and that no label hides another."""
+"""The data behind the pictures of the ablations."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -6,13 +6,11 @@ import pandas as pd
 import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
-from matplotlib.text import Text
 from notebook_code import notebook_code
 from pictures import boxes, hidden, outside
 
 from igcore.errors import ParameterError
 from igcore.figures import style as figures
-from igcore.figures.labels import place
 
 af = notebook_code("45_ablations")
 METHODS = {name: method for method, name in figures.NAMES.items()}  # as readers see them
@@ -204,27 +202,3 @@ def test_effects_are_filled_where_they_may_be_claimed(monkeypatch):
         (segments,) = ax.containers[0].lines[2]
         ends = np.array(segments.get_segments())[:, :, 0]
         assert ends == pytest.approx(cell[["low", "high"]].to_numpy())
-
-
-def test_labels_hide_nothing_where_points_crowd():
-    """Bug: labels on top of each other, of a point or outside of the panel, where ten settings are
-    safe with one reward.
-    """
-    fig, (ax,) = figures.panels(3.0)
-    points = np.array(
-        [[1.0, 0.5 + 0.001 * k] for k in range(10)] + [[0.2, 0.2], [0.0, 1.0], [np.nan, 0.5]]
-    )
-    ax.set(xlim=(0, 1), ylim=(0, 1))
-    fig.draw_without_rendering()
-    texts = place(ax, points, [f"{k}.5" for k in range(11)] + ["", "lost"])
-    assert [text.get_text() for text in texts] == [f"{k}.5" for k in range(11)]
-    fig.draw_without_rendering()
-    found = [(text.get_text(), Text.get_window_extent(text)) for text in texts]
-    assert hidden(found) == []
-    for _, box in found:
-        assert ax.bbox.x0 <= box.x0 and box.x1 <= ax.bbox.x1
-        assert ax.bbox.y0 <= box.y0 and box.y1 <= ax.bbox.y1
-        assert not any(box.contains(*at) for at in ax.transData.transform(points[:12]))
-    # alone: beside it
-    assert not texts[10].arrow_patch.get_visible()
-    assert any(text.arrow_patch.get_visible() for text in texts)

@@ -23,7 +23,7 @@ from igcore.runs.paramfiles import ParamFiles
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-CONDA_NAMES = {"torch": "pytorch", "adjustText": "adjusttext"}
+CONDA_NAMES = {"torch": "pytorch"}
 UNCHANNELLED = {"sphinx-mathjax-offline"}  # which pip installs, with the package
 BIOCONDA = {"snakemake", "snakemake-executor-plugin-slurm"}  # all else is on conda-forge
 IMPORT_NAMES = {"sklearn": "scikit-learn", "yaml": "pyyaml"}  # where they differ from packages
