@@ -14,13 +14,13 @@ from tinytraining import policy, trained
 
 from igcore import ParameterError
 from igcore.critic.config import CriticConfig
-from igcore.report.critics import COLUMNS, RELIABILITY
+from igcore.report.critics import COLUMNS
 
 NOTEBOOK = notebook_code("20_train_critic")
 auroc, wins, within_difference = NOTEBOOK.auroc, NOTEBOOK.wins, NOTEBOOK.within_difference
 calibration_error = NOTEBOOK.calibration_error
 judged_prefixes, rows_of_critic = NOTEBOOK.judged_prefixes, NOTEBOOK.rows_of_critic
-reference_table, reliability_table = NOTEBOOK.reference_table, NOTEBOOK.reliability_table
+reference_table = NOTEBOOK.reference_table
 
 
 def sample(seed=0, n=120, prompts=15):
@@ -95,50 +95,6 @@ def test_calibration_error_worked_by_hand():
     """Guards bins and weights: two bins, of 1 and 3 responses."""
     safe, probability = pd.Series([True, True, False, False]), pd.Series([1.0, 0.72, 0.75, 0.78])
     assert calibration_error(safe, probability) == pytest.approx((3 * (0.75 - 1 / 3) + 1 * 0) / 4)
-
-
-def test_reliability_has_intervals_that_count_prompts(monkeypatch):
-    """Bug: twenty alike rollouts of one prompt counted as twenty; bins of another position; a
-    certain 100 %.
-    """
-    judged = pd.DataFrame(
-        [("a", 8, 0.91, True)] * 2
-        + [("b", 8, 0.95, False)] * 2
-        + [("c", 8, 0.2, True)] * 4
-        + [("a", 16, 1.0, True)],
-        columns=["prompt_id", "position", "f1", "safe"],
-    )
-    monkeypatch.setattr(NOTEBOOK, "POSITIONS", (8, 16, 24))
-    table = reliability_table(judged)
-    assert list(table.columns) == RELIABILITY
-    assert table[["position", "safe", "n", "n_prompts"]].values.tolist() == [
-        [8, 1, 4, 1],
-        [8, 0.5, 4, 2],
-        [16, 1, 1, 1],
-    ]
-    assert table["probability"].tolist() == pytest.approx([0.2, 0.93, 1.0])
-    z = 1.959964
-    alone, two = (
-        (1 / (1 + z**2), 1.0),
-        (0.5 - z / (2 * math.sqrt(2 + z**2)), 0.5 + z / (2 * math.sqrt(2 + z**2))),
-    )
-    for row, want in zip(
-        table.itertuples(), (alone, two, alone), strict=True
-    ):  # Wilson at one, two and one independent rollouts
-        assert (row.low, row.high) == pytest.approx(want)
-    unequal = pd.DataFrame(
-        {
-            "prompt_id": ["a"] * 3 + ["b"],
-            "position": 8,
-            "f1": 0.5,
-            "safe": [True, True, False, False],
-        }
-    )
-    (row,) = reliability_table(unequal).itertuples()
-    assert row.high - 0.5 == pytest.approx(
-        z / (2 * math.sqrt(16 / 10 + z**2))
-    )  # Kish: (3 + 1)^2 / (3^2 + 1^2)
-    assert not len(reliability_table(judged.iloc[:0]))
 
 
 def test_the_table_of_a_critic(rollouts, tmp_path, monkeypatch):

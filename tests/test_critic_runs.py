@@ -17,7 +17,7 @@ from tiny import letters
 from igcore import AssetError, ParameterError, Prompt, settings
 from igcore.critic import loop
 from igcore.report import critics
-from igcore.report.critics import CALIBRATION, COLUMNS, load_finished
+from igcore.report.critics import COLUMNS, load_finished
 from igcore.runs import critic_run as module
 from igcore.runs import rollout_run
 from igcore.runs.critic_params import CriticParams
@@ -63,11 +63,8 @@ def first(tmp_path_factory):
         run = critic_run(PARAMS)
         judged = NOTEBOOK.judgements(run)
         table = NOTEBOOK.critic_table(run, judged)
-        reliability = NOTEBOOK.reliability_of_all(run, judged)
-        run.finish(table, reliability)
-    return SimpleNamespace(
-        run=run, root=root, judged=judged, table=table, reliability=reliability, asked=asked
-    )
+        run.finish(table)
+    return SimpleNamespace(run=run, root=root, judged=judged, table=table, asked=asked)
 
 
 @pytest.fixture
@@ -129,7 +126,7 @@ def test_a_second_start_goes_on(first, monkeypatch, work):
     more = critic_run(replace(PARAMS, critics=third))
     assert work == {"drawn": 0, "trained": 1} and list(more.critics) == ["m", "wide"]
     assert same(again.value, first.run.value) and same(more.value, first.run.value)
-    again.finish(first.table, first.reliability)
+    again.finish(first.table)
     assert json.loads(manifest.read_text()).items() >= settings.written(PARAMS).items()
 
 
@@ -216,19 +213,6 @@ def test_the_table_has_all_critics_and_the_judges_that_need_no_training(first):
     ]
 
 
-def test_the_reliability_of_every_critic_is_kept(first):
-    """Bug: bins of one critic under the name of another; a critic whose policy nobody knows."""
-    found = first.reliability
-    assert list(found.columns) == CALIBRATION and found["critic"].unique().tolist() == ["m", "o"]
-    assert set(found["policy"]) == {"speaker"} and set(found["accounting"]) == {"terminal"}
-    for name, rows in found.groupby("critic"):
-        want = NOTEBOOK.reliability_table(first.judged[name])
-        pd.testing.assert_frame_equal(rows[want.columns].reset_index(drop=True), want)
-    empty = {name: judged.iloc[:0] for name, judged in first.judged.items()}
-    none = NOTEBOOK.reliability_of_all(first.run, empty)
-    assert list(none.columns) == CALIBRATION and not len(none)
-
-
 def test_the_value_network_learns_from_the_same_rollouts(first):
     """Guards settings, folder and split: it is judged on prompts that it has not seen, for the
     policy of the run.
@@ -268,12 +252,11 @@ def test_finish_writes_the_sign_of_success_last(first, monkeypatch, tmp_path):
         "replace_file",
         lambda path, text: written.append(path.name) or replace_file(path, text),
     )
-    assert run.finish(first.table, first.reliability) == tmp_path / "critic.csv"
-    assert written == ["critic.csv", "reliability.csv", "manifest.json"]
-    for name, table in (("critic", first.table), ("reliability", first.reliability)):
-        pd.testing.assert_frame_equal(
-            pd.read_csv(tmp_path / f"{name}.csv"), table, check_dtype=False
-        )
+    assert run.finish(first.table) == tmp_path / "critic.csv"
+    assert written == ["critic.csv", "manifest.json"]
+    pd.testing.assert_frame_equal(
+        pd.read_csv(tmp_path / "critic.csv"), first.table, check_dtype=False
+    )
     said = json.loads((tmp_path / "manifest.json").read_text())
     assert CriticParams(**{name: said[name] for name in settings.written(PARAMS)}) == PARAMS
     assert said["root"] and said["processor"] and "git_commit" in said
@@ -289,13 +272,6 @@ def table_of(name, **row):
     ).reindex(columns=["critic", *COLUMNS])
 
 
-def table_of_bins(name):
-    """A reliability table of one bin, the name of whose critic is that of its run."""
-    return pd.DataFrame([{"critic": name, "policy": "p", "position": 8, "safe": 0.5}]).reindex(
-        columns=CALIBRATION
-    )
-
-
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
     """Finish a run by hand."""
@@ -306,7 +282,7 @@ def folder(monkeypatch, tmp_path):
         at.mkdir(parents=True)
         CriticRun(
             replace(PARAMS, run=name, prompts=prompts), at, None, None, None, [], [], {}
-        ).finish(table, table_of_bins(name))
+        ).finish(table)
         return at
 
     return finished

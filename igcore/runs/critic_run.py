@@ -8,7 +8,6 @@
 - ``<name>``: one folder per critic, see `igcore.critic.network`
 - ``value``: the value network, if the parameters name one, see `igcore.baselines.re_control`
 - ``critic.csv``: see `igcore.report.critics.COLUMNS`
-- ``reliability.csv``: the share of prefixes that end within budget by f1, see `CALIBRATION` there
 - ``manifest.json``: written last, the only sign of success
 """
 
@@ -78,20 +77,16 @@ class CriticRun:
         models = self.policy, self.cost, self.reward
         return Guard(*models, config, critic=self.first, pool=pool)
 
-    def finish(self, table: pd.DataFrame, reliability: pd.DataFrame) -> Path:
-        """Write ``critic.csv`` and ``reliability.csv``, then the manifest."""
-        tables = {
-            "critic.csv": table.to_csv(index=False),
-            "reliability.csv": reliability.to_csv(index=False),
-        }
-        for name, text in tables.items():
-            replace_file(self.folder / name, text)
+    def finish(self, table: pd.DataFrame) -> Path:
+        """Write ``critic.csv``, then the manifest."""
+        text = table.to_csv(index=False)
+        replace_file(self.folder / "critic.csv", text)
         manifest = written(self.params) | made_by()
         parts = sorted(self.folder.glob("*/manifest.json"))
         texts = {path.parent.name: path.read_text(encoding="utf-8") for path in parts}
         roots = {name: json.loads(text)["root"] for name, text in texts.items()}
-        # one hash over the manifest, the tables, and the roots of rollouts and networks
-        manifest["root"] = digest_of([manifest, roots, tables])
+        # one hash over the manifest, the table, and the roots of rollouts and networks
+        manifest["root"] = digest_of([manifest, roots, text])
         replace_file(self.folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")
         return self.folder / "critic.csv"
 
