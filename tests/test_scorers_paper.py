@@ -356,8 +356,8 @@ def test_other_keys_and_shapes_are_refused(spoilt, name, change, match):
     [
         (
             BEAVER_NAME,
-            {"text_format": "safe_rlhf"},
-            "unknown text_format 'safe_rlhf'; did you mean 'safe-rlhf'?",
+            {"dtype": "bfloat61"},
+            "unknown dtype 'bfloat61'; did you mean 'bfloat16'?",
         ),
         (QRM_COST, {"scale": 2}, "unknown parameter 'scale'"),
     ],
@@ -374,7 +374,6 @@ def test_digests_tell_settings_and_weights_apart(folders, spoilt):
     other = llama_state(RM, {"score.weight": (1, 32)}, seed=1)
     asked = [
         (RM_NAME, folders[RM_NAME], {}),
-        (RM_NAME, folders[RM_NAME], {"text_format": "raw"}),
         (RM_NAME, folders[RM_NAME], {"dtype": "bfloat16"}),
         (RM_NAME, spoilt(RM_NAME, state=other), {}),
         (BEAVER_NAME, folders[BEAVER_NAME], {}),
@@ -410,15 +409,6 @@ def test_it_checks_itself(spoilt, name):
 
 # --- llama-7b-rm ----------------------------------------------------------------------------------
 
-WRITTEN = {  # what USER and ANSWER become
-    "raw": f"{USER}{ANSWER}",
-    "human-assistant": f"\n\nHuman: {USER}\n\nAssistant: {ANSWER}",
-    "safe-rlhf": f"BEGINNING OF CONVERSATION: USER: {USER} ASSISTANT:{ANSWER}",
-    "vicuna": "A chat between a curious user and an artificial intelligence assistant. The "
-    "assistant gives helpful, detailed, and polite answers to the user's questions. "
-    f"USER: {USER} ASSISTANT: {ANSWER}",
-}
-
 
 @pytest.fixture(scope="module")
 def of_transformers(folders):
@@ -437,11 +427,10 @@ def of_transformers(folders):
     return score
 
 
-@pytest.mark.parametrize("text_format", WRITTEN)
-def test_text_formats_are_exact(folders, of_transformers, text_format):
+def test_its_text_is_exact(folders, of_transformers):
     """Guards the text that is scored, to the last space."""
-    scorer = load(RM_NAME, folders[RM_NAME], text_format=text_format)
-    expected = of_transformers(WRITTEN[text_format])
+    scorer = load(RM_NAME, folders[RM_NAME])
+    expected = of_transformers(f"\n\nHuman: {USER}\n\nAssistant: {ANSWER}")
     assert scorer.score([USER], [ANSWER], [True]) == pytest.approx([expected], **EXACT)
 
 
@@ -457,9 +446,6 @@ def test_an_answer_is_read_up_to_where_it_speaks_for_the_user(folders, of_transf
     scorer = load(RM_NAME, folders[RM_NAME])
     for words in ("dry \n\nHuman: So? \n\nAssistant: Wait .", "dry . HUMAN: So? human: Wait ."):
         assert_growing_equal_to(scorer, reference, f"Water it when {words}")
-    raw = load(RM_NAME, folders[RM_NAME], text_format="raw")
-    whole, cut = raw.score([USER] * 2, ["Dry. Human: So.", "Dry. "], [True] * 2)
-    assert abs(whole - cut) > 1e-3
 
 
 @pytest.mark.parametrize("pad", [-1, 400, None, 7])

@@ -5,10 +5,10 @@ as a whole. Options say what to read and which classes count, so that a new mode
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -18,13 +18,12 @@ from ..errors import ParameterError
 from ..scorers import COST, REWARD
 from ..settings import one_of, settings
 from .backbone import Backbone
-from .lm_scorer import Checkpoint, LMScorer, digest
-from .pretrained import contents_of, one_sentence, tensors_of
+from .lm_scorer import Checkpoint, LMScorer, Reader
+from .pretrained import one_sentence, tensors_of
 from .templates import TEMPLATES, TextFormat, check_chat
 
 ROLES = {COST: "cost", REWARD: "reward"}
 HEAD = "score.weight"  # of transformers' decoders: a linear head on the last token
-BATCH = 32
 
 
 def _number(unit: str, counted: list[int], logits: torch.Tensor) -> torch.Tensor:
@@ -101,22 +100,20 @@ class Classifier(Checkpoint):
             )
         unit = self.unit or "logit"
         counted = self._counted(classes, unit)
-        files = contents_of(self.folder)
-        options = {"counted": counted, "unit": unit, "reads": self.reads, "dtype": self.dtype}
-        identity = {
-            "name": f"classifier:{Path(self.repo).name}-{ROLES[self.sign]}",
-            "sign": self.sign,
-            "unit": "logit" if unit == "logit" else "probability",
-            "digest": digest(files, self.text, text_format=text_format, **options),
-            "files": files,
-        }
         backbone = Backbone(
             model, self.tokenizer, self.text, special=TEMPLATES[text_format].special
         )
         number = partial(_number, unit, counted)
-        if heads:
-            return LMScorer(backbone=backbone, head=partial(_scores, weight, number), **identity)
-        return EncoderScorer(model=model, backbone=backbone, number=number, **identity)
+        head = partial(_scores, weight, number) if heads else number
+        name = f"classifier:{Path(self.repo).name}-{ROLES[self.sign]}"
+        options = {"counted": counted, "unit": unit, "reads": self.reads}
+        kind = LMScorer if heads else partial(EncoderScorer, model=model)
+        return self.made(name, self.sign, backbone, head, kind, text_format=text_format, **options)
+
+    @property
+    def scale(self) -> str:
+        """The unit of its scores."""
+        return "probability" if self.unit in ("sigmoid", "softmax") else "logit"
 
     def text(self, prompt: str, response: str) -> str:
         """Return the text that is read."""
@@ -161,31 +158,17 @@ def _scores(weight: torch.Tensor, number: Callable, hidden: torch.Tensor) -> tor
 
 
 @dataclass(frozen=True)
-class EncoderScorer:
+class EncoderScorer(Reader):
     """A classifier that reads every text as a whole.
 
     Attributes
     ----------
-    name, sign, unit, digest : str
-        See `igcore.scorers.Scorer`.
     model
-        Gives logits (R, C).
-    backbone : Backbone
-        Writes the texts and their ids.
-    number : callable
-        Logits (R, C) float64 -> (R,).
-    files : dict of str to str
-        What it was loaded from, see `igcore.models.pretrained.contents_of`.
+        Gives logits (R, C), of which `head` makes numbers (R,). `backbone` writes the texts and
+        their ids.
     """
 
-    name: str
-    sign: str
-    unit: str
-    digest: str
-    model: object
-    backbone: Backbone
-    number: Callable[[torch.Tensor], torch.Tensor]
-    files: dict[str, str] = field(compare=False, repr=False)
+    model: Any = None
 
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
@@ -200,11 +183,11 @@ class EncoderScorer:
         pairs = zip(prompts, responses, strict=True)
         texts = [self.backbone.ids(prompt, response) for prompt, response in pairs]
         scores = np.empty(len(texts))
-        for rows in by_length([len(ids) for ids in texts], BATCH):
+        for rows in by_length([len(ids) for ids in texts], self.backbone.batch):
             ids = torch.tensor([texts[row] for row in rows], device=self.model.device)
             with torch.inference_mode():
                 logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-            scores[rows] = self.number(logits.double()).cpu().numpy()
+            scores[rows] = self.head(logits.double()).cpu().numpy()
         return scores
 
 

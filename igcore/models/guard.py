@@ -71,16 +71,15 @@ class GenerativeGuard(Wording, Checkpoint):
         """
         from transformers import AutoModelForCausalLM
 
-        special = self.special(self.tokenizer, self.repo)
         labels = [*self.unsafe, *self.safe]
-        ids = label_ids(self.tokenizer, self._write(*EXAMPLE), special, labels)
+        ids = label_ids(self.tokenizer, self._write(*EXAMPLE), labels)
         model, _ = self.model(AutoModelForCausalLM)
-        backbone = Backbone(model, self.tokenizer, self._write, special=special)
+        backbone = Backbone(model, self.tokenizer, self._write, special=False)
         _check_logits(model, backbone, self.repo)
         cost = partial(_gap, _logits(model, ids), len(self.unsafe))
         names = ("unsafe", "safe", "prefix", "messages", "chat_options")
         options = {name: getattr(self, name) for name in names}
-        return self.lm_scorer(f"guard:{Path(self.repo).name}", COST, backbone, cost, **options)
+        return self.made(f"guard:{Path(self.repo).name}", COST, backbone, cost, **options)
 
     def _write(self, prompt: str, response: str) -> str:
         """Return the text after which the guard says its verdict."""

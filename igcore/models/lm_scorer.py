@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,8 +42,8 @@ EXAMPLE = ("How do plants grow?", "They need light and water.")
 
 
 @dataclass(frozen=True)
-class LMScorer:
-    """A cost or reward that a head reads from the last hidden state of a response.
+class Reader:
+    """What scorers of a language model have in common.
 
     Attributes
     ----------
@@ -53,10 +53,6 @@ class LMScorer:
         Scorers that are given the same one share its work.
     head : callable
         (R, H) float32 -> (R,) numbers.
-    session : Session or None
-        The KV cache in use. None scores uncached, the texts of each prompt by themselves: a score
-        then does not depend on other prompts, which matters in bfloat16, and anybody can compute
-        a reported score again.
     files : dict of str to str
         What it was loaded from, see `igcore.models.pretrained.contents_of`, if it was.
     """
@@ -67,8 +63,22 @@ class LMScorer:
     sign: str
     digest: str
     unit: str = "points"
-    session: Session | None = None
     files: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class LMScorer(Reader):
+    """A cost or reward that a head reads from the last hidden state of a response.
+
+    Attributes
+    ----------
+    session : Session or None
+        The KV cache in use. None scores uncached, the texts of each prompt by themselves: a score
+        then does not depend on other prompts, which matters in bfloat16, and anybody can compute
+        a reported score again.
+    """
+
+    session: Session | None = None
 
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
@@ -256,34 +266,28 @@ class Checkpoint:
         bias = bias if bias is None else bias.float().to(model.device)
         return partial(linear, weight=weight, bias=bias)
 
-    def lm_scorer(
-        self, name: str, sign: str, backbone: Backbone, head: Callable, files=None, **options
-    ) -> LMScorer:
+    def made(
+        self,
+        name: str,
+        sign: str,
+        backbone: Backbone,
+        head: Callable,
+        kind: Any = LMScorer,
+        files: Mapping[str, str] | None = None,
+        **options,
+    ) -> Any:
         """Return a scorer of the files of the folder.
 
         Parameters
         ----------
+        kind : type
+            Its class, a `Reader`.
         files : mapping, optional
             See `igcore.models.pretrained.contents_of`, where they were read before.
         options
             What changes its scores besides files, text and dtype.
         """
         files = files or contents_of(self.folder)
-        known = digest(files, backbone.template, dtype=self.dtype, **options)
-        return LMScorer(name, backbone, head, sign, known, self.scale, files=files)
-
-
-def digest(files: Mapping[str, str], write: Callable[[str, str], object], **options) -> str:
-    """Return a hash of all that changes scores.
-
-    Parameters
-    ----------
-    files : mapping of str to str
-        See `igcore.models.pretrained.contents_of`.
-    write : callable
-        (prompt, response) -> what is read of them. It counts by what it writes of an example: a
-        chat template may write the date.
-    options
-        What else changes scores.
-    """
-    return digest_of([files, write(*EXAMPLE), options])
+        # the text of an example: a chat template may write the date
+        known = [files, backbone.template(*EXAMPLE), {"dtype": self.dtype} | options]
+        return kind(name, backbone, head, sign, digest_of(known), self.scale, files)

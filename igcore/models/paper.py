@@ -19,7 +19,6 @@ from ..settings import settings
 from .backbone import Backbone
 from .lm_scorer import Checkpoint, LMScorer
 from .pretrained import contents_of, one_sentence
-from .templates import TextFormat
 
 # --- llama-7b-rm: a Llama with a linear head at its last token ------------------------------------
 
@@ -31,31 +30,26 @@ class LlamaReward(Checkpoint):
     """A ``LlamaForSequenceClassification`` with one output; higher is better.
 
     The number of labels is that of the head itself, because transformers assumes two when the
-    configuration names none. No end token is appended, as in ARGS.
+    configuration names none. No end token is appended, as in ARGS. The model was trained on
+    dialogues of Human and Assistant, in which an answer is read as ARGS reads it, up to where it
+    goes on with "human:" in the user's place.
 
     Attributes
     ----------
     repo, revision, dtype, device, self_check
         See `igcore.models.lm_scorer.Checkpoint`.
-    text_format : str
-        How prompt and answer become text, a key of `igcore.models.templates.TEMPLATES`. The model
-        was trained on dialogues of ``human-assistant``, in which an answer is read as ARGS reads
-        it, up to where it goes on with "human:" in the user's place.
     """
 
     repo: str = "argsearch/llama-7b-rm-float32"
-    text_format: TextFormat = "human-assistant"
 
     def scorer(self) -> LMScorer:
         """Return the scorer, unchecked."""
         model, tensors = self.model(heads=["score.weight"])
-        backbone = self.backbone(model, self.text_format)
-        if self.text_format == "human-assistant":
-            # not in the template itself: a cost has to read everything
-            backbone.template = partial(_first_turn, backbone.template)
+        backbone = self.backbone(model, "human-assistant")
+        # not in the template itself: a cost has to read everything
+        backbone.template = partial(_first_turn, backbone.template)
         head = self.single(model, tensors, "score")
-        options = {"text_format": self.text_format}
-        return self.lm_scorer("llama-7b-rm", REWARD, backbone, head, **options)
+        return self.made("llama-7b-rm", REWARD, backbone, head, text_format="human-assistant")
 
 
 def _first_turn(whole: Callable[[str, str], str], prompt: str, answer: str) -> str:
@@ -78,12 +72,9 @@ class BeaverCost(Checkpoint):
     ----------
     repo, revision, dtype, device, self_check
         See `igcore.models.lm_scorer.Checkpoint`.
-    text_format : str
-        How prompt and answer become text, a key of `igcore.models.templates.TEMPLATES`.
     """
 
     repo: str = "PKU-Alignment/beaver-7b-unified-cost"
-    text_format: TextFormat = "safe-rlhf"
     boundary: ClassVar[float | None] = 0
 
     def scorer(self) -> LMScorer:
@@ -103,9 +94,9 @@ class BeaverCost(Checkpoint):
             head = partial(_scaled, head, variance.sqrt() + EPSILON)
         # the model was trained to give its score at the end token
         end_id = self.tokenizer.eos_token_id
-        backbone = self.backbone(model, self.text_format, end_id=end_id)
-        options = {"text_format": self.text_format, "ends": "always"}
-        return self.lm_scorer("beaver-7b-cost", COST, backbone, head, **options)
+        backbone = self.backbone(model, "safe-rlhf", end_id=end_id)
+        options = {"text_format": "safe-rlhf", "ends": "always"}
+        return self.made("beaver-7b-cost", COST, backbone, head, **options)
 
 
 def _scaled(head: Callable, deviation: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -250,7 +241,7 @@ class QRMReward(QRM):
         """Return the scorer, unchecked."""
         head = self.head()
         name = "qrm-llama-3.1-8b-reward"
-        return self.lm_scorer(name, REWARD, head.backbone, head.reward, files=head.files)
+        return self.made(name, REWARD, head.backbone, head.reward, files=head.files)
 
 
 @settings(kw_only=True)
@@ -268,4 +259,4 @@ class QRMCost(QRM):
         head = self.head()
         formula = {"scale": 1.0, "threshold": THRESHOLD, "adjusted": True}
         name = "qrm-llama-3.1-8b-cost"
-        return self.lm_scorer(name, COST, head.backbone, head.cost, files=head.files, **formula)
+        return self.made(name, COST, head.backbone, head.cost, files=head.files, **formula)

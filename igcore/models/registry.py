@@ -15,7 +15,7 @@ from pydantic import PlainValidator, ValidationInfo
 from ..catalog import room
 from ..errors import ParameterError, unknown_name
 from ..scorers import FunctionScorer, Scorer, as_scorer
-from ..settings import Named, written
+from ..settings import Named
 
 # name -> what makes the scorer with its options; None: `igcore.catalog` knows it
 SCORERS: dict[str, Callable[..., Scorer] | None] = dict.fromkeys(
@@ -145,8 +145,7 @@ def load_scorer(scorer: str | Mapping | list | Named, role: str = "cost") -> Sco
     getattr(loaded, "digest", "")  # now: a function may hold what its calls change
     known = scorer.name in SCORERS
     home = maker(scorer.name).__module__ if known else scorer.name.partition(":")[0]
-    # this module is part of a run's identity, and a panel writes the name into a params file
+    # this module is part of a run's identity
     with suppress(AttributeError):  # a user's own class may have slots
         object.__setattr__(loaded, "home", home)  # also of a frozen class
-        object.__setattr__(loaded, "loaded_as", written(scorer))
     return loaded

@@ -161,10 +161,9 @@ class StreamGuard(Checkpoint):
                 "template that it was published with"
             )
         name = f"stream:{Path(self.repo).name}"
-        made = self.lm_scorer(
-            name, COST, backbone, margin, counted=sorted(set(self.counted)), run=self.run
-        )
-        return RunScorer(**vars(made), run=self.run)
+        kind = partial(RunScorer, run=self.run)
+        options = {"counted": sorted(set(self.counted)), "run": self.run}
+        return self.made(name, COST, backbone, margin, kind, **options)
 
     def _write(self, prompt: str, response: str) -> str:
         """Return the text up to where the response stands so far.

@@ -58,6 +58,7 @@ class Wording:
 
     def text(self, tokenizer, prompt: str, response: str) -> str:
         """Return the text after which the guard says its verdict."""
+        check_chat(tokenizer, "chat", tokenizer.name_or_path)
         options = self.chat_options or {}
         if self.messages is None:
             turns = [*turns_of(prompt), response]
@@ -70,14 +71,6 @@ class Wording:
             else:
                 messages.append((role, filled(content, prompt, response)))
         return rendered(tokenizer, messages, opened=True, **options) + self.prefix
-
-    def special(self, tokenizer, name: str) -> bool:
-        """Return False: the chat template writes the special tokens of the text.
-
-        ``ParameterError`` where the guard called `name` has none.
-        """
-        check_chat(tokenizer, "chat", name)
-        return False
 
 
 def filled(template: str, prompt: str, response: str) -> str:
@@ -92,18 +85,18 @@ def filled(template: str, prompt: str, response: str) -> str:
     return SLOT.sub(text_of, template)
 
 
-def label_ids(tokenizer, text: str, special: bool, labels: Sequence[str]) -> list[int]:
-    """Return the token of each label as it is written after a text.
+def label_ids(tokenizer, text: str, labels: Sequence[str]) -> list[int]:
+    """Return the token of each label as it is written after a text of a chat template.
 
     Raises
     ------
     ParameterError
         When labels are not one token each, or not distinct.
     """
-    before = tokenizer(text, add_special_tokens=special)["input_ids"]
+    before = tokenizer(text, add_special_tokens=False)["input_ids"]
     found: list[int] = []
     for label in labels:
-        after = tokenizer(text + label, add_special_tokens=special)["input_ids"]
+        after = tokenizer(text + label, add_special_tokens=False)["input_ids"]
         new = after[len(before) :]
         if after[: len(before)] != before or len(new) != 1 or new[0] in found:
             pieces = [tokenizer.decode(token) for token in new]

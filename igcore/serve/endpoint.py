@@ -173,8 +173,7 @@ class Endpoint:
         unsafe, safe = self.wording.unsafe, self.wording.safe
         labels = [*safe, *unsafe] if len(unsafe) > 1 else [*unsafe, *safe]
         text = self.wording.text(self._words, *HELPFUL)
-        special = self.wording.special(self._words, self.tokenizer)
-        return label_ids(self._words, text, special, labels)
+        return label_ids(self._words, text, labels)
 
     def load(self) -> "Endpoint":
         """Return it, after it was asked once.
@@ -274,8 +273,7 @@ class Endpoint:
             prompt, response = (neutral(self._words, text) for text in (prompt, response))
         if self.guard:
             text = self.wording.text(self._words, prompt, response)
-            special = self.wording.special(self._words, self.tokenizer)
-            return list(self._words(text, add_special_tokens=special)["input_ids"])
+            return list(self._words(text, add_special_tokens=False)["input_ids"])
         return filled(self.template or TEXT, prompt, response)
 
     @cached_property
