@@ -8,6 +8,21 @@ stays light.
 from importlib import import_module
 from typing import Any
 
+SCORERS = {  # name -> its module, with what it is called there
+    "offensive-language": "models.embedded:OffensiveLanguage",
+    "minilm-relevance": "models.embedded:MiniLMRelevance",
+    "jigsaw-toxicity": "models.jigsaw:JigsawToxicity",
+    "llama-7b-rm": "models.paper:LlamaReward",
+    "beaver-7b-cost": "models.paper:BeaverCost",
+    "qrm-llama-3.1-8b-reward": "models.paper:QRMReward",
+    "qrm-llama-3.1-8b-cost": "models.paper:QRMCost",
+    "classifier": "models.classifier:Classifier",
+    "guard": "models.guard:GenerativeGuard",
+    "stream-guard": "models.stream:StreamGuard",
+    "endpoint": "serve.endpoint:Endpoint",
+    "maximum": "models.maximum:Maximum",
+}
+
 PARTS = {  # name -> its module, with what it is called there, or the table that holds it
     "answer_rows": "adapters.generate",
     "explore": "watch.explore",
@@ -30,19 +45,7 @@ PARTS = {  # name -> its module, with what it is called there, or the table that
     "args-cost": "baselines.args:METHODS",
     "re-control": "baselines.re_control:METHODS",
     "re-control-lagrangian": "baselines.re_control:METHODS",
-    # scorers, see `igcore.SCORERS`
-    "offensive-language": "models.embedded:OffensiveLanguage",
-    "minilm-relevance": "models.embedded:MiniLMRelevance",
-    "jigsaw-toxicity": "models.jigsaw:JigsawToxicity",
-    "llama-7b-rm": "models.paper:LlamaReward",
-    "beaver-7b-cost": "models.paper:BeaverCost",
-    "qrm-llama-3.1-8b-reward": "models.paper:QRMReward",
-    "qrm-llama-3.1-8b-cost": "models.paper:QRMCost",
-    "classifier": "models.classifier:Classifier",
-    "guard": "models.guard:GenerativeGuard",
-    "stream-guard": "models.stream:StreamGuard",
-    "endpoint": "serve.endpoint:Endpoint",
-    "maximum": "models.maximum:Maximum",
+    **SCORERS,
 }
 
 

@@ -12,28 +12,13 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, ValidationInfo
 
-from ..catalog import room
+from .. import catalog
 from ..errors import ParameterError, unknown_name
 from ..scorers import FunctionScorer, Scorer, as_scorer
 from ..settings import Named
 
 # name -> what makes the scorer with its options; None: `igcore.catalog` knows it
-SCORERS: dict[str, Callable[..., Scorer] | None] = dict.fromkeys(
-    (
-        "offensive-language",
-        "minilm-relevance",
-        "jigsaw-toxicity",
-        "llama-7b-rm",
-        "beaver-7b-cost",
-        "qrm-llama-3.1-8b-reward",
-        "qrm-llama-3.1-8b-cost",
-        "classifier",
-        "guard",
-        "stream-guard",
-        "endpoint",
-        "maximum",
-    )
-)
+SCORERS: dict[str, Callable[..., Scorer] | None] = dict.fromkeys(catalog.SCORERS)
 # scorer -> options that say only where and how its model is reached: no part of a run's identity
 REACHED_BY = {
     "endpoint": ("url", "api_key_env", "timeout", "batch", "workers", "max_retries", "self_check")
@@ -53,7 +38,7 @@ def maker(name: str, kind: str = "scorer", role: str = "cost") -> Callable[..., 
     name that is none of `SCORERS`, and no ``module:function``.
     """
     if name in SCORERS:
-        return SCORERS[name] or room(name)
+        return SCORERS[name] or catalog.room(name)
     if OWN.fullmatch(name):
         return partial(own_scorer, name, role)
     raise unknown_name(kind, name, SCORERS, ", or module:function of a module of your own")
