@@ -241,11 +241,9 @@ class Policy:
             )
         # strings such as </s> inside a message are broken up, as in `encode`
         messages = [(role, neutral(self.tokenizer, said)) for role, said in prompt.messages]
-        if not prompt.messages[-1][1].strip():
-            raise ParameterError("the last message is empty; give at least one word")
         options = self.template.options
         text = rendered(self.tokenizer, messages, opened=True, **options)
-        return self._ids(text, False, prompt.text, max_new_tokens)
+        return self._ids(text, False, prompt.messages[-1][1], max_new_tokens)
 
     def encode(self, prompt: str, max_new_tokens: int = 0) -> list[int]:
         """Return the token ids of the templated prompt.
@@ -258,19 +256,17 @@ class Policy:
         ParameterError
             When the prompt is empty, or does not fit the context together with `max_new_tokens`.
         """
-        if not prompt.strip():
-            raise ParameterError(f"prompt {prompt!r} is empty; give at least one word")
         # the template's own special tokens are added after the prompt's have been broken up
         text = self.template.opening(self.tokenizer, neutral(self.tokenizer, prompt))
         return self._ids(text, self.template.special, prompt, max_new_tokens)
 
     def _ids(self, text: str, special: bool, prompt: str, max_new_tokens: int) -> list[int]:
-        """Return the token ids of a rendered prompt, unless it is too long."""
+        """Return the token ids of a rendered prompt, unless it is empty or too long."""
         ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
-        if not len(ids):
+        if not prompt.strip() or not len(ids):
             raise ParameterError(
-                f"prompt {prompt[:40]!r} has no tokens in template {self.template.name!r}; choose "
-                "another template"
+                f"prompt {prompt[:40]!r} is empty or has no tokens in template "
+                f"{self.template.name!r}; give at least one word, or choose another template"
             )
         self.check_length(prompt, len(ids), max_new_tokens)
         return list(ids)
