@@ -264,17 +264,12 @@ class Session:
         `sequences` are the ids of whole texts. The tokens asked for come after the prefix of the
         prompt; only the last token of a text may belong to it.
         """
-        texts: list[Text | None] = []
-        whole: list[list[int]] = []
-        counts_of_whole: list[int] = []
-        for prompt, ids, count in zip(prompts, sequences, counts, strict=True):
-            text = self._after_prefix(prompt, ids)
-            texts.append(text)
-            if text is None:
-                whole.append(ids)
-                counts_of_whole.append(count)
+        pairs = zip(prompts, sequences, strict=True)
+        texts = [self._after_prefix(prompt, ids) for prompt, ids in pairs]
+        others = [at for at, text in enumerate(texts) if text is None]
+        whole = [sequences[at] for at in others]
         self.encoded += sum(map(len, whole))
-        of_whole = iter(self.backbone.states(whole, counts_of_whole))
+        of_whole = iter(self.backbone.states(whole, [counts[at] for at in others]))
         self._read_on([text for text in texts if text])
         return [
             self._states_of(text, count) if text else next(of_whole)
