@@ -155,12 +155,6 @@ def test_a_data_set_is_fetched_whole(monkeypatch, tmp_path):
     assert hub.asked == [(REPO, None, "dataset")] and (folder / "data/train.jsonl.gz").exists()
 
 
-def test_a_repository_without_weights_is_refused(monkeypatch, tmp_path):
-    """Bug: an adapter or a list of settings taken for a model."""
-    Hub(monkeypatch, tmp_path / "cache", "config.json", "adapter_model.safetensors")
-    assert "model 'owner/name' has no weights" in raised(REPO)
-
-
 @pytest.mark.parametrize(
     ("error", "parts"),
     [

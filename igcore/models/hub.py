@@ -5,7 +5,6 @@ without network. No other place is then searched.
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import AssetError, said
@@ -13,8 +12,8 @@ from ..errors import AssetError, said
 MIRROR = "IGCORE_HUB"
 # settings and tokenizers
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.codes", "*.spm", "*.tokenizer")
-# in this order: the second kind only where the first is not there
-WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+# weights: the second kind only where the first is not there
+SAFE, PICKLED = "model*.safetensors", "pytorch_model*.bin"
 
 
 def snapshot(
@@ -47,26 +46,18 @@ def snapshot(
         if not os.path.isdir(folder):
             raise AssetError(f"{kind} {repo!r} is not in {MIRROR}={mirror}; copy it to {folder}")
         return folder
-    if kind == "dataset":
-        return _download(repo, revision, kind)
-    if not weights:
-        return _download(repo, revision, kind, SMALL)
-    for pattern in WEIGHTS:
-        folder = _download(repo, revision, kind, [*SMALL, pattern])
-        if list(folder.glob(pattern)):
-            return folder
-    raise AssetError(f"model {repo!r} has no weights ({', '.join(WEIGHTS)}); check the name")
-
-
-def _download(
-    repo: str, revision: str | None, kind: str, patterns: Sequence[str] | None = None
-) -> Path:
-    """Return the snapshot of a repository in the cache of the hub, fetched if it is not there."""
     from huggingface_hub import snapshot_download
 
     where = {"revision": revision, "repo_type": kind}
+    if kind == "dataset":
+        patterns = None  # all files
+    else:
+        patterns = [*SMALL, SAFE] if weights else SMALL
     try:
-        return Path(snapshot_download(repo, **where, allow_patterns=patterns))
+        folder = Path(snapshot_download(repo, **where, allow_patterns=patterns))
+        if patterns and SAFE in patterns and not any(folder.glob(SAFE)):
+            snapshot_download(repo, **where, allow_patterns=[PICKLED])
+        return folder
     except Exception as error:  # what the network, the hub or the disk may raise has no common base
         raise AssetError(
             f"{kind} {repo!r} cannot be fetched ({said(error.__cause__ or error)}); check its name "

@@ -6,7 +6,6 @@ numbers in its place.
 """
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,28 +20,15 @@ from ..settings import one_of
 from .convert import quiet_transformers
 from .hub import SMALL
 
-# in the names of a tokenizer's files
-VOCABULARY = ("token", "vocab", "merges", "spiece", "bpe", ".model", ".spm")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # transformers takes the first that is there, or whose index is
 WHOLE = ("model.safetensors", "pytorch_model.bin")
 TEMPLATES = "additional_chat_templates/*.jinja"
-RECORD = "asset.json"  # written by `igcore.models.assets`; transformers does not read it
-AGAIN = "download or save the whole model again"
-# words of an error -> what helps
-REMEDIES = {
-    "not recognize this architecture": "a newer transformers may know it",
-    "trust_remote_code|custom code": "no code beside a model runs here: load it yourself, and give "
-    "(model, tokenizer)",
-    "pip install|requires the|[Qq]uantiz": "install what it names, or give plain weights",
-    r"(T5|Encoder)\w*Config": "choose a decoder-only model",
-    "Unrecognized configuration class": "load it yourself, and give (model, tokenizer)",
-}
+AGAIN = "fetch or save the whole model again"
 # files in the place of a whole model -> what helps
 INSTEAD = {
     "adapter_config.json": "merge the adapter into its model (merge_and_unload), and save the sum",
     "*.gguf": "read the GGUF file by from_pretrained(folder, gguf_file=...), and save the model",
-    "*": "give a folder as save_pretrained of transformers writes it",
 }
 
 
@@ -100,18 +86,11 @@ def contents_of(folder: Path, weights: bool = True) -> Contents:
     paths = files_of(folder) if weights else []
     for pattern in (*SMALL, TEMPLATES):
         paths += folder.glob(pattern)
-    names = {path.relative_to(folder).as_posix() for path in paths} - {RECORD}
+    names = {path.relative_to(folder).as_posix() for path in paths}
     with one_sentence(folder):
         found = Contents({name: file_digest(folder / name) for name in sorted(names)})
     found.folder = folder
     return found
-
-
-def check_settings(folder: Path) -> None:
-    """Raise ``AssetError`` for damaged settings; transformers ignores some, such as end tokens."""
-    for path in sorted(folder.glob("*.json")):
-        with one_sentence(path):
-            json.loads(path.read_bytes())
 
 
 def settings_of(folder: Path) -> str:
@@ -124,7 +103,8 @@ def settings_of(folder: Path) -> str:
 def lacking(folder: Path, what: str) -> AssetError:
     """Return the error for a folder that lacks a part of a model; it says what helps."""
     helps = [helps for pattern, helps in INSTEAD.items() if next(folder.glob(pattern), None)]
-    return AssetError(f"{folder} has no {what}; {[*helps, f'it is empty: {AGAIN}'][0]}")
+    helps.append("give a folder as save_pretrained of transformers writes it")
+    return AssetError(f"{folder} has no {what}; {helps[0]}")
 
 
 def automatic_dtype(folder: Path, device: str) -> str:
@@ -148,18 +128,16 @@ def load_tokenizer(folder: Path):
     """Load a tokenizer from a folder; see `load_model` for what is raised."""
     from transformers import AutoTokenizer
 
-    check_settings(folder)
-    missing = AssetError(f"{folder} has no tokenizer.json or other vocabulary; {AGAIN}")
-    names = [path.name for path in folder.iterdir()]
-    if not any(part in name for name in names for part in VOCABULARY):
-        raise missing
+    for path in sorted(folder.glob("*.json")):  # transformers ignores some that are damaged
+        with one_sentence(path):
+            json.loads(path.read_bytes())
     with one_sentence(folder), quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     # transformers goes on with an empty vocabulary
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
-        raise missing
+        raise AssetError(f"{folder} has no tokenizer.json or other vocabulary; {AGAIN}")
     return tokenizer
 
 
@@ -284,7 +262,8 @@ def one_sentence(path: Path | str) -> Iterator[None]:
         raise
     except BaseException as error:  # a panic of the tokenizers, which are in Rust, is no Exception
         reason = next(iter(str(error).strip().splitlines()), "")[:300]
-        helps = [help for words, help in REMEDIES.items() if re.search(words, str(error))]
         raise AssetError(
-            f"{path} cannot be loaded ({type(error).__name__}: {reason}); {[*helps, AGAIN][0]}"
+            f"{path} cannot be loaded ({type(error).__name__}: {reason}); install what it names, "
+            f"{AGAIN}, or load another format yourself and give (model, tokenizer), because no "
+            "code beside a model runs here"
         ) from error
