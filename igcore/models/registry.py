@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, ValidationInfo
 
 from .. import catalog
-from ..errors import ParameterError, unknown_name
+from ..errors import ParameterError, said, unknown_name
 from ..scorers import FunctionScorer, Scorer, as_scorer
 from ..settings import Named
 
@@ -57,10 +57,9 @@ def own_scorer(name: str, role: str) -> Scorer:
     try:
         found = resolve_name(name)
     except Exception as error:  # a module of a user may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ParameterError(
-            f"{role} {name!r} cannot be imported ({reason}); give module:function, with the module "
-            f"in {os.getcwd()}, where the command runs, or installed"
+            f"{role} {name!r} cannot be imported ({said(error):.200}); give module:function, with "
+            f"the module in {os.getcwd()}, where the command runs, or installed"
         ) from None
     scorer = as_scorer(found, role)
     if isinstance(scorer, FunctionScorer):  # whose own name may be that of another module's, too
