@@ -366,7 +366,6 @@ MALFORMED = {
     "negative ids": reply(token_ids=[1, -2, 3]),
     "huge ids": reply(token_ids=[1, 2**40, 3]),
     "no log-probabilities": reply(logprobs=None),
-    "a log-probability too few": reply(logprobs={"token_logprobs": [-1.0, -1.0]}),
     "NaN": reply(logprobs={"token_logprobs": [-1.0, math.nan, -1.0]}),
     "no token at all": reply(token_ids=[], logprobs={"token_logprobs": []}),
     "an unknown end": reply(token_ids=[1], logprobs={"token_logprobs": [-1.0]}),
@@ -395,6 +394,14 @@ def test_a_malformed_reply_is_one_sentence(name):
         with pytest.raises(PolicyError, match="gave a reply that is no completion") as caught:
             sampled(engine, [0])
         assert len(stub.requests) == 1 and "\n" not in str(caught.value)
+
+
+def test_log_probabilities_that_are_too_few_are_not_known():
+    """Bug: the log-probability of one token given to another."""
+    body = reply(logprobs={"token_logprobs": [-1.0, -2.0]})
+    with served(fault=always(body)) as stub:
+        block = sampled(engine_of(stub), [0])
+    assert block.tokens == [[1, 2, 3]] and all(map(math.isnan, block.log_p[0]))
 
 
 def test_a_rounding_above_0_is_none():

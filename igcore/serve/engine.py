@@ -40,7 +40,7 @@ from ..engine.diversity import Penalty
 from ..engine.kv_cache import History
 from ..engine.sampling import uniforms
 from ..errors import PolicyError
-from .server import Choice, LlamaCppSample, Server, request_of, samples_in
+from .server import SAMPLING, Sample, Server, samples_in
 
 BAN = 100.0  # nats; what OpenAI's interface allows
 SEEDS = 2**31
@@ -150,18 +150,19 @@ class ServedEngine:
         bias: Bias | None,
     ) -> dict[str, Any]:
         """Return a request for n samples that go on behind `tokens`: one token with a bias."""
-        key = keys[len(tokens)]
-        body: dict[str, Any] = {
+        key, most = keys[len(tokens)], len(keys) - len(tokens)
+        if bias is not None:  # other bits of the key, or the refused token would be drawn again
+            key, most = key >> 32, 1
+        body = SAMPLING | {
             "prompt": [*sequence, *tokens],
-            "max_tokens": len(keys) - len(tokens),
+            "max_tokens": most,
+            "n_predict": most,  # llama.cpp's
             "n": n,
+            "n_cmpl": n,  # llama.cpp's
             "seed": key % SEEDS,
-            "logprobs": 1,
             "stop_token_ids": sorted(self.eos_ids),
         }
-        if bias is not None:  # other bits of the key, or the refused token would be drawn again
-            body |= {"max_tokens": 1, "seed": (key >> 32) % SEEDS, "logit_bias": bias}
-        return body
+        return body if bias is None else body | {"logit_bias": bias}
 
     def _shares(
         self, candidates: Sequence[int], rows: Sequence[int], block: Block, biases: Collection[int]
@@ -179,7 +180,7 @@ class ServedEngine:
         self,
         block: Block,
         c: int,
-        choice: Choice | LlamaCppSample,
+        choice: Sample,
         penalty: Penalty | None,
         keys: Sequence[int],
         biases: dict[int, Bias],
@@ -189,10 +190,10 @@ class ServedEngine:
         A token that was drawn with its bias is not refused again. ``ValueError`` for a sample that
         ends too early.
         """
-        tokens, log_p = choice.sample
+        tokens = choice.tokens
         biased = biases.pop(c, None) is not None
         asked = 1 if biased else len(keys) - len(block.tokens[c])
-        for token, x in zip(tokens[:asked], log_p, strict=False):
+        for token, x in zip(tokens[:asked], choice.log_p, strict=False):
             if penalty and not biased:
                 factors = penalty.at(block.tokens[c])
                 key = keys[len(block.tokens[c])]
@@ -207,16 +208,15 @@ class ServedEngine:
             end = f"{tokens[-1:]}, which is no end token of the policy"
             raise ValueError(f"a sample of {len(tokens)} tokens for {asked} ends with {end}")
 
-    def _choices(self, bodies: Sequence[dict[str, Any]]) -> list[list[Choice | LlamaCppSample]]:
+    def _choices(self, bodies: Sequence[dict[str, Any]]) -> list[list[Sample]]:
         """Return the samples that each request gives, in their order."""
         found = []
-        bodies = [request_of(body) for body in bodies]
         for body, content in zip(bodies, self.server.complete(bodies), strict=True):
             choices = sorted(samples_in(content), key=attrgetter("index"))
             if [choice.index for choice in choices] != list(range(body["n"])):
                 raise ValueError(f"it has not the {body['n']} samples that were asked for")
             for choice in choices:
-                highest = max(choice.sample[0], default=0)
+                highest = max(choice.tokens, default=0)
                 if highest >= self.server.vocabulary:
                     raise ValueError(f"token {highest} is unknown to the tokenizer")
             found.append(choices)

@@ -23,7 +23,7 @@ from .engine import ServedEngine
 from .server import UNLIMITED, Server, check_tokenizer, described
 from .states import HiddenStates, StatesOptions
 
-DESCRIBED = {"root", "max_model_len", "meta"}  # what a server may say about a model
+DESCRIBED = {"root", "limit", "meta"}  # what a server may say about a model
 
 
 @settings(kw_only=True)
@@ -207,7 +207,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         "model": given.model,
         "software": software,
         "version": version,
-        "described": entry.model_dump(include=DESCRIBED, exclude_unset=True, exclude_none=True),
+        "described": entry.model_dump(include=DESCRIBED, exclude_none=True),
         "batch_invariant": given.batch_invariant,
     }
     origin, states = hidden_of(given) if given.states is not None else (None, None)
@@ -222,7 +222,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         eos_ids=eos_ids_of(ends_of(folder), tokenizer, known.ends),
         files=contents_of(folder, weights=False),
         server=server,
-        limit=entry.limit,
+        limit=entry.limit or UNLIMITED,
         served=served,
         states=states,
         origin=origin,

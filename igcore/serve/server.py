@@ -1,21 +1,21 @@
 """A server of a language model: what it says of itself, what it is asked, and its replies.
 
 A request for completions holds the names of vLLM and of llama.cpp's server; each reads its own.
-Their replies have two forms.
+So does the form of a reply.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field, TypeAdapter
 
 from ..errors import PolicyError, unknown_name
 from .client import Client, Failed, Request
 
 UNLIMITED = 2**31  # tokens
 TEXT = "The quick brown fox jumps over 13 lazy dogs"  # read by both tokenizers
-# the policy's own distribution, whatever a server's or a model's defaults are
+# the policy's own distribution, whatever a server's or a model's defaults are, and what is told
 SAMPLING = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -24,18 +24,20 @@ SAMPLING = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
-    "samplers": ["temperature"],  # llama.cpp's
+    "samplers": ["temperature"],  # llama.cpp
+    "logprobs": 1,
+    "n_probs": 1,  # llama.cpp
     "return_tokens": True,  # llama.cpp
     "return_token_ids": True,  # vLLM
 }
 ROUNDING = 1e-4  # nats by which the logarithm of a probability may lie above 0
 
-# by what /v1/models says in ``owned_by``: its name, the path and the field that tell its version,
-# and the path where it completes prompts
+# by what /v1/models says in ``owned_by``: its name, the path that tells its version, and the path
+# where it completes prompts
 SOFTWARE = {
-    "vllm": ("vLLM", "/version", "version", "/v1/completions"),
+    "vllm": ("vLLM", "/version", "/v1/completions"),
     # its /v1/completions gives no ids of tokens inside a character
-    "llamacpp": ("llama.cpp", "/props", "build_info", "/completion"),
+    "llamacpp": ("llama.cpp", "/props", "/completion"),
 }
 
 
@@ -87,40 +89,23 @@ class Server:
 Positive = Annotated[int, Field(gt=0)]
 
 
-class Reply(BaseModel):
+class Reply(BaseModel, strict=True):
     """A part of a reply: no number in quotes, no true or 1.0 for 1."""
-
-    model_config = ConfigDict(strict=True)
-
-
-class Described(Reply):
-    """A part of a reply whose other fields are kept, too."""
-
-    model_config = ConfigDict(extra="allow")
 
 
 Form = TypeVar("Form", bound=Reply)
 
 
-class Meta(Described):
-    """What llama.cpp's server says about a model."""
-
-    n_ctx: Positive | None = None
-
-
 class Entry(Reply):
-    """What a server says about a model, as far as it is read here."""
+    """What a server says about a model; `limit` is its longest sequence, in tokens."""
 
     id: str
     owned_by: str = ""
     root: str | None = None
-    max_model_len: Positive | None = None
-    meta: Meta | None = None
-
-    @property
-    def limit(self) -> int:
-        """Longest sequence, in tokens."""
-        return self.max_model_len or (self.meta and self.meta.n_ctx) or UNLIMITED
+    meta: dict[str, Any] | None = None  # of llama.cpp
+    limit: Positive | None = Field(
+        None, validation_alias=AliasChoices("max_model_len", AliasPath("meta", "n_ctx"))
+    )
 
 
 class Models(Reply):
@@ -129,9 +114,12 @@ class Models(Reply):
     data: list[Entry]
 
 
-class Facts(Described):
-    """What a server says about its software, in fields that depend on it."""
+class Facts(Reply):
+    """What a server says about its software."""
 
+    version: str = Field(
+        "unknown", max_length=100, validation_alias=AliasChoices("version", "build_info")
+    )
     total_slots: Positive = 10**6  # samples that one request may ask for
 
 
@@ -143,7 +131,7 @@ class Tokens(Reply):
 
 def described(server: Server) -> tuple[Entry, str, str]:
     """Return what a server says of its model, its software and its version; note how to ask it."""
-    entries = {entry.id: entry for entry in asked(server, "/v1/models", Models).data}
+    entries = {entry.id: entry for entry in asked(server, Request("/v1/models"), Models).data}
     if server.model not in entries:
         raise unknown_name(f"model of the server at {server.url}:", server.model, entries)
     entry = entries[server.model]
@@ -152,21 +140,21 @@ def described(server: Server) -> tuple[Entry, str, str]:
             f"the server at {server.url} is neither vLLM nor llama.cpp's, whose forms of a reply "
             "are read here; serve the model with one of them"
         )
-    software, where, version, server.path = SOFTWARE[entry.owned_by]
-    facts = asked(server, where, Facts)
+    software, where, server.path = SOFTWARE[entry.owned_by]
+    facts = asked(server, Request(where), Facts)
     server.samples = facts.total_slots
-    return entry, software, str((facts.model_extra or {}).get(version, "unknown"))[:100]
+    return entry, software, facts.version
 
 
-def asked(server: Server, path: str, form: type[Form]) -> Form:
-    """Return what a server says at a path; ``PolicyError`` for what has another form."""
-    (content,) = server.ask([Request(path)])
+def asked(server: Server, request: Request, form: type[Form]) -> Form:
+    """Return what a server says to a request; ``PolicyError`` for what has another form."""
+    (content,) = server.ask([request])
     try:
         return form.model_validate_json(content)
     except ValueError:
         raise PolicyError(
-            f"the server at {server.url} does not answer {path} as vLLM and llama.cpp's server "
-            "do; correct the address"
+            f"the server at {server.url} does not answer {request.path} as vLLM and llama.cpp's "
+            "server do; correct the address"
         ) from None
 
 
@@ -175,9 +163,8 @@ def check_tokenizer(server: Server, tokenizer: Any) -> None:
     body = {"model": server.model, "prompt": TEXT, "add_special_tokens": False}
     llama = {"content": TEXT, "add_special": False}
     try:
-        (reply,) = server.client.ask([Request("/tokenize", llama | body)])
-        theirs = Tokens.model_validate_json(reply).tokens
-    except (Failed, ValueError):  # not every server has this
+        theirs = asked(server, Request("/tokenize", llama | body), Tokens).tokens
+    except PolicyError:  # not every server has this
         return
     ours = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     # in characters: a token of a space, or a cut elsewhere, makes no other tokenizer
@@ -192,76 +179,49 @@ def check_tokenizer(server: Server, tokenizer: Any) -> None:
 # --- completions ----------------------------------------------------------------------------------
 
 
-def request_of(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a request with the policy's own sampling, and llama.cpp's names beside OpenAI's."""
-    llama = {"n_predict": body["max_tokens"], "n_cmpl": body["n"], "n_probs": body["logprobs"]}
-    return SAMPLING | llama | body
+def number_in(part: Any) -> Any:
+    """Return the log-probability of a token, which llama.cpp's server gives in a mapping."""
+    return part.get("logprob") if isinstance(part, dict) else part
 
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-LogProb = Annotated[float, Field(le=ROUNDING, allow_inf_nan=False)]
+LogProb = Annotated[float, Field(le=ROUNDING, allow_inf_nan=False), BeforeValidator(number_in)]
 
 
-class LogProbs(Reply):
-    """The log-probabilities of a sample, as vLLM gives them."""
+class Sample(Reply):
+    """One sample.
 
-    token_logprobs: list[LogProb]
-
-
-class Choice(Reply):
-    """One sample of vLLM."""
-
-    index: int
-    logprobs: LogProbs
-    token_ids: list[Token]
-
-    @property
-    def sample(self) -> tuple[list[int], list[float]]:
-        """Its tokens and their log-probabilities; ``ValueError`` where the two do not match."""
-        log_p = self.logprobs.token_logprobs
-        if len(self.token_ids) != len(log_p):
-            raise ValueError("tokens and log-probabilities differ in number")
-        return self.token_ids, [min(x, 0.0) for x in log_p]
-
-
-class LlamaCppToken(Reply):
-    """A token of a sample, as llama.cpp's server describes it."""
-
-    id: Token
-    logprob: LogProb
-
-
-class LlamaCppSample(Reply):
-    """One sample of llama.cpp's server.
-
-    Its OpenAI-compatible route leaves out the tokens inside a character, this one only their
-    probabilities.
+    llama.cpp's server leaves out the log-probabilities of tokens inside a character. Its
+    OpenAI-compatible route leaves out these tokens, too.
     """
 
     index: int
-    tokens: list[Token]
-    completion_probabilities: list[LlamaCppToken]
+    tokens: list[Token] = Field(validation_alias=AliasChoices("token_ids", "tokens"))
+    said: list[LogProb] = Field(
+        validation_alias=AliasChoices(
+            AliasPath("logprobs", "token_logprobs"), "completion_probabilities"
+        )
+    )
 
     @property
-    def sample(self) -> tuple[list[int], list[float]]:
-        """Its tokens and their log-probabilities, all NaN where one of them is missing."""
-        told = self.completion_probabilities
-        if [token.id for token in told] != self.tokens:
-            return self.tokens, [math.nan] * len(self.tokens)
-        return self.tokens, [min(token.logprob, 0.0) for token in told]
+    def log_p(self) -> list[float]:
+        """The log-probabilities of its tokens, all NaN where one of them is missing."""
+        if len(self.said) != len(self.tokens):
+            return [math.nan] * len(self.tokens)
+        return [min(x, 0.0) for x in self.said]
 
 
 class Completion(Reply):
     """A reply of vLLM to a request for samples, as far as it is read here."""
 
-    choices: list[Choice]
+    choices: list[Sample]
 
 
 # llama.cpp's server gives a sample alone, or a list of several
-REPLIES: TypeAdapter[Any] = TypeAdapter(Completion | list[LlamaCppSample] | LlamaCppSample)
+REPLIES: TypeAdapter[Any] = TypeAdapter(Completion | list[Sample] | Sample)
 
 
-def samples_in(content: bytes) -> list[Choice | LlamaCppSample]:
+def samples_in(content: bytes) -> list[Sample]:
     """Return the samples of a reply, in its order; ``ValueError`` for any other content."""
     found = REPLIES.validate_json(content)
     samples: list[Any] = found.choices if isinstance(found, Completion) else found
