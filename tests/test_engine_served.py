@@ -465,7 +465,7 @@ def test_options_of_a_served_policy_are_checked(tokenizer):
         for options, message in {
             "model": ("model of the server at .*allowed: mock/letters", "other"),
             "server": ("parameter server is no plain http address", "http://me:sk-1@host"),
-            "api_key_env": ("may not send away", "HOME"),
+            "api_key_env": ("of an environment variable that may be sent away", "HOME"),
             "timeout": ("timeout is -1", -1),
         }.items():
             with pytest.raises(ParameterError, match=message[0]) as caught:

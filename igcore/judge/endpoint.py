@@ -24,9 +24,8 @@ class OpenAIJudge:
     base_url : str
         Address up to ``/v1``.
     api_key_env : str
-        Name of the environment variable that holds the key: one that begins with ``IGCORE_JUDGE_``,
-        or the one that the variable ``IGCORE_JUDGE_KEY_FROM`` names. An endpoint on this computer
-        needs none.
+        Name of the environment variable that holds the key; it begins with ``IGCORE_JUDGE_``. An
+        endpoint on this computer needs none.
     temperature, top_p : float
         How the reply is sampled.
     max_tokens : int

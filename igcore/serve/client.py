@@ -14,19 +14,15 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
 from dataclasses import dataclass, field
-from operator import attrgetter
 from threading import Event
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import HttpUrl, TypeAdapter, ValidationError
-
 from ..errors import ParameterError, needs, said
 
 LONGEST, MOST = 2**26, 2**28  # bytes of a reply, and of all replies to one call
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before an attempt is repeated
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an attempt is repeated
 BUSY = (408, 409, 429)  # statuses of an endpoint that may answer later; and 500 on
 OF_THE_REQUEST = (400, 413, 422)  # by which it refuses what it was sent; it may answer others
 # what went wrong -> what the user can do
@@ -38,9 +34,8 @@ REFUSED = "refuses the request or fails; correct the key, model or options, or s
 HALF = "cannot be sent half a character; correct the text"
 # of the environment variables that a params file may name as the key
 JUDGE, SCORER, SERVER = "IGCORE_JUDGE_", "IGCORE_SCORER_", "IGCORE_SERVER_"
-# such a variable holds the name of one more, which only who starts the run can set
-ALLOWED = "KEY_FROM"
-ADDRESS: TypeAdapter[HttpUrl] = TypeAdapter(HttpUrl)
+# without a user, a query or a fragment, which may hold a key
+ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?(/[^\s?#@]*)?")
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d+){3}")
 SHOWN = 8  # this many characters of a key in a row are never shown
 
@@ -61,11 +56,7 @@ class Refused(Failed):
 
 
 class Passing(Failed):
-    """An endpoint gives no reply now; it may later, after the seconds that it asks to wait."""
-
-    def __init__(self, why: str, asked: float = 0.0):
-        super().__init__(why)
-        self.asked = asked
+    """An endpoint gives no reply now; it may later."""
 
 
 class Client:
@@ -101,22 +92,6 @@ class Client:
         # read once, which takes longer than many requests
         self.certificates = url.startswith("https:") and self.http.create_ssl_context()
 
-    def ask(self, requests: Sequence[Request]) -> list[bytes]:
-        """Return the replies to requests, in their order.
-
-        Raises
-        ------
-        Failed
-            When one of them has no reply that can be used. The others are given up.
-        """
-        found = {}
-        with closing(self.replies(requests)) as replies:
-            for place, reply in replies:
-                if isinstance(reply, Failed):
-                    raise reply
-                found[place] = reply
-        return [found[place] for place in range(len(requests))]
-
     def replies(
         self, requests: Sequence[Request], seconds: float = math.inf, most: float = MOST
     ) -> Iterator[tuple[int, bytes | Failed]]:
@@ -148,8 +123,7 @@ class Client:
         own = self.tenacity
         retrying = own.Retrying(
             retry=own.retry_if_exception_type(Passing),
-            wait=own.wait_exponential(FIRST_PAUSE, LONGEST_PAUSE)
-            + own.wait_exception(attrgetter("asked")),
+            wait=own.wait_exponential(FIRST_PAUSE, LONGEST_PAUSE),
             stop=own.stop_after_attempt(self.retries + 1)
             | own.stop_before_delay(call.end - time.monotonic())
             | own.stop_when_event_set(call.over),
@@ -193,34 +167,26 @@ class Client:
                         raise Failed(f"{ENDLESS} (all are longer than {call.most} bytes)")
                     if time.monotonic() > begun + seconds:  # the client's is for each piece
                         raise self.http.ReadTimeout("")
-        except Failed:
-            raise
         except UnicodeEncodeError:
             raise Refused(HALF) from None
         except self.http.TimeoutException:
             why = ENDLESS if content else SILENT
             raise Passing(f"{why} (no whole reply in {seconds:.3g} seconds)") from None
-        except (self.http.TransportError, OSError) as error:
+        except (self.http.HTTPError, self.http.InvalidURL, OSError, ValueError) as error:
             raise Passing(self._because(SILENT, said(error))) from None
-        except Exception as error:  # will not change
-            raise Failed(self._because(REFUSED, said(error))) from None
         if response.status_code == 200:
             return bytes(content)
-        raise self._refusal(response, content)
+        raise self._refusal(response.status_code, content)
 
-    def _refusal(self, response: Any, content: bytes) -> Failed:
+    def _refusal(self, status: int, content: bytes) -> Failed:
         """Return the error for a status that is no reply."""
-        status = response.status_code
         if 300 <= status < 400:  # without the other address, which may hold a key
             return Failed(f"{MOVED} (status {status})")
         words = content[:1000].decode(errors="replace")
         why = self._because(REFUSED, f"status {status}: {words}")
         if status in OF_THE_REQUEST:
             return Refused(why)
-        if status < 500 and status not in BUSY:
-            return Failed(why)
-        asked = response.headers.get("retry-after", "")[:3]
-        return Passing(why, min(float(asked), LONGEST_PAUSE) if asked.isdecimal() else 0.0)
+        return Passing(why) if status >= 500 or status in BUSY else Failed(why)
 
     def _because(self, why: str, words: str) -> str:
         """Return what went wrong, with what the endpoint said unless it repeats the key."""
@@ -251,19 +217,14 @@ def check_endpoint(field: str, url: str, variable: str, prefix: str) -> None:
     variable : str
         Name of the environment variable with the key.
     prefix : str
-        With which such names begin.
+        With which such names begin: a params file may send no other variable away.
     """
-    if not (variable.isascii() and variable.isidentifier()):
+    if not re.fullmatch(prefix + r"\w+", variable, re.ASCII):
         raise ParameterError(  # without the value, which may be the key
-            "parameter api_key_env is no name of an environment variable; give one that "
-            f"begins with {prefix}, and put the key there"
+            "parameter api_key_env is no name of an environment variable that may be sent away; "
+            f"give one that begins with {prefix}, and put the key there"
         )
-    try:
-        found = ADDRESS.validate_python(url)
-        plain = not (found.username or found.password or found.query or found.fragment)
-    except ValidationError:
-        plain = False
-    if not plain:
+    if not ADDRESS.fullmatch(url):
         raise ParameterError(  # without the value, which may hold a key
             f"parameter {field} is no plain http address such as http://localhost:8000/v1; a "
             f"key belongs into the environment variable {variable}"
@@ -278,15 +239,8 @@ def key_in(url: str, variable: str, prefix: str) -> str:
     Raises
     ------
     ParameterError
-        When the variable may not be sent to an endpoint, or holds no key.
+        When the variable holds no key.
     """
-    allowed = prefix + ALLOWED
-    if not variable.startswith(prefix) and variable != os.environ.get(allowed):
-        raise ParameterError(
-            f"api_key_env names the environment variable {variable}, which a params file alone may "
-            f"not send away; put the key into {prefix}KEY or another one that begins with "
-            f"{prefix}, or allow this one by setting {allowed} to its name"
-        )
     key = os.environ.get(variable, "").strip()
     needed = prefix != SERVER and not is_local(url)
     if not (key.isascii() and key.isprintable()) or (needed and not key):

@@ -86,8 +86,7 @@ class Endpoint:
         ``classify`` it breaks up special tokens that a text spells out, which a server may read as
         such.
     api_key_env : str
-        Name of the environment variable that holds the key: one that begins with
-        ``IGCORE_SCORER_``, or the one that the variable ``IGCORE_SCORER_KEY_FROM`` names. An
+        Name of the environment variable that holds the key; it begins with ``IGCORE_SCORER_``. An
         endpoint on this computer needs none.
     timeout : float
         Seconds for all texts of one call together, repeated attempts included.

@@ -45,9 +45,8 @@ class ServedOptions:
         A key of `igcore.models.templates.TEMPLATES`, by default ``chat`` where the tokenizer has
         one.
     api_key_env : str
-        Name of the environment variable that holds the key: one that begins with
-        ``IGCORE_SERVER_``, or the one that the variable ``IGCORE_SERVER_KEY_FROM`` names. It may be
-        empty.
+        Name of the environment variable that holds the key; it begins with ``IGCORE_SERVER_``. It
+        may be empty.
     timeout : float
         Seconds to wait for a whole reply.
     max_retries : int

@@ -73,15 +73,16 @@ class Server:
         Raises
         ------
         PolicyError
-            When one of them has no reply that can be used. The others are given up.
+            When one of them has no reply that can be used.
         """
-        try:
-            return self.client.ask(requests)
-        except Failed as error:
-            raise PolicyError(
-                f"the server at {self.url} {error}; then run again, which goes on where this "
-                "stopped"
-            ) from None
+        found: dict[int, Any] = dict(self.client.replies(requests))
+        for reply in found.values():
+            if isinstance(reply, Failed):
+                raise PolicyError(
+                    f"the server at {self.url} {reply}; then run again, which goes on where this "
+                    "stopped"
+                )
+        return [found[place] for place in range(len(requests))]
 
 
 # --- what a server says of itself -----------------------------------------------------------------

@@ -137,11 +137,10 @@ class Running:
             )  # fmt: skip
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end and self.process.poll() is None:
-            try:
-                Client(self.url, timeout=5.0).ask([Request("/v1/models")])
+            ((_, reply),) = Client(self.url, timeout=5.0).replies([Request("/v1/models")])
+            if not isinstance(reply, Failed):
                 return
-            except Failed:
-                time.sleep(0.5)
+            time.sleep(0.5)
         self.kill()
         raise SystemExit(f"{self.name} does not serve; {self.log} says why")
 
