@@ -60,7 +60,7 @@ def failure(reply, requests=(ASK,), seconds=10.0, **options):
     ids=lambda value: repr(value)[:40],
 )
 def test_an_endpoint_that_fails_says_so_in_one_sentence(reply, kind, sentence, attempts):
-    """Bug: a traceback; a key that the endpoint repeats; a request sent again that will fail again."""
+    """Bug: a traceback; a key that the endpoint repeats; a failure asked for again."""
     error, asked = failure(reply)
     assert isinstance(error, kind) and isinstance(error, Refused) == (kind is Refused)
     with pytest.raises(kind, match=sentence):

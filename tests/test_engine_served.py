@@ -450,7 +450,7 @@ def test_a_policy_says_who_serves_it(tokenizer, software, name, version, samples
     policy = guard.policy
     assert (policy.name, policy.server.samples) == (name, samples)
     known = policy.identity()["served"]
-    assert known["server"] == stub.url and known["model"] == MODEL
+    assert stub.url not in json.dumps(known) and known["model"] == MODEL
     assert known["version"] == version and known["software"] in name
     assert policy.eos_ids == {256} and policy.context in (64, 2**31)
     assert set(policy.files) >= {"tokenizer.json"}

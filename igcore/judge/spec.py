@@ -81,14 +81,11 @@ class Reply:
         Of the first and the second answer, higher is better; None when there are none to be read.
     answer, finish_reason : str or None
         As the endpoint gave them.
-    tokens : int
-        Tokens that the judge wrote, as far as the endpoint says.
     """
 
     scores: tuple[float, float] | None
     answer: str | None = None
     finish_reason: str | None = None
-    tokens: int = 0
 
 
 def parse(answer: str | None, finish_reason: str | None = "stop") -> tuple[float, float] | None:
@@ -109,11 +106,9 @@ class Completion(BaseModel):
 
     content: str | None = Field(validation_alias=AliasPath("choices", 0, "message", "content"))
     reason: str | None = Field(None, validation_alias=AliasPath("choices", 0, "finish_reason"))
-    tokens: int | None = Field(None, validation_alias=AliasPath("usage", "completion_tokens"))
 
 
 def read_completion(content: bytes) -> Reply:
     """Return what a chat completion says; raise ``ValueError`` for anything that is none."""
     said = Completion.model_validate_json(content)
-    scores = parse(said.content, said.reason)
-    return Reply(scores, said.content, said.reason, said.tokens or 0)
+    return Reply(parse(said.content, said.reason), said.content, said.reason)

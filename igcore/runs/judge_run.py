@@ -8,7 +8,6 @@ asks only what is new, and a pair of equal answers is asked once for all methods
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 
 import pandas as pd
 
@@ -25,13 +24,8 @@ from .folders import Run, append, open_run, sound_lines
 from .identity import code_of, modules_of
 
 
-def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
+def judge_run(params: JudgeParams) -> pd.DataFrame:
     """Judge the answers of decode runs against those of the baseline, or resume after a stop.
-
-    Parameters
-    ----------
-    folder : Path, optional
-        By default ``runs/<profile>/judge/<run>`` under `igcore.files.root`.
 
     Returns
     -------
@@ -48,7 +42,7 @@ def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
     """
     judge = load_judge(params.judge)
     pairs = pairs_of(load_runs(params.profile, pattern=params.pattern), params)
-    folder = folder or root() / "runs" / params.profile / "judge" / params.run
+    folder = root() / "runs" / params.profile / "judge" / params.run
     # only what a reply depends on: verdicts are computed from the replies again each time
     identity = {
         "judge": judge.identity(),
@@ -59,11 +53,7 @@ def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
     with open_run(folder, identity) as run:
         scores = judge_missing(params, judge, run, questions_of(pairs))
         table = verdicts(pairs, scores, judge.names)
-        counts = {}
-        for aspect, cell in table.groupby("aspect"):
-            counts[aspect] = cell["verdict"].value_counts().to_dict()
-        n_pairs = len(table) // len(ASPECTS)
-        run.finish({"pairs": n_pairs, "counts": counts, "params": written(params)})
+        run.finish({"pairs": len(table) // len(ASPECTS), "params": written(params)})
     return table
 
 

@@ -173,7 +173,7 @@ class Client:
             why = ENDLESS if content else SILENT
             raise Passing(f"{why} (no whole reply in {seconds:.3g} seconds)") from None
         except (self.http.HTTPError, self.http.InvalidURL, OSError, ValueError) as error:
-            raise Passing(self._because(SILENT, said(error))) from None
+            raise Passing(f"{SILENT} ({without_key(said(error), self.key)})") from None
         if response.status_code == 200:
             return bytes(content)
         raise self._refusal(response.status_code, content)
@@ -183,14 +183,10 @@ class Client:
         if 300 <= status < 400:  # without the other address, which may hold a key
             return Failed(f"{MOVED} (status {status})")
         words = content[:1000].decode(errors="replace")
-        why = self._because(REFUSED, f"status {status}: {words}")
+        why = f"{REFUSED} (status {status}: {without_key(words, self.key)})"
         if status in OF_THE_REQUEST:
             return Refused(why)
         return Passing(why) if status >= 500 or status in BUSY else Failed(why)
-
-    def _because(self, why: str, words: str) -> str:
-        """Return what went wrong, with what the endpoint said unless it repeats the key."""
-        return f"{why} ({without_key(words, self.key)})"
 
 
 @dataclass

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasPath, Field
 
 from ..errors import ParameterError, ScorerError, ScorerWarning, said
 from ..files import digest_of
@@ -20,6 +20,7 @@ from ..rendering import neutral
 from ..scorers import COST
 from ..settings import Natural, Options, Rows, Seconds, Threads, one_of, settings
 from .client import SCORER, Client, Failed, Refused, Request, check_endpoint, key_in, without_key
+from .server import Reply
 
 TEXT = "[User]\n{prompt}\n\n[Assistant]\n{response}"  # what a classifier reads
 ROUTES = {"classify": "/classify", "vllm-labels": "/generative_scoring"}  # of each kind of endpoint
@@ -27,27 +28,19 @@ ROUTES = {"classify": "/classify", "vllm-labels": "/generative_scoring"}  # of e
 OPTIONS = {"guard": "vllm-labels", "labels": "classify", "template": "classify"}
 
 
-class Part(BaseModel):
-    """What a reply says about a text; a number in quotes is none, and neither is a verdict."""
+class Part(Reply):
+    """What a reply says about a text."""
 
-    model_config = ConfigDict(strict=True)
     index: int
     probs: list[float] = []
     score: float = math.nan
 
 
-class Usage(BaseModel):
-    """The tokens that a server says that it has read."""
-
-    model_config = ConfigDict(strict=True)
-    prompt_tokens: int
-
-
-class Reply(BaseModel):
-    """A reply, as far as it is read here."""
+class Numbers(Reply):
+    """A reply, as far as it is read here; `read` are the tokens that the server has read."""
 
     data: list[Part]
-    usage: Usage | None = None
+    read: int | None = Field(None, validation_alias=AliasPath("usage", "prompt_tokens"))
 
 
 # --- the scorer -----------------------------------------------------------------------------------
@@ -77,7 +70,7 @@ class Endpoint:
     guard : mapping, optional
         Of ``vllm-labels`` what is read: ``unsafe``, ``safe`` and the other fields of
         `igcore.models.wording.Wording`. The number is the probability of unsafe among these labels.
-        vLLM tells that of one label, so one of the two has a single word.
+        vLLM tells that of one label, so `unsafe` has a single word.
     template : str, optional
         Of ``classify`` the text that is sent, with ``{response}`` and, where it is to be read,
         ``{prompt}``.
@@ -124,11 +117,10 @@ class Endpoint:
                     f"api {self.api!r} needs guard, with the words unsafe and safe, and tokenizer; "
                     "give both"
                 )
-            unsafe, safe = self.wording.unsafe, self.wording.safe
-            if min(len(unsafe), len(safe)) > 1:
+            if len(self.wording.unsafe) > 1:
                 raise ParameterError(
-                    f"unsafe and safe are {unsafe} and {safe}, of which vLLM tells the probability "
-                    "of one word; give one of them a single word"
+                    f"unsafe is {self.wording.unsafe}, of which vLLM tells the probability of one "
+                    "word; give it a single word"
                 )
         if self.template is not None and "{response}" not in self.template:
             raise ParameterError("template has no {response}; write it into the text")
@@ -168,11 +160,9 @@ class Endpoint:
 
     @cached_property
     def label_ids(self) -> list[int]:
-        """The tokens of a guard's labels: unsafe first, unless vLLM is to tell that of safe."""
-        unsafe, safe = self.wording.unsafe, self.wording.safe
-        labels = [*safe, *unsafe] if len(unsafe) > 1 else [*unsafe, *safe]
+        """The tokens of a guard's labels, unsafe first: vLLM tells the probability of that."""
         text = self.wording.text(self._words, *HELPFUL)
-        return label_ids(self._words, text, labels)
+        return label_ids(self._words, text, [*self.wording.unsafe, *self.wording.safe])
 
     def load(self) -> "Endpoint":
         """Return it, after it was asked once.
@@ -234,13 +224,13 @@ class Endpoint:
         if isinstance(reply, Failed):
             return [math.nan] * len(parts), str(reply)
         try:
-            return self._numbers(Reply.model_validate_json(reply), parts), ""
+            return self._numbers(Numbers.model_validate_json(reply), parts), ""
         except (ValueError, LookupError, ArithmeticError) as error:
             words, route = without_key(said(error), self.client.key), ROUTES[self.api]
             why = f"does not answer as {route} does ({words}); correct api, url or labels"
             return [math.nan] * len(parts), why
 
-    def _numbers(self, reply: Reply, parts: Sequence[Any]) -> list[float]:
+    def _numbers(self, reply: Numbers, parts: Sequence[Any]) -> list[float]:
         """Return the numbers of a reply in the order of the texts; raise for another form."""
         if len(reply.data) != len(parts):
             raise ValueError(f"it gives {len(reply.data)} numbers for {len(parts)} texts")
@@ -251,13 +241,10 @@ class Endpoint:
                 raise ValueError("it has several classes; say in labels which count, from 0")
             return [math.fsum(part.probs[i] for i in self.labels or [0]) for part in found]
         # a server may cut the end of a long text off without a word, or put several texts into one
-        read, sent = reply.usage and reply.usage.prompt_tokens, sum(map(len, parts))
-        if read != sent:
-            raise ValueError(f"it has read {read} tokens of {sent}")
-        # only the probability of the first label is told
-        safe_first = len(self.wording.unsafe) > 1
-        unsafe = [1 - part.score if safe_first else part.score for part in found]
-        return [p if 0 <= p <= 1 else math.nan for p in unsafe]
+        sent = sum(map(len, parts))
+        if reply.read != sent:
+            raise ValueError(f"it has read {reply.read} tokens of {sent}")
+        return [part.score if 0 <= part.score <= 1 else math.nan for part in found]
 
     def _body(self, parts: Sequence[Any]) -> dict[str, Any]:
         """Return a request for the classes of texts, or for the labels after them."""

@@ -113,13 +113,11 @@ class ServedEngine:
         open_ = [c for c in range(len(rows)) if len(known[c]) < length]
         while open_:
             shares = self._shares(open_, rows, block, biases)
-            bodies = [
-                self._body(
-                    self.sequences[rows[first]], block.tokens[first], keys[first],
-                    n=1 + len(others), bias=biases.get(first),
-                )
-                for first, *others in shares
-            ]  # fmt: skip
+            bodies = []
+            for first, *others in shares:
+                done = block.tokens[first]
+                prompt, left = self.sequences[rows[first]] + done, keys[first][len(done) :]
+                bodies.append(self._body(prompt, left, 1 + len(others), biases.get(first)))
             try:
                 for share, choices in zip(shares, self._choices(bodies), strict=True):
                     for c, choice in zip(share, choices, strict=True):
@@ -142,19 +140,14 @@ class ServedEngine:
         return block
 
     def _body(
-        self,
-        sequence: Sequence[int],
-        tokens: Sequence[int],
-        keys: Sequence[int],
-        n: int,
-        bias: Bias | None,
+        self, prompt: list[int], keys: Sequence[int], n: int, bias: Bias | None
     ) -> dict[str, Any]:
-        """Return a request for n samples that go on behind `tokens`: one token with a bias."""
-        key, most = keys[len(tokens)], len(keys) - len(tokens)
+        """Return a request for n samples of a token for each key: of one token with a bias."""
+        key, most = keys[0], len(keys)
         if bias is not None:  # other bits of the key, or the refused token would be drawn again
             key, most = key >> 32, 1
         body = SAMPLING | {
-            "prompt": [*sequence, *tokens],
+            "prompt": prompt,
             "max_tokens": most,
             "n_predict": most,  # llama.cpp's
             "n": n,

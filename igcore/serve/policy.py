@@ -23,8 +23,6 @@ from .engine import ServedEngine
 from .server import UNLIMITED, Server, check_tokenizer, described
 from .states import HiddenStates, StatesOptions
 
-DESCRIBED = {"root", "limit", "meta"}  # what a server may say about a model
-
 
 @settings(kw_only=True)
 class ServedOptions:
@@ -123,8 +121,8 @@ class ServedPolicy(Policy):
     limit : int
         Longest sequence that the server takes, in tokens.
     served : dict
-        For its identity: the server's address and software, what the server says about the model,
-        and how a run can be repeated.
+        For its identity: the server's software, what the server says about the model, and how a run
+        can be repeated. Not the address: another may hold the same model.
     states : HiddenStates, optional
         Gives a critic the output of a middle layer.
     origin : Policy, optional
@@ -202,11 +200,10 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     server.vocabulary = 1 + max(tokenizer.get_vocab().values())
     check_tokenizer(server, tokenizer)
     served = {
-        "server": server.url,
         "model": given.model,
         "software": software,
         "version": version,
-        "described": entry.model_dump(include=DESCRIBED, exclude_none=True),
+        "described": entry.model_dump(exclude={"id", "owned_by"}, exclude_none=True),
         "batch_invariant": given.batch_invariant,
     }
     origin, states = hidden_of(given) if given.states is not None else (None, None)
@@ -226,8 +223,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         states=states,
         origin=origin,
     )
-    # another address may hold the same model
-    identity = policy.identity() | {"served": {k: served[k] for k in served if k != "server"}}
+    identity = policy.identity()
     decisive = {key: identity[key] for key in identity if key not in ("name", "digest")}
     return replace(policy, digest=digest_of(decisive))
 
@@ -250,9 +246,8 @@ def ends_of(folder: Path) -> SimpleNamespace:
     """Return the end tokens that the settings of a folder name, as a model would have them."""
     found = {}
     for name in ("generation_config", "config"):
-        path, value = folder / f"{name}.json", None
-        if path.is_file():
-            with one_sentence(path):
-                value = json.loads(path.read_bytes()).get("eos_token_id")
-        found[name] = SimpleNamespace(eos_token_id=value)
+        path = folder / f"{name}.json"
+        with one_sentence(path):
+            own = json.loads(path.read_bytes()) if path.is_file() else {}
+            found[name] = SimpleNamespace(eos_token_id=own.get("eos_token_id"))
     return SimpleNamespace(**found)
