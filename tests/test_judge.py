@@ -457,11 +457,7 @@ NO_COMPLETIONS = [
     ("reply", "sentence", "requests"),
     [
         (Canned("out of memory", status=500), "refuses the request or fails; .*out of memory", 2),
-        (
-            Canned(f"{KEY} is wrong", status=401),
-            r"refuses .* \(status 401: its words repeat the key",
-            1,
-        ),
+        (Canned(f"{KEY} is wrong", status=401), r"refuses .*\(status 401: its words repeat", 1),
         *[
             (Canned(body=said), "does not answer as a chat completion does; correct base_url", 1)
             for said in NO_COMPLETIONS
