@@ -64,7 +64,7 @@ def engine_of(stub, **options):
 def policy_of(stub, **options):
     return ServedPolicy(
         "served", RemoteModel("served"), MockTokenizer(), digest="s", eos_ids=frozenset({EOS}),
-        server=server_of(stub, **options), limit=64,
+        server=server_of(stub, **options), context=64,
     )  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def reader_of(stub, tmp_path, **options):
 
 
 def policy_of(stub, tmp_path):
-    own = dict(digest="served", eos_ids=frozenset({EOS}), server=server_of(stub), limit=64)
+    own = dict(digest="served", eos_ids=frozenset({EOS}), server=server_of(stub), context=64)
     states = dict(states=reader_of(stub, tmp_path), origin=letters())
     return ServedPolicy("served", RemoteModel("served"), Letters(), **own, **states)
 

@@ -74,12 +74,8 @@ class ServedOptions:
     def __post_init__(self):
         check_endpoint("server", self.server, self.api_key_env, SERVER)
         if self.states is not None:
-            check_endpoint("server of states", self.hidden.server, self.api_key_env, SERVER)
-
-    @property
-    def hidden(self) -> StatesOptions:
-        """The options of `states`."""
-        return StatesOptions(**self.states or {})
+            address = StatesOptions(**self.states).server
+            check_endpoint("server of states", address, self.api_key_env, SERVER)
 
     def connect(self, address: str) -> Server:
         """Return a server; ``ParameterError`` for a key that is none or may not be sent."""
@@ -118,7 +114,7 @@ class ServedPolicy(Policy):
     Attributes
     ----------
     server : Server
-    limit : int
+    context : int
         Longest sequence that the server takes, in tokens.
     served : dict
         For its identity: the server's software, what the server says about the model, and how a run
@@ -130,14 +126,10 @@ class ServedPolicy(Policy):
     """
 
     server: Any = None
-    limit: int = UNLIMITED
+    context: int = UNLIMITED
     served: dict[str, Any] = field(default_factory=dict)
     states: HiddenStates | None = None
     origin: Policy | None = None
-
-    @property
-    def context(self) -> int:
-        return self.limit
 
     @property
     def trained(self) -> Policy:
@@ -218,7 +210,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         eos_ids=eos_ids_of(ends_of(folder), tokenizer, known.ends),
         files=contents_of(folder, weights=False),
         server=server,
-        limit=entry.limit or UNLIMITED,
+        context=entry.limit or UNLIMITED,
         served=served,
         states=states,
         origin=origin,
@@ -230,7 +222,8 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
 
 def hidden_of(given: ServedOptions) -> tuple[Policy, HiddenStates]:
     """Return the policy that a critic was trained for, and what gives it the states."""
-    folder = Path(given.hidden.folder)
+    options = StatesOptions(**given.states or {})
+    folder = Path(options.folder)
     if not folder.is_dir():
         raise ParameterError(
             f"the folder {folder} of states is not there; give the shared_storage_path of the "
@@ -239,7 +232,7 @@ def hidden_of(given: ServedOptions) -> tuple[Policy, HiddenStates]:
     named = {"name": given.tokenizer, "template": given.template, "revision": given.revision}
     origin = load_policy(named, weights=False)
     width = origin.model.config.get_text_config().hidden_size
-    return origin, HiddenStates(given.connect(given.hidden.server), folder, width)
+    return origin, HiddenStates(given.connect(options.server), folder, width)
 
 
 def ends_of(folder: Path) -> SimpleNamespace:
