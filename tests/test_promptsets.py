@@ -272,6 +272,15 @@ def test_rows_without_a_prompt_are_left_out_and_counted(hub, caplog):
     )
 
 
+def test_a_part_without_a_prompt(hub, caplog):
+    """Bug: a run over no prompts ends well."""
+    for path in (hub / data.PKU).glob("data/*/test.jsonl"):
+        path.write_text('{"prompt": null}\n')
+    with pytest.raises(ParameterError, match="'pku-saferlhf' has no prompts in split 'all'"):
+        load_prompts(PKU)
+    assert "3 of 3 rows of part 'test'" in caplog.text
+
+
 BREAKS = {  # what is wrong -> set, what is broken, what the sentence says
     "a missing column": (
         PKU,
@@ -279,12 +288,6 @@ BREAKS = {  # what is wrong -> set, what is broken, what the sentence says
         lambda path: path.write_text('{"question": "Why?", "answer": "So."}\n'),
         r"'PKU-Alignment/PKU-SafeRLHF' .* "
         r"\(it has the columns question, answer, but not 'prompt'\)",
-    ),
-    "a file without prompts": (
-        PKU,
-        "PKU-Alignment/PKU-SafeRLHF/data/*/test.jsonl",
-        lambda path: path.write_text('{"prompt": null}\n'),
-        r"\(it has 3 rows in part 'test', and no prompt in them\)",
     ),
     "a missing file": (
         PKU,

@@ -24,9 +24,8 @@ from .promptsets import (
     READERS,
     SOURCES,
     PromptOptions,
-    Unreadable,
-    column_of,
     ending_of,
+    file_texts,
     hub_texts,
     read_text,
 )
@@ -142,10 +141,8 @@ def load_prompts(
     prompts = sorted((as_prompt(text, set_name) for text in texts), key=attrgetter("id"))
     if options.only is not None:
         prompts = _only(prompts, options.only)
-    hard = _hardest(prompts, hardest, cost) if hardest else []
-    taken = set(hard)
-    others = [prompt for prompt in prompts if prompt not in taken]
-    chosen = sorted((hard + others)[:limit], key=attrgetter("id"))
+    ordered = _hardest_first(prompts, hardest, cost) if hardest else prompts
+    chosen = sorted(ordered[:limit], key=attrgetter("id"))
     counts = [f"{part} {len(rows)} rows, {len(set(rows))} unique" for part, rows in parts.items()]
     message = "prompt set %s: %s; split %s %d, chosen %d"
     log.info(message, source, "; ".join(counts), split, len(prompts), len(chosen))
@@ -211,15 +208,16 @@ def _only(prompts: list[Prompt], file: str) -> list[Prompt]:
     return [prompt for prompt in prompts if prompt.id in ids]
 
 
-def _hardest(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:
-    """Return the `count` prompts whose text has the highest cost; ties keep their order."""
+def _hardest_first(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:
+    """Return the prompts, first the `count` whose text has the highest cost; ties keep order."""
     from ..scoring import checked_score
 
     texts = [prompt.text for prompt in prompts]
     scores = checked_score(cost, [""] * len(texts), texts, [True] * len(texts))
     costs = np.where(np.isfinite(scores), scores, np.inf)
     ranked = np.argsort(-costs, kind="stable")
-    return [prompts[i] for i in ranked[:count]]
+    hardest = [prompts[i] for i in ranked[:count]]
+    return hardest + [prompt for prompt in prompts if prompt not in hardest]
 
 
 def _read(source: str, options: PromptOptions) -> tuple[str, dict[str, list[str]]]:
@@ -229,19 +227,5 @@ def _read(source: str, options: PromptOptions) -> tuple[str, dict[str, list[str]
     if ending_of(Path(source)) not in READERS:
         return source, hub_texts(source, options)
     path = Path(os.path.expanduser(source))
-    column = options.column or "prompt"
-    try:
-        texts = column_of(path, column)
-    except Unreadable as why:
-        place = "" if ending_of(path) == ".txt" else f", in a column {column!r}"
-        raise ParameterError(
-            f"no prompts could be read from {path}, seen from {Path.cwd()} ({why}); give valid "
-            f"UTF-8 {ending_of(path)} with at least one prompt{place}"
-        ) from why
-    for row, text in enumerate(texts, start=1):
-        if not isinstance(text, str) or not text.strip():
-            raise ParameterError(
-                f"row {row} of {path} is {text!r:.200}, which is no prompt; write text, or messages"
-                " of user and assistant in turn, or remove the row"
-            )
+    texts = file_texts(path, options.column)
     return path.name.removesuffix(".gz").removesuffix(ending_of(path)), {"all": texts}

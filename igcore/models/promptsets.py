@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from textwrap import shorten
 from typing import Any
 
-from ..errors import AssetError, needs, said
+from ..errors import AssetError, ParameterError, needs, said
 from ..settings import settings
 from .hub import snapshot
 from .templates import turns_of
@@ -29,23 +28,20 @@ log = logging.getLogger("igcore")
 CELLS = {"keep_default_na": False, "skip_blank_lines": False}
 # one batch of this many bytes has one type for each column
 WHOLE = {"chunksize": 2**28, "parse_agent_traces": False}
-# ending -> the method of datasets that reads such a file, and its options
+# ending -> the reader of datasets for such a file, and its options
 READERS: dict[str, tuple[str, dict]] = {
-    ".txt": ("from_text", {"encoding": "utf-8-sig"}),
-    ".csv": ("from_csv", CELLS),
-    ".jsonl": ("from_json", WHOLE),
-    ".json": ("from_json", WHOLE),
-    ".tsv": ("from_csv", {"sep": "\t", **CELLS}),
-    ".parquet": ("from_parquet", {}),
+    ".txt": ("text", {"encoding": "utf-8-sig"}),
+    ".csv": ("csv", CELLS),
+    ".jsonl": ("json", WHOLE),
+    ".json": ("json", WHOLE),
+    ".tsv": ("csv", {"sep": "\t", **CELLS}),
+    ".parquet": ("parquet", {}),
 }
 SPEAKERS = {"user": "Human", "assistant": "Assistant"}
 
 
 class Unreadable(Exception):
-    """A file holds no table of the wanted form.
-
-    The message says why; the caller makes a full sentence of it.
-    """
+    """A table is not of the wanted form; the message is what follows its name in a sentence."""
 
 
 def ending_of(path: Path) -> str:
@@ -53,8 +49,8 @@ def ending_of(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
-def column_of(path: Path, column: str = "prompt") -> list:
-    """Return the prompts of one column in file order; a cell that is not there is None.
+def file_texts(path: Path, column: str = "prompt") -> list[str]:
+    """Return the prompts of a file, in its order.
 
     Parameters
     ----------
@@ -66,50 +62,58 @@ def column_of(path: Path, column: str = "prompt") -> list:
 
     Raises
     ------
-    Unreadable
-        When the file cannot be read or has no such column.
+    ParameterError
+        When the file cannot be read, or has no such column or no row, or a row has no prompt.
     """
-    method, options = READERS[ending_of(path)]
-    if method == "from_text":
-        column = "text"  # as datasets calls it
-    if method == "from_csv":
+    ending = ending_of(path)
+    reader, options = READERS[ending]
+    place = f", in a column {column!r}"
+    if reader == "text":
+        column, place = "text", ""  # as datasets calls it
+    elif reader == "csv":
         options = {**options, "converters": {column: str}}
-    read = getattr(needs("datasets", "study").IterableDataset, method)
-    rows: Iterable[dict] = []
+    read = getattr(needs("datasets", "study").IterableDataset, f"from_{reader}")
+    cells: list = []
     try:
         check_file(path)
-        # nothing stays in the user's home, and an error is one sentence
-        with TemporaryDirectory() as cache, unlogged(method.removeprefix("from_")):
-            try:
-                rows = read(glob.escape(str(path)), cache_dir=cache, **options)
-            except StopIteration:  # what datasets raises for JSON without a row
-                pass
+        # nothing stays in the user's home, and an error is one sentence; datasets raises
+        # StopIteration for JSON without a row
+        with TemporaryDirectory() as cache, unlogged(reader), suppress(StopIteration):
+            rows = read(glob.escape(str(path)), cache_dir=cache, **options)
             cells = cells_of(rows, column)
-    except Unreadable as error:
-        raise Unreadable(f"{path.name} has {error}") from error
+        while reader == "text" and cells and not cells[-1]:  # the file ends with empty lines
+            cells.pop()
+        if not cells:
+            raise Unreadable("holds no row")
     # datasets, pandas and pyarrow have errors of their own, without a common base
-    except Exception as error:
-        line = _bad_line(path) if ending_of(path) == ".jsonl" else ""
-        raise Unreadable(f"{path.name}: {said(error)}{line}") from error
-    while method == "from_text" and cells and not cells[-1]:  # the file ends with empty lines
-        cells.pop()
-    if not cells:
-        raise Unreadable(f"{path.name} holds no row")
+    except Exception as why:
+        line = _bad_line(path) if ending == ".jsonl" else ""
+        reason = f" {why}" if isinstance(why, Unreadable) else f": {said(why)}{line}"
+        raise ParameterError(
+            f"no prompts could be read from {path}, seen from {Path.cwd()} ({path.name}{reason}); "
+            f"give valid UTF-8 {ending} with at least one prompt{place}"
+        ) from why
+    for row, cell in enumerate(cells, start=1):
+        if not isinstance(cell, str) or not cell.strip():
+            raise ParameterError(
+                f"row {row} of {path} is {cell!r:.200}, which is no prompt; write text, or messages"
+                " of user and assistant in turn, or remove the row"
+            )
     return cells
 
 
 def cells_of(rows: Iterable[dict], column: str) -> list:
-    """Return the cells of one column, chat messages as a text; `Unreadable` where it is none."""
+    """Return the cells of one column, chat messages as a text; one that is not there is None."""
     cells: list = []
-    names: dict[str, None] = {}
-    for row in rows:
-        names |= dict.fromkeys(row)
+    columns: dict = {}
+    for row in rows:  # to the last, which closes the file
+        columns |= row
         cells.append(_text(row.get(column)))
     # pandas makes an index of what a row of a CSV file holds more than the header
-    if any(name.startswith("__index_level_") for name in names):
-        raise Unreadable("a row with more cells than there are columns")
-    if cells and column not in names:
-        raise Unreadable(f"the columns {', '.join(names)}, but not {column!r}")
+    if "__index_level_0__" in columns:
+        raise Unreadable("has a row with more cells than there are columns")
+    if cells and column not in columns:
+        raise Unreadable(f"has the columns {', '.join(columns)}, but not {column!r}")
     return cells
 
 
@@ -207,15 +211,15 @@ class PromptOptions:
     only : str, optional
         A text file with the ids of the prompts that are taken, one a line; # begins a comment. Seen
         from `igcore.files.root`.
-    column : str, optional
-        Of a file or a data set: the column that holds the prompts, by default ``prompt``.
+    column : str
+        Of a file or a data set: the column that holds the prompts.
     revision, subset, part : str, optional
         Of a data set of the hub: see `igcore.models.hub.snapshot`; one of the configurations that
         its owners name; and one of the parts into which they divided it.
     """
 
     only: str | None = None
-    column: str | None = None
+    column: str = "prompt"
     revision: str | None = None
     subset: str | None = None
     part: str | None = None
@@ -239,7 +243,7 @@ def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
         When the set cannot be fetched, see `igcore.models.hub.snapshot`, or has no such subset,
         part or column.
     """
-    repo, column = SOURCES.get(name, name), options.column or "prompt"
+    repo = SOURCES.get(name, name)
     folder = snapshot(repo, options.revision, kind="dataset")
     load_dataset = needs("datasets", "study").load_dataset
     try:
@@ -251,23 +255,18 @@ def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
             elif {"train", "test"} <= parts.keys():
                 parts = {part: parts[part] for part in ("train", "test")}
             elif len(parts) > 1:
-                raise Unreadable(f"the parts {', '.join(parts)}; choose one as part")
-            return {part: _texts(rows, column, part, repo) for part, rows in parts.items()}
+                raise Unreadable(f"has the parts {', '.join(parts)}; choose one as part")
+            cells = {part: cells_of(rows, options.column) for part, rows in parts.items()}
     except Exception as why:  # as of files
-        reason = f"it has {why}" if isinstance(why, Unreadable) else said(why)
+        reason = f"it {why}" if isinstance(why, Unreadable) else said(why)
         raise AssetError(
-            f"data set {repo!r} cannot be read in {folder} ({shorten(reason, 300)}); choose "
+            f"data set {repo!r} cannot be read in {folder} ({reason:.300}); choose "
             "another revision, subset, part or column, or download it again"
         ) from why
-
-
-def _texts(rows: Iterable[dict], column: str, part: str, repo: str) -> list[str]:
-    """Return the prompts of a part; warn of rows without one."""
-    cells = cells_of(rows, column)
-    texts = [cell for cell in cells if isinstance(cell, str) and cell.strip()]
-    if not texts:
-        raise Unreadable(f"{len(cells)} rows in part {part!r}, and no prompt in them")
-    if lost := len(cells) - len(texts):
-        message = "%d of %d rows of part %r of %s have no prompt and are left out"
-        log.warning(message, lost, len(cells), part, repo)
+    texts = {}
+    for part, found in cells.items():
+        texts[part] = [cell for cell in found if isinstance(cell, str) and cell.strip()]
+        if lost := len(found) - len(texts[part]):
+            message = "%d of %d rows of part %r of %s have no prompt and are left out"
+            log.warning(message, lost, len(found), part, repo)
     return texts
