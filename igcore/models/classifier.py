@@ -19,7 +19,7 @@ from ..scorers import COST, REWARD
 from ..settings import one_of, settings
 from .backbone import Backbone
 from .lm_scorer import Checkpoint, LMScorer, Reader
-from .pretrained import one_sentence, tensors_of
+from .pretrained import tensors_of
 from .templates import TEMPLATES, TextFormat, check_chat
 
 ROLES = {COST: "cost", REWARD: "reward"}
@@ -88,11 +88,11 @@ class Classifier(Checkpoint):
         if heads:
             model, tensors = self.model(heads=heads)
             weight = tensors[HEAD].float().to(model.device)  # (C, H)
-            classes = self._classes(num_labels=len(weight))
+            model.config.num_labels = len(weight)
         else:
-            classes = self._classes()
-            kind = AutoModelForSequenceClassification
-            model, _ = self.model(kind, num_labels=len(classes))
+            # with the pad id of its configuration, from which some count the positions
+            model, _ = self.model(AutoModelForSequenceClassification, return_dict=True)
+        classes = model.config.id2label
         if self.sign == COST and len(classes) > 1 and self.unit is None:
             raise ParameterError(
                 f"say what a cost of {len(classes)} classes is: unit softmax where they exclude "
@@ -121,33 +121,18 @@ class Classifier(Checkpoint):
             return response
         return TEMPLATES[self.text_format].whole(self.tokenizer, prompt, response)
 
-    def _classes(self, **options) -> list[str]:
-        """Return the names of the classes.
-
-        The files have a decoder's head under one name; of an encoder the configuration has to say
-        how many classes there are.
-        """
-        from transformers import AutoConfig
-
-        with one_sentence(self.folder):
-            config = AutoConfig.from_pretrained(
-                self.folder, local_files_only=True, trust_remote_code=False, **options
-            )
-        return [config.id2label[i] for i in sorted(config.id2label)]
-
-    def _counted(self, classes: list[str], unit: str) -> list[int]:
+    def _counted(self, classes: dict[int, str], unit: str) -> list[int]:
         """Return the indices of the classes that count, in ascending order."""
-        known = dict(enumerate(classes))
         if not self.labels and len(classes) > 1:
-            raise ParameterError(f"say in labels which classes count, of {known}")
-        index = {name: i for i, name in known.items()} | {i: i for i in known}
+            raise ParameterError(f"say in labels which classes count, of {classes}")
+        index = {name: i for i, name in classes.items()} | {i: i for i in classes}
         labels = self.labels or [0]
         for label in labels:
             if label not in index:
-                raise ParameterError(f"label {label!r} is no class of {self.repo}: {known}")
+                raise ParameterError(f"label {label!r} is no class of {self.repo}: {classes}")
         counted = sorted({index[label] for label in labels})
         if unit == "softmax" and len(counted) == len(classes):
-            raise ParameterError(f"unit 'softmax' needs a class that does not count, of {known}")
+            raise ParameterError(f"unit 'softmax' needs a class that does not count, of {classes}")
         return counted
 
 

@@ -13,12 +13,13 @@ from ..errors import ParameterError
 from ..policy import role_and_content
 from ..rendering import rendered
 from ..settings import Options, settings
-from .templates import chatted, check_chat, turns_of
+from .templates import check_chat, turns_of
 
 # texts, not what YAML reads as true and false: Yes and No stand in quotes
 Labels = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 SLOT = re.compile(r"\{(prompt|response)\}")
 DIALOGUE = ("user", "{prompt}")  # the message that stands for all turns of a prompt
+TURNS = ({"role": "user", "content": "{prompt}"}, {"role": "assistant", "content": "{response}"})
 
 
 @settings(kw_only=True)
@@ -60,11 +61,8 @@ class Wording:
         """Return the text after which the guard says its verdict."""
         check_chat(tokenizer, "chat", tokenizer.name_or_path)
         options = self.chat_options or {}
-        if self.messages is None:
-            turns = [*turns_of(prompt), response]
-            return chatted(tokenizer, turns, opened=True, **options) + self.prefix
         messages = []
-        for role, content in map(role_and_content, self.messages):
+        for role, content in map(role_and_content, self.messages or TURNS):
             if (role, content) == DIALOGUE:
                 turns = turns_of(prompt)
                 messages += [(("user", "assistant")[i % 2], turn) for i, turn in enumerate(turns)]
