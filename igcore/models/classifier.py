@@ -17,13 +17,17 @@ from torch.nn.functional import linear
 from ..errors import ParameterError
 from ..scorers import COST, REWARD
 from ..settings import one_of, settings
-from .backbone import Backbone
 from .lm_scorer import Checkpoint, LMScorer, Reader
 from .pretrained import tensors_of
-from .templates import TEMPLATES, TextFormat, check_chat
+from .templates import TextFormat
 
 ROLES = {COST: "cost", REWARD: "reward"}
 HEAD = "score.weight"  # of transformers' decoders: a linear head on the last token
+
+
+def _response(prompt: str, response: str) -> str:
+    """Return the response, which is all that is read."""
+    return response
 
 
 def _number(unit: str, counted: list[int], logits: torch.Tensor) -> torch.Tensor:
@@ -83,7 +87,6 @@ class Classifier(Checkpoint):
         from transformers import AutoModelForSequenceClassification
 
         text_format = self.text_format if self.reads == "pair" else "raw"
-        check_chat(self.tokenizer, text_format, self.repo)
         heads = list(tensors_of(self.folder, [HEAD]))
         if heads:
             model, tensors = self.model(heads=heads)
@@ -100,9 +103,9 @@ class Classifier(Checkpoint):
             )
         unit = self.unit or "logit"
         counted = self._counted(classes, unit)
-        backbone = Backbone(
-            model, self.tokenizer, self.text, special=TEMPLATES[text_format].special
-        )
+        backbone = self.backbone(model, text_format)
+        if self.reads == "response":
+            backbone.template = _response
         number = partial(_number, unit, counted)
         head = partial(_scores, weight, number) if heads else number
         name = f"classifier:{Path(self.repo).name}-{ROLES[self.sign]}"
@@ -114,12 +117,6 @@ class Classifier(Checkpoint):
     def scale(self) -> str:
         """The unit of its scores."""
         return "probability" if self.unit in ("sigmoid", "softmax") else "logit"
-
-    def text(self, prompt: str, response: str) -> str:
-        """Return the text that is read."""
-        if self.reads == "response":
-            return response
-        return TEMPLATES[self.text_format].whole(self.tokenizer, prompt, response)
 
     def _counted(self, classes: dict[int, str], unit: str) -> list[int]:
         """Return the indices of the classes that count, in ascending order."""

@@ -72,18 +72,15 @@ class GenerativeGuard(Wording, Checkpoint):
         from transformers import AutoModelForCausalLM
 
         labels = [*self.unsafe, *self.safe]
-        ids = label_ids(self.tokenizer, self._write(*EXAMPLE), labels)
+        write = partial(self.text, self.tokenizer)
+        ids = label_ids(self.tokenizer, write(*EXAMPLE), labels)
         model, _ = self.model(AutoModelForCausalLM)
-        backbone = Backbone(model, self.tokenizer, self._write, special=False)
+        backbone = Backbone(model, self.tokenizer, write, special=False)
         _check_logits(model, backbone, self.repo)
         cost = partial(_gap, _logits(model, ids), len(self.unsafe))
         names = ("unsafe", "safe", "prefix", "messages", "chat_options")
         options = {name: getattr(self, name) for name in names}
         return self.made(f"guard:{Path(self.repo).name}", COST, backbone, cost, **options)
-
-    def _write(self, prompt: str, response: str) -> str:
-        """Return the text after which the guard says its verdict."""
-        return self.text(self.tokenizer, prompt, response)
 
 
 def _logits(model, ids: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:

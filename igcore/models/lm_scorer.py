@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch.nn.functional import linear
 
-from ..errors import ParameterError
 from ..files import digest_of
 from ..scorers import Scorer
 from ..settings import settings
@@ -158,8 +157,6 @@ class LMScorer(Reader):
 
     def with_cache(self, session: Session) -> "LMScorer":
         """Return the same scorer reading through a session of its backbone."""
-        if session.backbone is not self.backbone:
-            raise ParameterError(f"scorer {self.name!r} needs a session of its own backbone")
         return replace(self, session=session)
 
     def uncached(self) -> "LMScorer":
