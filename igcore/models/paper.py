@@ -163,7 +163,7 @@ class Head(nn.Module):
     files: Mapping[str, str]
 
     def __init__(self, hidden: int, width: int, temperature: float = TEMPERATURE):
-        """Build the layers; `_load` fills in the weights."""
+        """Build the layers; `QRM.head` fills in the weights."""
         super().__init__()
         self.regression_layer = nn.Linear(hidden, OBJECTIVES * QUANTILES, bias=False)
         self.reward_transform_matrix = nn.Parameter(torch.eye(OBJECTIVES))
@@ -202,14 +202,9 @@ class QRM(Checkpoint):
     def head(self) -> Head:
         """Return head and backbone, loaded or those that another scorer has loaded."""
         key = (self.folder.resolve(), self.dtype, self.device)
-        head = _SHARED.get(key)
-        if head is None:
-            head = self._load()
-            _SHARED[key] = head
-        return head
-
-    def _load(self) -> Head:
-        """Load backbone and head."""
+        known = _SHARED.get(key)
+        if known is not None:
+            return known
         with torch.device("meta"):  # names without numbers
             keys = sorted(Head(1, 1).state_dict())
         model, tensors = self.model(heads=keys)
@@ -223,6 +218,7 @@ class QRM(Checkpoint):
         # raises when the chat template does not write what stands between prompt and answer
         head.backbone.prefix("")
         head.files = contents_of(self.folder)
+        _SHARED[key] = head
         # eval: the gate's normalisation uses the statistics of its training
         return head.to(model.device).eval()
 

@@ -1,7 +1,5 @@
 """Prompt sets by name or file, and their splits by hash of the text."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -11,13 +9,15 @@ from functools import partial
 from importlib.resources import files
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 
 from ..errors import ParameterError, unknown_name
 from ..files import root
 from ..policy import Prompt, as_prompt
+from ..scorers import Scorer
+from ..scoring import checked_score
 from ..settings import Count, Named, Natural, one_of, settings
 from . import assets
 from .promptsets import (
@@ -29,9 +29,6 @@ from .promptsets import (
     hub_texts,
     read_text,
 )
-
-if TYPE_CHECKING:
-    from ..scorers import Scorer
 
 
 def _rtp() -> list[str]:
@@ -210,8 +207,6 @@ def _only(prompts: list[Prompt], file: str) -> list[Prompt]:
 
 def _hardest_first(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:
     """Return the prompts, first the `count` whose text has the highest cost; ties keep order."""
-    from ..scoring import checked_score
-
     texts = [prompt.text for prompt in prompts]
     scores = checked_score(cost, [""] * len(texts), texts, [True] * len(texts))
     costs = np.where(np.isfinite(scores), scores, np.inf)
