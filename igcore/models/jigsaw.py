@@ -85,8 +85,7 @@ class JigsawToxicity:
     def __init__(self, *, device="cpu") -> None:
         """Load the asset's network and vocabulary."""
         folder, self.digest = assets.sound("jigsaw")
-        written = (folder / "vocabulary.json").read_text(encoding="utf-8")
-        vocabulary = json.loads(written)
+        vocabulary = json.loads((folder / "vocabulary.json").read_bytes())
         self._index = {word: index for index, word in enumerate(vocabulary["words"], start=1)}
         self._separators = str.maketrans(dict.fromkeys(vocabulary["filters"], " "))
         network = BiLSTM(load_file(folder / "model.safetensors"))

@@ -18,7 +18,6 @@ from .templates import check_chat, turns_of
 # texts, not what YAML reads as true and false: Yes and No stand in quotes
 Labels = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 SLOT = re.compile(r"\{(prompt|response)\}")
-DIALOGUE = ("user", "{prompt}")  # the message that stands for all turns of a prompt
 TURNS = ({"role": "user", "content": "{prompt}"}, {"role": "assistant", "content": "{response}"})
 
 
@@ -51,11 +50,10 @@ class Wording:
     prefix: str = ""
 
     def __post_init__(self):
-        if self.messages is not None:
-            said = [role_and_content(message)[1] for message in self.messages]
-            for slot in ("{prompt}", "{response}"):
-                if slot not in "\n".join(said):
-                    raise ParameterError(f"messages has no {slot}; write it into the text")
+        said = [role_and_content(message)[1] for message in self.messages or TURNS]
+        for slot in ("{prompt}", "{response}"):
+            if slot not in "\n".join(said):
+                raise ParameterError(f"messages has no {slot}; write it into the text")
 
     def text(self, tokenizer, prompt: str, response: str) -> str:
         """Return the text after which the guard says its verdict."""
@@ -63,7 +61,7 @@ class Wording:
         options = self.chat_options or {}
         messages = []
         for role, content in map(role_and_content, self.messages or TURNS):
-            if (role, content) == DIALOGUE:
+            if (role, content) == ("user", "{prompt}"):  # for all turns of a prompt
                 turns = turns_of(prompt)
                 messages += [(("user", "assistant")[i % 2], turn) for i, turn in enumerate(turns)]
             else:
