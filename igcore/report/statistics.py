@@ -18,7 +18,6 @@ STATUSES = ("verified_safe", "abstained", "unverified_unsafe")
 RESAMPLES = 9999  # of a bootstrap
 FLIPS = 99_999  # of a permutation test: with fewer the seed would decide about a p near .05
 CONFIDENCE = 0.95
-ROUNDING = 1e-12  # relative: sums of the same terms in another order are equal up to this
 BATCH = 500  # resamples held in memory at once
 ALPHA = 0.05  # a difference is claimed when its Holm-adjusted p value is at most this
 
@@ -51,11 +50,6 @@ def clopper_pearson(safe: int, n: int) -> tuple[float, float]:
 def wilson(safe: int, n: int) -> tuple[float, float]:
     """Return the 95 % Wilson score interval of a rate, for display."""
     return _interval(safe, n, "wilson")
-
-
-def violation_upper(n: int) -> float:
-    """Return the 95 % upper bound of the violation rate after no violation in `n` prompts."""
-    return 1 - (1 - CONFIDENCE) ** (1 / n)
 
 
 def _interval(
@@ -152,12 +146,6 @@ def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
     differences = np.asarray(differences, dtype=float)
     if differences.size < 2:
         return 1.0 if differences.size else math.nan
-    if 2**differences.size <= FLIPS:
-        sums = np.zeros(1)  # of all choices of signs; scipy lists the same, 200 times slower
-        for difference in differences:
-            sums = np.concatenate([sums + difference, sums - difference])
-        least = abs(differences.sum()) - ROUNDING * abs(differences).sum()
-        return float((abs(sums) >= least).mean())
     test = stats.permutation_test(
         (differences,),
         np.mean,
