@@ -107,10 +107,12 @@ def test_what_waits_is_what_sweeps_change(tmp_path, monkeypatch):
     workplace(tmp_path, monkeypatch)
     for profile in ("small", "ablations"):
         written(tmp_path, profile)
-    alone, both = (
-        compare.paper_tables(compare.load(profile)[0]) for profile in ("small", "ablations")
-    )
-    changed = {table for table in paper.MEASURED if not alone[table].equals(both[table])}
+    alone, both = (compare.load(profile)[0] for profile in ("small", "ablations"))
+    changed = {
+        table
+        for table in paper.MEASURED
+        if not compare.beside(table, alone).equals(compare.beside(table, both))
+    }
     assert changed == set(swept.TABLES)
 
 

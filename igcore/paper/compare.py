@@ -1,12 +1,11 @@
 """Rows of the paper beside ours.
 
 Where a policy of the paper was run, a run stands beside the rows that have all of its settings.
-Else another policy stands for it: a smaller model under another cost has other rates and rewards,
+Else an embedded policy stands for it: a smaller model under another cost has other rates and rewards,
 and what it can share with the paper is the order of methods, which is what the paper's claims are
 about.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -21,10 +20,10 @@ from ..report.load import each_finished
 from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import of_runs
 from ..report.statistics import bootstrap_mean
-from . import IDENTITY, MEASURED, SETTINGS, WHOLE, measured, reported, stated_settings, swept
+from . import IDENTITY, SETTINGS, WHOLE, measured, reported, stated_settings, swept
 
 NOT_RUN = "not run"
-EMBEDDED = RAW, CHAT = "smollm2-raw", "smollm2-chat"
+RAW, CHAT = "smollm2-raw", "smollm2-chat"
 # policy of the paper -> the embedded one that stands for it: unaligned or aligned, as it is
 STANDS_FOR = {"alpaca-7b": RAW, "vicuna-7b": RAW, "beaver-7b-v3": CHAT, "llama-3.1-8b": CHAT}
 TIMED = {"latency": RAW}  # table -> the one embedded policy whose seconds are measured
@@ -51,10 +50,6 @@ class Cell:
     settings: dict
     run: str = NOT_RUN
     lines: pd.DataFrame | None = None
-
-    def is_of(self, row: dict) -> bool:
-        """Say whether this cell has every setting that a row of the paper states."""
-        return all(self.settings[name] == row[name] for name in IDENTITY if pd.notna(row[name]))
 
 
 def cells(table: str, records: pd.DataFrame) -> list[Cell]:
@@ -167,22 +162,15 @@ def measures_of(table: str) -> dict[str, Measure]:
 def estimate(values: pd.Series, kind: str) -> dict[str, float]:
     """Return ``ours``, the ends of its 95 % interval ``low`` and ``high``, and ``n``.
 
-    The interval of a rate is Wilson's, in which half a win is half a count; that of a mean is
+    The interval of a rate is Wilson's, that of a mean is
     `igcore.report.statistics.bootstrap_mean`. NaN where n is 0.
     """
     n = len(values)
-    if not n:
-        low = high = math.nan
-    elif kind == "rate":
+    if n and kind == "rate":
         low, high = proportion_confint(values.sum(), n, method="wilson")
     else:
         low, high = bootstrap_mean(values)
-    return {
-        "ours": float(values.mean()),
-        "low": float(low),
-        "high": float(high),
-        "n": n,
-    }
+    return {"ours": float(values.mean()), "low": float(low), "high": float(high), "n": n}
 
 
 def beside(table: str, records: pd.DataFrame) -> pd.DataFrame:
@@ -195,54 +183,47 @@ def beside(table: str, records: pd.DataFrame) -> pd.DataFrame:
     records : DataFrame
         Lines as `igcore.report.load.load_runs` returns them, of several runs and of any settings.
         None at all is allowed. Where a policy is the paper's, a run must have all settings of a
-        row. Else each policy stands for all of the paper's; where there are none but embedded ones,
-        those of `STANDS_FOR` do.
+        row. Else the policies of `STANDS_FOR` stand for the paper's.
 
     Returns
     -------
     DataFrame
-        A row for every row of the paper and policy that stands for its own: `IDENTITY` and
-        ``printed_as`` as reported, ``standing`` (the policy), ``run``, and the settings of the run,
-        ``ours_`` and their names, see `nearest`. For each of `measures_of` there are ``_paper``,
+        A row for every row of the paper: `IDENTITY` and ``printed_as`` as reported, ``standing``
+        (the policy here), ``run``, and the settings of the run, ``ours_`` and their names, see
+        `nearest`. For each of `measures_of` there are ``_paper``,
         ``_ours``, ``_low``, ``_high`` and ``_n`` (shares, rewards, costs, seconds; n counts groups
         of prompts for seconds).
     """
-    candidates = cells(table, records)
-    policies = list(records["policy"].unique()) if len(records) else []
-    rows, measures, result = reported(table), measures_of(table), []
-    is_repeated = not policies or bool(set(policies) & set(measured()["policy"]))
-    is_embedded = set(policies) <= set(EMBEDDED)
+    candidates, result = cells(table, records), []
+    rows, measures = reported(table), measures_of(table)
+    policies = set(records.get("policy", ()))
+    is_repeated = not policies or bool(policies & set(measured()["policy"]))
     for row in rows.to_dict("records"):
         if is_repeated:
-            standing = [row["policy"]]
-        elif is_embedded:
-            standing = [TIMED.get(table, STANDS_FOR[row["policy"]])]
+            wanted = {name: row[name] for name in IDENTITY if pd.notna(row[name])}
         else:
-            standing = policies
-        for policy in standing:
-            if is_repeated:
-                found = next((cell for cell in candidates if cell.is_of(row)), None)
-            else:
-                alike = rows[ALIKE].eq([row[name] for name in ALIKE]).all(axis=1)
-                wanted = {"policy": policy, "method": row["method"]}
-                of_method = [cell for cell in candidates if cell.settings.items() >= wanted.items()]
-                found = nearest(row, rows[alike], of_method)
-            cell = found or Cell({})
-            made = {name: row[name] for name in [*IDENTITY, "printed_as"]}
-            made |= {"standing": policy, "run": cell.run}
-            made |= {f"ours_{name}": cell.settings.get(name) for name in SETTINGS}
-            for name, measure in measures.items():
-                numbers = {"paper": row[measure.reported]}
-                numbers |= estimate(measure.values(cell), measure.kind)
-                made |= {f"{name}_{part}": number for part, number in numbers.items()}
-            result.append(made)
+            standing = TIMED.get(table, STANDS_FOR[row["policy"]])
+            wanted = {"policy": standing, "method": row["method"]}
+        found = [cell for cell in candidates if cell.settings.items() >= wanted.items()]
+        if not is_repeated:
+            alike = rows[ALIKE].eq([row[name] for name in ALIKE]).all(axis=1)
+            found = nearest(row, rows[alike], found)
+        cell = found[0] if found else Cell({})
+        made = {name: row[name] for name in [*IDENTITY, "printed_as"]}
+        made |= {"standing": wanted["policy"], "run": cell.run}
+        made |= {f"ours_{name}": cell.settings.get(name) for name in SETTINGS}
+        for name, measure in measures.items():
+            numbers = {"paper": row[measure.reported]}
+            numbers |= estimate(measure.values(cell), measure.kind)
+            made |= {f"{name}_{part}": number for part, number in numbers.items()}
+        result.append(made)
     types = WHOLE | {f"ours_{name}": kind for name, kind in WHOLE.items()}
     of_weights = dict.fromkeys(["lagrange_multiplier", "ours_lagrange_multiplier"], float)
     return pd.DataFrame(result).astype(types | of_weights)
 
 
-def nearest(row: dict, printed: pd.DataFrame, candidates: Sequence[Cell]) -> Cell | None:
-    """Return the cell that stands for a row of the paper, None where there is none.
+def nearest(row: dict, printed: pd.DataFrame, candidates: list[Cell]) -> list[Cell]:
+    """Return the cells that can stand for a row of the paper.
 
     A multiplier must be the row's. Of all other settings that the row states, the smallest value
     here stands for the smallest there, the next for the next, and so on: N = 4 and 8 stand for 64
@@ -252,8 +233,8 @@ def nearest(row: dict, printed: pd.DataFrame, candidates: Sequence[Cell]) -> Cel
     ----------
     printed : DataFrame
         The rows of this policy, prompt set and method.
-    candidates : sequence of Cell
-        Of the method and the policy that stands here, the first choice first.
+    candidates : list of Cell
+        Of the method and the policy that stands here.
     """
     for name in SETTINGS:
         if pd.isna(row[name]):
@@ -266,7 +247,7 @@ def nearest(row: dict, printed: pd.DataFrame, candidates: Sequence[Cell]) -> Cel
             value = ours[place] if place < len(ours) else None
             printed = printed[printed[name] == row[name]]
         candidates = [cell for cell in candidates if cell.settings[name] == value]
-    return candidates[0] if candidates else None
+    return candidates
 
 
 # --- what a profile holds -------------------------------------------------------------------------
@@ -275,21 +256,18 @@ def nearest(row: dict, printed: pd.DataFrame, candidates: Sequence[Cell]) -> Cel
 def load(profile: str) -> tuple[pd.DataFrame, list[str]]:
     """Return the lines of the finished runs of a profile, and why others are left out.
 
-    The lines have the columns ``profile`` and ``run``. Those of the profile for which this one
-    sweeps (`swept.MAIN`) come first.
+    The lines have the columns ``profile`` and ``run``, and neither texts nor traces. Those of the
+    profile for which this one sweeps (`swept.MAIN`) come first. Of Best-of-N's sweep it returns
+    every point.
     """
     left_out: list[str] = []
     profiles = [swept.MAIN[profile], profile] if profile in swept.MAIN else [profile]
-    return _below([decoded(name, left_out) for name in profiles]), left_out
-
-
-def decoded(profile: str, left_out: list[str]) -> pd.DataFrame:
-    """Return the lines of all finished decode runs, without their texts and traces.
-
-    Of Best-of-N's sweep it returns every point.
-    """
-    parts = [replayed(lines) for lines in each_finished(profile, left_out)]
-    return _below([part.reindex(columns=FIELDS).assign(profile=profile) for part in parts])
+    parts = [
+        replayed(lines).reindex(columns=FIELDS).assign(profile=name)
+        for name in profiles
+        for lines in each_finished(name, left_out)
+    ]
+    return (pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()), left_out
 
 
 def replayed(lines: pd.DataFrame) -> pd.DataFrame:
@@ -299,77 +277,63 @@ def replayed(lines: pd.DataFrame) -> pd.DataFrame:
     returned as it is.
     """
     of_sweep = matches(lines["run"].iloc[0], EXPERIMENTS["lambda"].runs)
-    if not of_sweep or set(lines["method"]) != {REPLAYED}:
-        return lines
     sizes = [n for n in SIZES if n <= lines["n_samples"].min()]
-    return _below([replay_best_of_n(lines, n, multiplier) for n in sizes for multiplier in LAMBDAS])
-
-
-def _below(parts: list[pd.DataFrame]) -> pd.DataFrame:
-    filled = [part for part in parts if len(part)]
-    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
+    if not (of_sweep and sizes and set(lines["method"]) == {REPLAYED}):
+        return lines
+    points = [replay_best_of_n(lines, n, multiplier) for n in sizes for multiplier in LAMBDAS]
+    return pd.concat(points, ignore_index=True)
 
 
 # --- the tables, and how people read them ---------------------------------------------------------
 
 
-def paper_tables(records: pd.DataFrame, names: Sequence[str] = MEASURED) -> dict[str, pd.DataFrame]:
-    """Return tables of `igcore.paper.MEASURED` by name, see `beside`."""
-    return {table: beside(table, records) for table in names}
-
-
 def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of `paper_tables` as people read it, all cells text.
+    """Return a table of `beside` as people read it, all cells text.
 
     The method has the settings that the paper's table states, printed / ours where these differ. A
     measure has one column: the reported number / ours with its 95 % interval. Rates are in per
     cent. What no run has is left out.
     """
-    measures = measures_of(table)
-    settings = [_setting(name, frame) for name in stated_settings(table)]
-    named = [", ".join(filter(None, texts)) for texts in zip(*settings, strict=True)]
-    methods = [
-        f"{method} ({setting})" if setting else method
-        for method, setting in zip(frame["method"], named or [""] * len(frame), strict=True)
-    ]
-    n = frame[f"{next(iter(measures))}_n"].astype(str)
-    shown = {
-        "system": frame["policy"] + " on " + frame["prompts"],
-        "method": pd.Series(methods, frame.index, dtype=object),
-        "ours": frame["standing"] + ", n " + n,
-    }
-    for name, measure in measures.items():
-        if frame[f"{name}_ours"].notna().any():
-            shown[f"{measure.label}: paper / ours [95 %]"] = _paper_and_ours(name, measure, frame)
-    return pd.DataFrame(shown)
+    measures, rows = measures_of(table), []
+    first, states = next(iter(measures)), stated_settings(table)
+    run = [name for name in measures if frame[f"{name}_ours"].notna().any()]
+    for row in frame.to_dict("records"):
+        settings = ", ".join(_setting(name, row) for name in states if pd.notna(row[name]))
+        shown = {
+            "system": f"{row['policy']} on {row['prompts']}",
+            "method": f"{row['method']} ({settings})" if settings else row["method"],
+            "ours": f"{row['standing']}, n {row[f'{first}_n']}",
+        }
+        for name in run:
+            header = f"{measures[name].label}: paper / ours [95 %]"
+            shown[header] = _paper_and_ours(name, measures[name], row)
+        rows.append(shown)
+    return pd.DataFrame(rows)
 
 
-def _setting(name: str, frame: pd.DataFrame) -> list[str]:
-    """Return a setting of each row as text; empty where the row has none."""
-    numbers = frame[name].astype(float).map("{:g}".format)
-    if name != "lagrange_multiplier":
-        ours = frame[f"ours_{name}"].astype(float).map(" / {:g}".format)
-        numbers += ours.where(frame[f"ours_{name}"].notna(), "")
-    return (f"{SYMBOLS[name]} " + numbers).where(frame[name].notna(), "").tolist()
+def _setting(name: str, row: dict) -> str:
+    """Return a setting of a row as text."""
+    ours = row[f"ours_{name}"]
+    is_ours_shown = pd.notna(ours) and name != "lagrange_multiplier"
+    return f"{SYMBOLS[name]} {row[name]:g}" + (f" / {ours:g}" if is_ours_shown else "")
 
 
-def _paper_and_ours(name: str, measure: Measure, frame: pd.DataFrame) -> pd.Series:
-    """Return the reported number and ours of each row as one text."""
+def _paper_and_ours(name: str, measure: Measure, row: dict) -> str:
+    """Return the reported number and ours of a row as one text."""
     times, digits = (100, 1) if measure.kind == "rate" else (1, 3)
-    numbers = frame[[f"{name}_ours", f"{name}_low", f"{name}_high"]] * times
-    texts = [
-        f"{ours:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-        for ours, low, high in numbers.to_numpy()
-    ]
-    is_there = frame[f"{name}_ours"].notna()
-    ours = pd.Series(texts, frame.index, dtype=object).where(is_there, tables.MISSING)
-    ours = ours.where(frame["run"] != NOT_RUN, NOT_RUN)
-    paper = (frame[f"{name}_paper"] * times).map("{:g}".format)
-    return paper.where(frame[f"{name}_paper"].notna(), tables.MISSING) + " / " + ours
+    paper = row[f"{name}_paper"] * times
+    printed = tables.MISSING if pd.isna(paper) else f"{paper:g}"
+    if row["run"] == NOT_RUN:
+        return f"{printed} / {NOT_RUN}"
+    ours = [row[f"{name}_{part}"] * times for part in ("ours", "low", "high")]
+    if pd.isna(ours[0]):
+        return f"{printed} / {tables.MISSING}"
+    centre, low, high = (f"{number:.{digits}f}" for number in ours)
+    return f"{printed} / {centre} [{low}, {high}]"
 
 
 def write(made: dict[str, pd.DataFrame], figures: Path, records: pd.DataFrame) -> list[Path]:
-    """Write tables of `paper_tables` as ``tables/paper_<table>`` below a folder.
+    """Write tables of `beside`, by name, as ``tables/paper_<table>`` below a folder.
 
     See `igcore.report.tables.write`.
     """
