@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from benchmarks import ours
 from benchmarks.measure import NOT_MEASURED, Case
 from igcore.figures import style
+from igcore.files import replace_file
 from igcore.report import tables
 
 OURS, BASELINE = style.style("inferenceguard")[0], style.style("base")[0]
@@ -93,7 +94,7 @@ def write(
     folder = out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        tables.replace_file(folder / name, text)
+        replace_file(folder / name, text)
     paths = [folder / name for name in texts]
     bars = _bars(table, sections)
     return [*paths, *style.save(picture(bars, processor), out / "bench")] if bars else paths

@@ -93,7 +93,7 @@ def workplace(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr("gc.collect", lambda: 0)  # statsmodels asks for it at every correction
     monkeypatch.setattr(metrics, "RESAMPLES", 99)
     monkeypatch.setattr(
-        "igcore.report.pictures.save",
+        "igcore.figures.style.save",
         lambda fig, stem, _: [stem.with_suffix(end).touch() for end in (".png", ".pdf", ".json")],
     )
 

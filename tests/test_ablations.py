@@ -211,7 +211,7 @@ def test_points_are_compared_with_their_reference():
     assert rows.iloc[4]["difference"] == 0  # safe on another prompt
     assert rows.iloc[-1]["reference"] == "beam-lagrangian, n samples 4, lagrange multiplier 5.0"
     with pytest.raises(
-        RunError, match="prompt 'p0' with seed 0 occurs twice for beam-lagrangian, n samples 4"
+        RunError, match="arm 'beam-lagrangian, n samples 4.*', prompt_id 'p0', seed 0 occurs twice"
     ):
         ablations.compared(frame(*found, found[0]), varied, {"lagrange_multiplier": 0.0})
 

@@ -9,8 +9,8 @@ from notebook_code import notebook_code
 
 from igcore.errors import RunError
 from igcore.figures import critic as cf
+from igcore.figures.style import save
 from igcore.report.critics import COLUMNS as CRITIC_COLUMNS
-from igcore.report.pictures import save
 
 training = notebook_code("20_train_critic")
 

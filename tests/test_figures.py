@@ -15,8 +15,8 @@ from statsmodels.stats.proportion import proportion_confint
 
 from igcore.errors import RunError
 from igcore.figures import style as look
+from igcore.figures.style import save
 from igcore.report import tables
-from igcore.report.pictures import save
 
 figures = notebook_code("50_figures")  # what notebook 50 alone draws
 start = notebook_code("00_start_here")

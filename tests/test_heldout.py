@@ -196,5 +196,5 @@ def test_a_search_is_not_judged_by_what_steered_it(role):
 
 
 def test_a_prompt_counts_once():
-    with pytest.raises(RunError, match="'p0' with seed 0 occurs twice"):
+    with pytest.raises(RunError, match="prompt_id 'p0', seed 0 occurs twice"):
         rows(OURS, BASE, BASE)

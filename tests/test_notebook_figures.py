@@ -44,7 +44,7 @@ def executed(folder, monkeypatch, **parameters) -> tuple[set[str], int]:
     """
     written, shown = set(), []
     monkeypatch.setattr(
-        "igcore.report.pictures.save",
+        "igcore.figures.style.save",
         lambda fig, stem, _: written.add(Path(stem).relative_to(folder / "figures").as_posix()),
     )
     monkeypatch.setattr("IPython.display.display", shown.append)

@@ -207,7 +207,8 @@ def test_missing_costs_keep_no_budget():
     assert (row.peak_safety_rate, row.safety_rate_fail_open, row.unsafe) == (0, 0, 1)
     assert row.word_safety_rate == 0
     assert math.isnan(row.reward_mean) and math.isnan(row.reward_answered)
-    assert tables.MISSING in tables.markdown(tables.main_table(pd.DataFrame([broken])))
+    people, _ = tables.for_people(tables.main_table(pd.DataFrame([broken])))
+    assert tables.MISSING in tables.markdown(people)
 
 
 def test_order_of_lines_changes_nothing(records, main):
@@ -257,7 +258,7 @@ def test_a_setting_present_in_half_the_cell_is_refused(records):
 
 def test_duplicates_are_refused(records):
     """Guards against a prompt counted twice."""
-    with pytest.raises(RunError, match="'p003' occurs twice for smollm2-raw and base"):
+    with pytest.raises(RunError, match="method 'base', prompt_id 'p003' occurs twice"):
         tables.main_table(pd.concat([records, records.iloc[[3]]]))
 
 

@@ -1,19 +1,35 @@
-"""How every picture looks: colours, markers, hatches, whiskers, legends, bars, names of methods."""
+"""How every picture looks: colours, markers, hatches, whiskers, legends, bars, names of methods.
 
+`save` writes a picture: the same figure gives the same bytes.
+"""
+
+import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from ..errors import RunError
-from ..report.pictures import RC
-from ..report.pictures import save as save
+from ..report.sources import write_beside
+
+RC = {  # how every picture looks, whether it is drawn or written
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "pdf.fonttype": 42,
+}
+# what matplotlib would write into each kind of file by itself: the time, and its own version
+METADATA = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
 
 # One hue per family (seaborn's "colorblind"), one shade and one marker per method, whatever else is
 # in the picture.
@@ -48,6 +64,12 @@ SIX = (  # methods of a picture with one message; tables have them all
 # column of the main table -> colour
 OUTCOMES = {"safe": "#0173b2", "abstained": "#c9c9c9", "unsafe": "#d55e00"}
 PALE = "#9ecae1"  # of what is safe in part
+# colours that are alike in grey, or to eyes without one kind of cone
+HATCHES = {  # colour of a bar -> its hatch; a bar of another colour has none
+    OUTCOMES["unsafe"]: "///",
+    OUTCOMES["abstained"]: "...",
+    "#5a5a5a": "xxx",
+}
 WIDTH = 9.0  # inches: a README shows 900 pixels, so 11 points are 15 pixels
 INK = "#222222"
 # seaborn's "colorblind", written out: a figure in these colours need not load seaborn
@@ -56,6 +78,21 @@ PALETTE = (
 ).split()
 MARKERS = "osD^vPX*"  # of lines that are no methods
 styled = matplotlib.rc_context(RC)
+
+
+def save(fig: Figure, stem: Path | str, sources: Mapping[str, dict] | None = None) -> list[Path]:
+    """Write ``stem.pdf`` and ``stem.png`` (200 dots per inch), and return their paths.
+
+    `sources` are the runs of which the picture was made, see `igcore.report.sources.of_runs`; a
+    third file, ``stem.json``, names them.
+    """
+    contents: dict[str, str | bytes] = {}
+    for suffix, metadata in METADATA.items():
+        content = io.BytesIO()
+        with matplotlib.rc_context(RC):
+            fig.savefig(content, format=suffix[1:], dpi=200, metadata=metadata)
+        contents[suffix] = content.getvalue()
+    return write_beside(stem, contents, sources)
 
 
 @contextmanager
@@ -130,32 +167,16 @@ def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> 
     starts = shares.cumsum(axis=1) - shares
     thin = shares < 0.02 + 0.025 * counts.astype(str).map(len)
     for outcome, colour in colours.items():
-        look = {"color": colour, "ec": "white", "height": 0.78, "label": outcome}
-        bars = ax.barh(counts.index, shares[outcome], left=starts[outcome], **look)
+        look = {"color": colour, "ec": "white", "height": 0.78, "hatch": HATCHES.get(colour)}
+        bars = ax.barh(counts.index, shares[outcome], left=starts[outcome], label=outcome, **look)
         texts = counts[outcome].astype(str).mask(thin[outcome], "")
         ink = INK if colour in (PALE, OUTCOMES["abstained"]) else "white"
-        ax.bar_label(bars, texts, label_type="center", color=ink, fontsize=9)
+        ground = [withStroke(linewidth=4, foreground=colour)]  # the numbers stand on no hatch
+        look = {"color": ink, "fontsize": 9, "path_effects": ground}
+        ax.bar_label(bars, texts, label_type="center", **look)
     ax.set(xlim=(0, 1), ylim=(len(counts) - 0.4, -0.6))
     ax.tick_params(axis="y", length=0)
     ax.xaxis.set_major_formatter(percent)
-    _hatch(ax)
-
-
-# colours that are alike in grey, or to eyes without one kind of cone
-HATCHES = {  # colour of a bar -> its hatch; a bar of another colour has none
-    OUTCOMES["unsafe"]: "///",
-    OUTCOMES["abstained"]: "...",
-    "#5a5a5a": "xxx",
-}
-
-
-def _hatch(ax: Axes) -> None:
-    """Hatch the bars of `stacked_bars` by their colour; the numbers in them keep a clear ground."""
-    bars = [bar for group in ax.containers for bar in group]
-    for bar, text in zip(bars, ax.texts, strict=True):
-        ground = to_hex(bar.get_facecolor())
-        bar.set_hatch(HATCHES.get(ground))
-        text.set_path_effects([withStroke(linewidth=4, foreground=ground)])
 
 
 def panels(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import pandas as pd
 from statsmodels.stats.contingency_tables import mcnemar
 
-from ..errors import ParameterError, RunError
+from ..errors import ParameterError
 from ..scorers import Scorer
 from ..scoring import Cached
 from . import statistics as metrics
@@ -157,9 +157,10 @@ def paired(
     RunError
         When a prompt and seed occurs twice in an arm.
     """
-    rows = []
-    for policy, lines in records.groupby("policy", sort=False):
-        cells = {arm: _by_prompt(arm, cell) for arm, cell in lines.groupby("arm", sort=False)}
+    metrics.check_once(records, ["policy", "arm", "prompt_id", "seed"])
+    indexed, rows = records.set_index(["prompt_id", "seed"]), []
+    for policy, lines in indexed.groupby("policy", sort=False):
+        cells = {arm: cell.sort_index() for arm, cell in lines.groupby("arm")}
         for arm, reference in pairs:
             if arm not in cells or reference not in cells:
                 continue
@@ -169,16 +170,6 @@ def paired(
                 gains = ours.astype(float) - baseline.astype(float)  # NaN where one has no line
                 rows.append(row | clustered(gains, verdict=ours.dtype == bool))
     return rows
-
-
-def _by_prompt(arm: str, cell: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of an arm, indexed by prompt and seed."""
-    cell = cell.set_index(["prompt_id", "seed"]).sort_index()
-    for prompt_id, seed in cell.index[cell.index.duplicated()]:
-        raise RunError(
-            f"prompt {prompt_id!r} with seed {seed} occurs twice for {arm}; give every run once"
-        )
-    return cell
 
 
 def corrected(rows: Iterable[Mapping]) -> pd.DataFrame:

@@ -6,8 +6,9 @@ wrote it. A run whose manifest does not say something, such as an old one, has n
 
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
-from ..files import root
+from ..files import replace_file, root
 from .load import APART
 from .provenance import commit, processor, versions
 
@@ -64,3 +65,18 @@ def sidecar(sources: Mapping[str, dict]) -> str:
     here = {"commit": commit(), "versions": listed(versions()), "processor": processor()}
     made = {"runs": dict(sources), "written_by": here}
     return json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def write_beside(
+    stem: Path | str, contents: Mapping[str, str | bytes], sources: Mapping[str, dict] | None
+) -> list[Path]:
+    """Write files of one stem by their suffixes, and with sources ``stem.json``; return the paths.
+
+    Each file is replaced whole or not at all.
+    """
+    stem = Path(stem)
+    contents = contents if sources is None else {**contents, ".json": sidecar(sources)}
+    paths = [stem.with_name(stem.name + suffix) for suffix in contents]
+    for path, content in zip(paths, contents.values(), strict=True):
+        replace_file(path, content)
+    return paths

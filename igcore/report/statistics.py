@@ -171,27 +171,12 @@ def holm(p: pd.Series) -> pd.Series:
 # --- records --------------------------------------------------------------------------------------
 
 
-def check_records(records: pd.DataFrame, may_be_empty: bool = False) -> None:
-    """Raise ``RunError`` unless records are there, of known status, and each prompt once.
-
-    A prompt must not occur twice in one policy and method.
-    """
-    if not len(records) and not may_be_empty:
-        raise RunError("there are no records; run notebook 30_decode first")
-    unknown = set(records["status"]) - set(STATUSES)
-    if unknown:
-        raise RunError(
-            f"status {sorted(map(str, unknown))[0]!r} in the records; allowed: "
-            f"{', '.join(STATUSES)}"
-        )
-    key = ["policy", "method", "prompt_id"]
+def check_once(records: pd.DataFrame, key: Sequence[str]) -> None:
+    """Raise ``RunError`` for the first two records that agree in all columns of a key."""
     twice = records.loc[records.duplicated(key), key]
-    if len(twice):
-        policy, method, prompt_id = twice.iloc[0]
-        raise RunError(
-            f"prompt {prompt_id!r} occurs twice for {policy} and {method}; give one run and "
-            f"seed at a time"
-        )
+    for first in twice.to_dict("records")[:1]:
+        named = ", ".join(f"{name} {value!r}" for name, value in first.items())
+        raise RunError(f"{named} occurs twice; give every run once, and one seed at a time")
 
 
 def check_constant(records: pd.DataFrame, columns: Iterable[str], where: str) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
-from ..files import replace_file
 from . import statistics as metrics
-from .sources import sidecar
+from .sources import write_beside
 
 MISSING, NOT_RUN = "n/a", "not run"
 SETTINGS = (
@@ -96,11 +96,11 @@ def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.
     Raises
     ------
     RunError
-        For an unknown status, or a prompt that occurs twice in a cell.
+        For a prompt that occurs twice in a cell.
     ParameterError
         When a setting is not constant in a cell.
     """
-    metrics.check_records(records, may_be_empty=True)
+    metrics.check_once(records, ["policy", "method", "prompt_id"])
     order = list(records["method"].unique() if order is None else order)
     rows = []
     for policy, lines in records.groupby("policy", sort=False):
@@ -269,12 +269,9 @@ def _header(name: object) -> str:
 
 def markdown(table: pd.DataFrame) -> str:
     """Return a table as Markdown, rounded, numbers to the right; see `pretty`."""
-    shown, is_number = pretty(table), pd.api.types.is_numeric_dtype
-    if len(shown.columns) == len(_timed(table).columns):
-        sides = ["right" if is_number(dtype) else "left" for dtype in _timed(table).dtypes]
-    else:
-        sides = ["left" if name in ("Policy", "Method") else "right" for name in shown]
-    shown = shown.replace({"\n": " ", r"\|": r"\\|"}, regex=True)
+    table = _timed(table)
+    sides = ["right" if is_numeric_dtype(dtype) else "left" for dtype in table.dtypes]
+    shown = pretty(table).replace({"\n": " ", r"\|": r"\\|"}, regex=True)
     return shown.to_markdown(index=False, colalign=sides, disable_numparse=True) + "\n"
 
 
@@ -303,13 +300,9 @@ def write(
     list of Path
         In the order above.
     """
-    stem, (people, sentence) = Path(stem), for_people(table if short is None else short)
+    people, sentence = for_people(table if short is None else short)
     texts = {
         ".csv": table.to_csv(index=False, lineterminator="\n"),
         ".md": markdown(people) + (f"\n{sentence}\n" if sentence else ""),
-        ".json": sidecar(sources),
     }
-    paths = [stem.with_name(stem.name + suffix) for suffix in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        replace_file(path, text)
-    return paths
+    return write_beside(stem, texts, sources)

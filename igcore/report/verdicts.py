@@ -39,10 +39,10 @@ def pairs_of(lines: pd.DataFrame, params: JudgeParams) -> pd.DataFrame:
     Raises
     ------
     RunError
-        See `igcore.report.statistics.check_records`, and when a method of `JudgeParams.methods` or
-        the baseline was not decoded.
+        When a method answered a prompt twice, or one of `JudgeParams.methods` or the baseline was
+        not decoded.
     """
-    metrics.check_records(lines)
+    metrics.check_once(lines, ["policy", "method", "prompt_id"])
     answers = lines[["policy", "prompts", "method", "prompt_id", "prompt"]].assign(
         abstained=lines["status"] == "abstained", answer=lines["response"].fillna("")
     )
