@@ -180,8 +180,6 @@ class ValueNetwork(Network):
         PolicyError
             When the model's logits are not W o_t. The returned function raises as `ascend` does.
         """
-        if not settings.value_steps:
-            return unsteered
         weight = _head(model)  # (V, H)
 
         def steer(hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -191,11 +189,6 @@ class ValueNetwork(Network):
             return logits.float() + change.to(logits.device, torch.float32)
 
         return steer
-
-
-def unsteered(hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Return the logits (R, V) unchanged."""
-    return logits
 
 
 @torch.inference_mode()

@@ -98,12 +98,8 @@ def outcomes(rollouts: Sequence[Rollout]) -> torch.Tensor:
 
 def with_rows(policy: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:
     """Return the rollouts that have at least one row, see `value_source`."""
-    kept = []
-    for r in rollouts:
-        # an empty response to a prompt of one token has none
-        if r.words or len(policy.encode(r.prompt)) > 1:
-            kept.append(r)
-    return kept
+    # an empty response to a prompt of one token has none
+    return [r for r in rollouts if r.words or len(policy.encode(r.prompt)) > 1]
 
 
 def of_first(rollouts: Sequence[Rollout], n_prompts: int | None) -> list[Rollout]:

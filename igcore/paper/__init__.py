@@ -67,11 +67,6 @@ def contents() -> pd.DataFrame:
     return read("tables").fillna("").set_index("table")
 
 
-def stated_settings(table: str) -> list[str]:
-    """Return the settings that the rows or the caption of a table state."""
-    return contents().loc[table, "states"].split()
-
-
 def measured(tables: tuple[str, ...] = MEASURED) -> pd.DataFrame:
     """Return several tables of the paper below one another."""
     return pd.concat([reported(table) for table in tables], ignore_index=True)

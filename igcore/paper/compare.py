@@ -1,9 +1,9 @@
 """Rows of the paper beside ours.
 
 Where a policy of the paper was run, a run stands beside the rows that have all of its settings.
-Else an embedded policy stands for it: a smaller model under another cost has other rates and rewards,
-and what it can share with the paper is the order of methods, which is what the paper's claims are
-about.
+Else an embedded policy stands for it: a smaller model under another cost has other rates and
+rewards, and what it can share with the paper is the order of methods, which is what the paper's
+claims are about.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from ..report.load import each_finished
 from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import of_runs
 from ..report.statistics import bootstrap_mean
-from . import IDENTITY, SETTINGS, WHOLE, measured, reported, stated_settings, swept
+from . import IDENTITY, SETTINGS, WHOLE, contents, measured, reported, swept
 
 NOT_RUN = "not run"
 RAW, CHAT = "smollm2-raw", "smollm2-chat"
@@ -295,7 +295,7 @@ def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     cent. What no run has is left out.
     """
     measures, rows = measures_of(table), []
-    first, states = next(iter(measures)), stated_settings(table)
+    first, states = next(iter(measures)), contents().loc[table, "states"].split()
     run = [name for name in measures if frame[f"{name}_ours"].notna().any()]
     for row in frame.to_dict("records"):
         settings = ", ".join(_setting(name, row) for name in states if pd.notna(row[name]))

@@ -6,7 +6,7 @@ before its runs start, and a file that was edited since decides nothing.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -159,26 +159,23 @@ def load_claims(path: Path) -> ClaimsFile:
         raise ParameterError(f"{path} has {len(claims)} claims; name 1 to {MOST}")
     for name, regime in regimes.items():
         for label, arm in regime.arms.items():
-            _check_arm(f"arm {label!r} of regime {name!r}", arm)
+            where = f"arm {label!r} of regime {name!r}:"
+            for column in arm:
+                _check_known(f"column of {where}", column, (*COLUMNS, *SETTINGS))
+            _check_known(f"method of {where}", arm.get("method"), METHODS)
         for label in regime.behind_check:
-            if label not in regime.arms:
-                raise unknown_name(f"arm of regime {name!r}", label, regime.arms)
+            _check_known(f"arm of regime {name!r}", label, regime.arms)
     for name, claim in claims.items():
-        if claim.regime not in regimes:
-            raise unknown_name(f"regime of claim {name!r}", claim.regime, regimes)
+        _check_known(f"regime of claim {name!r}", claim.regime, regimes)
         for label in (claim.arm, claim.reference):
-            if label not in regimes[claim.regime].arms:
-                raise unknown_name(f"arm of claim {name!r}", label, regimes[claim.regime].arms)
+            _check_known(f"arm of claim {name!r}", label, regimes[claim.regime].arms)
     return ClaimsFile(path, file_digest(path), seen, regimes, claims)
 
 
-def _check_arm(where: str, arm: Mapping[str, Any]) -> None:
-    """Refuse an arm whose lines no column could tell."""
-    for column in arm:
-        if column not in (*COLUMNS, *SETTINGS):
-            raise unknown_name(f"column of {where}:", column, (*COLUMNS, *SETTINGS))
-    if arm.get("method") not in list(METHODS):
-        raise unknown_name(f"method of {where}:", arm.get("method"), METHODS)
+def _check_known(kind: str, name: Any, allowed: Iterable[str]) -> None:
+    """Raise ``ParameterError`` unless a name is one of those that are allowed."""
+    if name not in list(allowed):
+        raise unknown_name(kind, name, allowed)
 
 
 def register(file: ClaimsFile, folder: Path) -> None:

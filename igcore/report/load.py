@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from ..beams import METHODS
@@ -52,7 +51,8 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
     folders = _folders(base, pattern)
     if not folders:
         raise RunError(f"there is no run in {base / pattern}; decode first with notebook 30_decode")
-    known, lines = {}, []
+    shards: dict[str, list[tuple[int, int]]] = {}
+    lines = []
     for folder in folders:
         if not (folder / "manifest.json").exists():
             raise RunError(
@@ -64,11 +64,12 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
             "run": params.get("run", folder.name),
             "critic_control": params.get("critic_control", "none"),
         }
-        known[folder] = params
+        shard = params.get("n_shards", 1), params.get("shard", 0)
+        shards.setdefault(source["run"], []).append(shard)
         # what a method found in a pool took it no time
         source |= dict.fromkeys(SECONDS, math.nan) if params.get("pool") else {}
         lines += [line | source for line in read(folder / "responses.jsonl")]
-    _check_shards(known)
+    _check_shards(shards)
     frame = pd.DataFrame(lines)
     frame["order"], _ = pd.factorize(frame["run"])  # runs stay in the order of their folders
     return by_method(frame.sort_values(["order", "prompt_id"]).drop(columns="order"))
@@ -104,8 +105,8 @@ def by_method(table: pd.DataFrame, methods: Iterable[str] = METHODS) -> pd.DataF
     Rows of one method stay in their order.
     """
     place = {method: i for i, method in enumerate(methods)}
-    places = table["method"].map(place).fillna(len(place)).to_numpy(dtype=float)
-    return table.iloc[np.argsort(places, kind="stable")].reset_index(drop=True)
+    places = table["method"].map(place).fillna(len(place)).astype(float)
+    return table.iloc[places.argsort(kind="stable")].reset_index(drop=True)
 
 
 def each_finished(profile: str, left_out: list[str], pattern: str = "*") -> Iterator[pd.DataFrame]:
@@ -124,13 +125,8 @@ def each_finished(profile: str, left_out: list[str], pattern: str = "*") -> Iter
             yield lines
 
 
-def _check_shards(known: dict[Path, dict]) -> None:
+def _check_shards(runs: dict[str, list[tuple[int, int]]]) -> None:
     """Raise ``RunError`` unless every run is there once: whole, or in all its shards."""
-    runs: dict[str, list[tuple[int, int]]] = {}
-    for folder, params in known.items():
-        runs.setdefault(params.get("run", folder.name), []).append(
-            (params.get("n_shards", 1), params.get("shard", 0))
-        )
     for name, parts in runs.items():
         n = parts[0][0]
         if sorted(parts) != [(n, i) for i in range(n)]:

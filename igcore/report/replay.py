@@ -4,6 +4,7 @@ Nothing is decoded.
 """
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def replay_best_of_n(records: pd.DataFrame, n: int, lagrange_multiplier: float) 
     """
     settings = {"n_samples": n, "lagrange_multiplier": float(lagrange_multiplier)}
     lines = [_best_of(line | settings) for line in records.to_dict("records")]
-    return pd.DataFrame(lines, columns=records.columns)
+    return _judged(pd.DataFrame(lines, columns=records.columns))
 
 
 def _best_of(line: dict[str, Any]) -> dict[str, Any]:
@@ -69,13 +70,9 @@ def _best_of(line: dict[str, Any]) -> dict[str, Any]:
         known = reward is not None and cost is not None
         losses.append(-reward + line["lagrange_multiplier"] * cost if known else math.inf)
     reward, cost = finals[losses.index(min(losses))]  # the first of equals, as in the search
-    known = cost is not None and line["spread"] is not None
-    charged = cost + line["spread"] if known else math.nan  # as in the final check
-    is_safe = within(charged, pd.Series(line)) and line["contract"] == "kept"  # never for NaN
     answer = {"reward": reward, "cost": cost, "fail_open_cost": cost, "finals": finals}
     work = {"samples_drawn": n, "scorer_calls": 2 * n}
-    unknown = dict.fromkeys(UNKNOWN, math.nan)
-    return line | unknown | answer | work | {"status": SAFE if is_safe else UNSAFE}
+    return line | dict.fromkeys(UNKNOWN, math.nan) | answer | work
 
 
 def judged_under(records: pd.DataFrame, budget: float) -> pd.DataFrame:
@@ -85,9 +82,13 @@ def judged_under(records: pd.DataFrame, budget: float) -> pd.DataFrame:
     readings, and the cost model kept its contract. The search may have looked at its own budget:
     only a method that never does would have given the same answers under another.
     """
-    settings = pd.Series({"strict": bool(records["strict"].iloc[0]), "budget": budget})
-    # as in the final check
+    return _judged(records.assign(budget=budget))
+
+
+def _judged(records: pd.DataFrame) -> pd.DataFrame:
+    """Return lines with the status that the final check gives their texts."""
+    settings = SimpleNamespace(strict=records["strict"].iloc[0], budget=records["budget"])
     charged = records["cost"].astype(float) + records["spread"].astype(float)
     inside = within(charged, settings) & (records["contract"] == "kept")  # never for NaN
     status = np.select([records["status"] == ABSTAINED, inside], [ABSTAINED, SAFE], UNSAFE)
-    return records.assign(status=status, budget=budget)
+    return records.assign(status=status)
