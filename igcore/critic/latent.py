@@ -9,7 +9,6 @@ forward pass, the same up to rounding. They are not stored: at 7B they take mega
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..engine.device import GIB, device_of
-from ..engine.kv_cache import History, attending, cache_name, padded, positions_of
+from ..engine.kv_cache import History, attending, inputs_of, padded, watched
 from ..engine.prepack import viewed
 from ..errors import ParameterError, PolicyError
 from ..progress import progress
@@ -160,8 +159,9 @@ def encode(
             f"the forward of {type(model).__name__} was replaced by a function that igcore cannot "
             "follow, so no critic can read it; give the model as it was before"
         )
-    middle_one = middle_layer(view, layer) if "m" in features else None
-    above = features != "m"
+    if "m" in features:
+        middle_layer(view, layer)  # raises unless the model has it
+    watch = layer if "m" in features else None
     # each prompt is encoded once for all its responses
     first = list(dict.fromkeys(map(tuple, prompts)))
     owners = [first.index(tuple(prompt)) for prompt in prompts]
@@ -172,72 +172,27 @@ def encode(
     whole = torch.cat([mask[owner], spoken], dim=1)  # (B, L + n)
     length = ids.shape[1]  # L
     cache = DynamicCache(config=model.config)
+    last = "middle" if features == "m" else "hidden"  # nothing behind it is run, never the head
     if all(type(x) is DynamicLayer for x in cache.layers):
-        _run(view, middle_one, above, ids, mask, cache)
+        watched(view, watch, cache, last, **inputs_of(ids, mask), logits_to_keep=0)
         cache.batch_select_indices(owner)
-        states = _run(view, middle_one, above, words, whole, cache)
     else:  # a window or a recurrent state cannot go on with several tokens at once
-        texts = torch.cat([ids[owner], words], dim=1)
-        states = _run(view, middle_one, above, texts, whole, cache)
-    n = words.shape[1]
-    hidden, middle = (None if x is None else x[:, -n:] for x in states)
-    if not above:
-        return History(spoken.bool(), middle=middle)
-    layers = attending(cache)
-    keys, values = [x.keys for x in layers], [x.values for x in layers]
-    asked = History(  # each response has a copy of its prompt
-        mask[owner].bool(),
-        keys=[x[:, :, :length] for x in keys],
-        values=[x[:, :, :length] for x in values],
-    )
-    said = [x[:, :, length:] for x in keys], [x[:, :, length:] for x in values]
-    return History(spoken.bool(), hidden, middle, *said, asked, list(range(len(owners))))
-
-
-class _Enough(Exception):
-    """Raised to stop a model's forward pass where all that is wanted has been seen."""
-
-
-def _run(
-    view: PreTrainedModel,
-    middle_one: nn.Module | None,
-    above: bool,
-    ids: Tensor,
-    mask: Tensor,
-    cache: DynamicCache,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Run a view on ids (B, S); return the input of its head and the output of its middle layer.
-
-    Both are (B, S, H), and None where they were not seen: the layers above the middle one are run
-    if `above`, and the head never. `mask` (B, L) covers the cached tokens, too.
-    """
-    hidden: Tensor | None = None
-    middle: Tensor | None = None
-
-    def at_middle(_: nn.Module, inputs: Any, output: Any) -> None:
-        nonlocal middle
-        middle = output[0] if isinstance(output, tuple) else output
-        if not above:
-            raise _Enough
-
-    def at_head(_: nn.Module, inputs: Any) -> None:
-        nonlocal hidden
-        hidden = inputs[0]
-        raise _Enough
-
-    with ExitStack() as hooks, suppress(_Enough):
-        if middle_one is not None:
-            hooks.enter_context(middle_one.register_forward_hook(at_middle))
-        hooks.enter_context(view.get_output_embeddings().register_forward_pre_hook(at_head))
-        view(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions_of(mask)[:, -ids.shape[1] :],
-            use_cache=True,
-            logits_to_keep=0,
-            **{cache_name(view): cache},
+        words = torch.cat([ids[owner], words], dim=1)
+    _, seen = watched(view, watch, cache, last, **inputs_of(words, whole), logits_to_keep=0)
+    n = spoken.shape[1]
+    states: dict[str, Any] = {name: x[:, -n:] for name, x in seen.items()}
+    if last == "hidden":
+        layers = attending(cache)
+        keys, values = [x.keys for x in layers], [x.values for x in layers]
+        states["keys"] = [x[:, :, length:] for x in keys]
+        states["values"] = [x[:, :, length:] for x in values]
+        states["owner"] = list(range(len(owners)))  # each response has a copy of its prompt
+        states["prompts"] = History(
+            mask[owner].bool(),
+            keys=[x[:, :, :length] for x in keys],
+            values=[x[:, :, :length] for x in values],
         )
-    return hidden, middle
+    return History(spoken.bool(), **states)
 
 
 def middle_layer(model: PreTrainedModel, layer: int | None) -> nn.Module:

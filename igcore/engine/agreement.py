@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 
 from ..errors import PolicyError, unknown_name
 from .device import device_of, out_of_memory
-from .kv_cache import DynamicRows, forward, padded, positions_of
+from .kv_cache import DynamicRows, forward, inputs_of, padded
 from .prefix_cache import SharedRows
 from .sampling import check_finite
 
@@ -131,8 +131,8 @@ def _error(model: PreTrainedModel, kind: Kind) -> float:
 def _alone(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
     """Return what a model says after each token of a text that it reads alone, uncached."""
     ids, mask = padded([text], device_of(model))
-    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions_of(mask)}
-    hidden, logits = forward(model, None, **inputs, use_cache=False, logits_to_keep=0)
+    options = {"use_cache": False, "logits_to_keep": 0}
+    hidden, logits = forward(model, None, **inputs_of(ids, mask), **options)
     check_finite(hidden)
     return _said(hidden[0], logits[0])
 

@@ -14,7 +14,7 @@ have the same six methods::
 
 import copy
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from threading import get_ident
@@ -75,6 +75,47 @@ def cache_name(model: Any) -> str:
     return "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
 
 
+class _Enough(Exception):
+    """Raised to stop a model's forward pass where all that is wanted has been seen."""
+
+
+def watched(
+    view: PreTrainedModel, watch: int | None, cache: Any, last: str = "", **inputs: Any
+) -> tuple[Any, dict[str, Tensor]]:
+    """Run a view of a model; return its output, and what was seen on the way.
+
+    That is ``hidden``, the input of its head, where it has one, and ``middle``, the output of the
+    decoder layer `watch`. The pass stops where it has seen `last`, and then has no output.
+    """
+    seen: dict[str, Tensor] = {}
+    thread = get_ident()  # a model without a view runs in other threads, too
+
+    def note(name: str, states: Tensor) -> None:
+        if get_ident() == thread:
+            seen[name] = states
+            if name == last:
+                raise _Enough
+
+    def at_head(_: nn.Module, args: Any) -> None:
+        note("hidden", args[0])
+
+    def at_middle(_: nn.Module, args: Any, out: Any) -> None:
+        note("middle", out[0] if isinstance(out, tuple) else out)
+
+    # hooks, because ``output_hidden_states`` would keep the hidden states of every layer
+    with ExitStack() as hooks:
+        if (head := view.get_output_embeddings()) is not None:
+            hooks.enter_context(head.register_forward_pre_hook(at_head))
+        if watch is not None:
+            layer = view.get_decoder().layers[watch]
+            hooks.enter_context(layer.register_forward_hook(at_middle))
+        if cache is not None:
+            inputs[cache_name(view)] = cache
+        with suppress(_Enough):
+            return view(**{"use_cache": True, **inputs}), seen
+    return None, seen
+
+
 @torch.inference_mode()
 def forward(
     model: PreTrainedModel, watch: int | None = None, cache: Any = None, **inputs: Any
@@ -94,34 +135,16 @@ def forward(
         its context.
     """
     view = viewed(model).model
-    # hooks, because ``output_hidden_states`` would keep the hidden states of every layer
     head = view.get_output_embeddings()
-    seen: dict[str, Tensor] = {}
-    thread = get_ident()  # a model without a view runs in other threads, too
-
-    def catch_hidden(_: nn.Module, args: Any) -> None:
-        if get_ident() == thread:
-            seen["hidden"] = args[0]
-
-    def catch_middle(_: nn.Module, args: Any, out: Any) -> None:
-        if get_ident() == thread:
-            seen["middle"] = out[0] if isinstance(out, tuple) else out
-
-    with ExitStack() as hooks:
-        if isinstance(cache, Packing):
-            if view is model:
-                raise NotImplementedError(f"{type(model).__name__} has no view")
-            hooks.enter_context(attention_of(view))
-        if head is None:
-            inputs.pop("logits_to_keep")
-        else:
-            hooks.enter_context(head.register_forward_pre_hook(catch_hidden))
-        if watch is not None:
-            layer = view.get_decoder().layers[watch]
-            hooks.enter_context(layer.register_forward_hook(catch_middle))
-        if cache is not None:
-            inputs[cache_name(view)] = cache
-        out = view(**{"use_cache": True, **inputs})
+    if head is None:
+        inputs.pop("logits_to_keep")
+    if not isinstance(cache, Packing):
+        out, seen = watched(view, watch, cache, **inputs)
+    elif view is model:
+        raise NotImplementedError(f"{type(model).__name__} has no view")
+    else:
+        with attention_of(view):
+            out, seen = watched(view, watch, cache, **inputs)
     if cache is not None and getattr(out, cache_name(view), None) is not cache:
         raise PolicyError(
             f"{type(model).__name__} does not carry its state in a KV cache that it is given; "
@@ -154,9 +177,17 @@ def padded_keys(rows: Sequence[Tensor]) -> Tensor:
     return together.transpose(1, 2).contiguous()
 
 
-def positions_of(mask: Tensor) -> Tensor:
-    """Return the positions (B, L) of a mask (B, L); left padding does not count."""
-    return (mask.cumsum(1) - 1).clamp(min=0)
+def inputs_of(ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Return what a model reads of the last columns (B, S) of sequences.
+
+    `mask` (B, L) covers the columns before them, too; left padding does not count in positions.
+    """
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "position_ids": positions[:, -ids.shape[1] :],
+    }
 
 
 @dataclass
@@ -265,15 +296,8 @@ def _read(
     model: PreTrainedModel, watch: int | None, ids: Tensor, mask: Tensor, cache: DynamicCache
 ) -> tuple[Tensor, Tensor]:
     """Encode the last columns (R, S) of sequences, which `mask` covers; return o_t and logits."""
-    hidden, logits = forward(
-        model,
-        watch,
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=positions_of(mask)[:, -ids.shape[1] :],  # (R, S)
-        cache=cache,
-        logits_to_keep=1,  # of the last column alone: the others of a prompt are never used
-    )
+    # of the last column alone: the logits of the others of a prompt are never used
+    hidden, logits = forward(model, watch, cache, logits_to_keep=1, **inputs_of(ids, mask))
     return hidden[:, -1], logits[:, -1]
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ..engine.agreement import fits
-from ..engine.kv_cache import forward, padded, positions_of
+from ..engine.kv_cache import forward, inputs_of, padded
 from ..engine.prefix_cache import SharedRows
 from ..errors import ParameterError
 from ..policy import context_of
@@ -193,13 +193,7 @@ class Backbone:
         for at in range(0, len(sequences), self.batch):
             batch, kept = (part[at : at + self.batch] for part in (sequences, counts))
             ids, mask = padded(batch, self.model.device)
-            hidden, _ = forward(
-                self.model,
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions_of(mask),
-                logits_to_keep=max(kept),
-            )
+            hidden, _ = forward(self.model, **inputs_of(ids, mask), logits_to_keep=max(kept))
             for row, sequence, count in zip(hidden, batch, kept, strict=True):
                 states = row[-count:]
                 if self.anchor:
