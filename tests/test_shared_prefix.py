@@ -42,7 +42,7 @@ def grown(root, owners, counts, seed=0):
     """Rows of `root`'s prompts with so many new tokens, and each row's (prompt, new tokens)."""
     rows = root.gather([(root, owner) for owner in owners], room=max(counts))
     new = [tokens_of(n, seed + i) for i, n in enumerate(counts)]
-    rows.extend(new)
+    rows.read(new)
     return rows, list(zip(owners, new, strict=True))
 
 
@@ -59,7 +59,7 @@ def test_many_tokens_at_a_time_on_rows_of_several_lengths(name):
     assert_rows(model, rows, sequences)
     wider = root.gather([(rows, row) for row in (3, 4, 4, 0)], room=6)
     new = [tokens_of(n, 50 + n) for n in (6, 1, 2, 5)]
-    wider.extend(new)
+    wider.read(new)
     sequences = [
         (sequences[row][0], sequences[row][1] + more)
         for row, more in zip((3, 4, 4, 0), new, strict=True)
@@ -81,7 +81,7 @@ def test_rows_of_several_states_are_gathered_in_any_order_and_left_alone(llama):
     ]
     rows = root.gather([(two, 1), (one, 2), (two, 0), (two, 1), (one, 1), (root, 0)], room=2)
     new = [tokens_of(n, 70 + i) for i, n in enumerate((1, 2, 2, 2, 1, 1))]
-    rows.extend(new)
+    rows.read(new)
     chosen = [in_two[1], in_one[2], in_two[0], in_two[1], in_one[1], (0, [])]
     assert_rows(
         llama, rows, [(owner, old + more) for (owner, old), more in zip(chosen, new, strict=True)]
@@ -105,7 +105,7 @@ def test_a_cropped_row_forgets_what_followed(llama):
     rows.lengths = [2, 4, 0, 3]
     new = [[1, 2, 3], [4], [5], [6, 7]]
     rows = root.gather([(rows, i) for i in range(4)], room=1)
-    rows.extend(new)
+    rows.read(new)
     kept = [sequences[i][1][:n] for i, n in zip((0, 1, 2, 2), (2, 4, 0, 3), strict=True)]
     assert_rows(
         llama,
@@ -125,7 +125,7 @@ def test_single_steps(llama, prompts, order, first):
     rows = root.gather([(root, owner) for owner in order], room=4 + max(first))
     new = [tokens_of(n, 90 + i) for i, n in enumerate(first)]
     if any(first):
-        rows.extend(new)
+        rows.read(new)
     for step in range(4):
         tokens = tokens_of(4, step)
         rows = rows.step(range(4), tokens)
@@ -223,7 +223,7 @@ def test_a_sequence_of_a_long_prompt_is_read_alone_from_where_the_prompt_ends(
             rows = SharedRows.open(llama, prompts)
             assert count.shapes == [(1, len(prompt)) for prompt in sorted(prompts, key=len)]
         rows = rows.gather([(rows, i) for i in range(len(prompts) - 1, -1, -1)], room=2)
-        rows.extend([[50 + i] for i in range(len(prompts))])
+        rows.read([[50 + i] for i in range(len(prompts))])
         with Counter(llama) as count:
             alone = rows.alone(0, long + new)
             assert count.tokens == 1 + len(new)

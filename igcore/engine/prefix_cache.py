@@ -30,7 +30,7 @@ LONG = 256  # tokens; a longer prompt is read without others, and its near ties 
 class SharedRows:
     """The state of R sequences, with the methods of `igcore.engine.kv_cache.DynamicRows`.
 
-    Rows may differ in length, and more than one token may be appended at a time (`extend`).
+    Rows may differ in length, and more than one token may be appended at a time (`read`).
     """
 
     model: PreTrainedModel
@@ -103,17 +103,11 @@ class SharedRows:
             going = range(len(going))
         rows.slots = [rows.slots[i] for i in going]
         rows.lengths = [rows.lengths[i] for i in going]
-        rows.extend([[token] for token in tokens])
-        return rows
-
-    def read(self, tokens: Sequence[Sequence[int]]) -> "SharedRows":
-        """Append equally many tokens to each row, in one pass."""
-        self.extend(tokens)
-        return self
+        return rows.read([[token] for token in tokens])
 
     @torch.inference_mode()
-    def extend(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Append one token or more to every row, in place."""
+    def read(self, tokens: Sequence[Sequence[int]]) -> "SharedRows":
+        """Append one token or more to every row, in place and in one pass."""
         counts = [len(row) for row in tokens]
         packing = Packing(self.prompts, self.slab, self.slots, self.lengths, counts)
         packed = [token for row in tokens for token in row]
@@ -132,6 +126,7 @@ class SharedRows:
             self.hidden = self.hidden[last]
             self.logits = self.logits[last]
         self.lengths = [a + n for a, n in zip(self.lengths, counts, strict=True)]
+        return self
 
     def alone(self, row: int, sequence: Sequence[int]) -> "DynamicRows | SharedRows":
         """Read a sequence that grew from a row's prompt, in one piece and without others.
@@ -148,8 +143,7 @@ class SharedRows:
         rest = sequence[length - 1 :]
         slab = Slab.empty(known, 1, len(rest), self.hidden)
         state = replace(self, prompts=known, slab=slab, slots=[0], lengths=[0])
-        state.extend([rest])
-        return state
+        return state.read([rest])
 
     def last_hidden(self, row: int, length: int, count: int = 1) -> Tensor:
         """Return o_t (count, H) of the last of a row's first `length` new tokens.

@@ -52,11 +52,11 @@ def view_of(model: Any) -> Any:
             f"{type(training[0]).__name__} is in training mode, and its forward was replaced by "
             "a function that igcore cannot follow; call model.eval() first"
         )
-    configs: dict[int, PretrainedConfig] = {}
+    copied: dict[int, Any] = {}  # configurations, which modules share
     for module, view in views.items():
         if view is not module:
             for name, value in vars(module).items():
-                vars(view)[name] = _owned(name, value, views, configs)
+                vars(view)[name] = _owned(name, value, views, copied)
             vars(view)["training"] = False
     return views[model]
 
@@ -71,7 +71,7 @@ def _owned(
     name: str,
     value: Any,
     views: Mapping[nn.Module, nn.Module],
-    configs: dict[int, PretrainedConfig],
+    copied: dict[int, Any],
 ) -> Any:
     """Return what a view has where its module has this attribute."""
     if name in OWN:
@@ -84,7 +84,7 @@ def _owned(
     if name == "_compiled_call_impl":  # a graph of the module itself
         return None
     if isinstance(value, PretrainedConfig):
-        return _config(value, configs)
+        return copy.deepcopy(value, copied)
     if isinstance(value, nn.Module):  # kept beside its registered children
         return views.get(value, value)
     bound = _bound(value, views)
@@ -103,16 +103,6 @@ def _bound(function: Any, views: Mapping[Any, nn.Module]) -> Callable[..., Any] 
             return partial(function.func, *args, **function.keywords)
     compiled = getattr(function, "_torchdynamo_orig_callable", None)
     return None if compiled is None else _bound(compiled, views)
-
-
-def _config(config: PretrainedConfig, configs: dict[int, PretrainedConfig]) -> PretrainedConfig:
-    """Return the copy of a configuration, one for all modules, with copies of those inside it."""
-    if id(config) not in configs:
-        own = configs[id(config)] = copy.copy(config)
-        for name, value in vars(config).items():
-            if isinstance(value, PretrainedConfig):
-                vars(own)[name] = _config(value, configs)
-    return configs[id(config)]
 
 
 def _hook(hook: Any) -> Any:

@@ -339,7 +339,7 @@ class Session:
             rows.lengths[row] = shared  # crop the cache to the shared tokens
             new.append(text.ids[shared:])
         self.encoded += sum(map(len, new))
-        rows.extend(new)
+        rows.read(new)
         for row, text in enumerate(texts):
             self.known[text.prompt].append(Known(text.ids, (rows, row)))
 
