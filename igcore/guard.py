@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from .beams import Method, PromptSearch, method_of, new_search
+from .beams import Method, method_of, new_search
 from .catalog import room
 from .config import SearchConfig
 from .contract import Contract, Scoring, contracts_of
 from .decoding import PromptLike, check_seed, encoded, listed, readers_of, responses, room_for
-from .engine.block import Engine
 from .engine.device import note_threads
 from .engine.memory import halving
 from .engine.prepack import packed, turn
@@ -217,8 +216,13 @@ class Guard:
         method = method_of(name)
         guard = replace(self, config=method.settings_under(self.config), method=name)
         guard.policy.check(name, method, guard.critic)
-        check_reward(name, method, guard)
-        check_network(name, method, guard)
+        # the critics predict a reward, and ARGS weighs one against single tokens
+        if guard.reward is None and (method.network or method.search):
+            raise ParameterError(
+                f"method {name!r} needs a reward, and there is none; name or give one as reward"
+            )
+        if method.network:
+            check_network(name, method, guard)
         return guard
 
 
@@ -244,19 +248,8 @@ def as_policy(policy: PolicyLike, device: str = "auto", dtype: str = "auto") -> 
     )
 
 
-def check_reward(name: str, method: Method, guard: Any) -> None:
-    """Refuse a method that needs a reward model where there is none."""
-    # the critics predict a reward, and ARGS weighs one against single tokens
-    if guard.reward is None and (method.network or method.search):
-        raise ParameterError(
-            f"method {name!r} needs a reward, and there is none; name or give one as reward"
-        )
-
-
 def check_network(name: str, method: Method, guard: Guard) -> None:
     """Refuse a missing critic or value network, and one that was trained for something else."""
-    if not method.network:
-        return
     if guard.critic is None:
         raise ParameterError(
             f"method {name!r} needs a {method.network}; train one with notebook 20 and give it to "
@@ -352,9 +345,27 @@ def decode(
         with packed(policy.model, *readers):
             recorder = room("Recorder")() if record else None
             account = Work(how, resolved.config, on_block, recorder)
-            # measured at the user's block size: a method may change its own (Best-of-N has one
-            # block), and peak costs are only comparable on one grid
-            batch = open_batch(resolved, how, searches, seed, account, guard.config.block_size)
+            with account.timed("cost"):  # scorers with a KV cache prefill the prompts now
+                texts = [prompt.text for prompt, _ in pairs]
+                scoring = Scoring(resolved.contracts, texts, resolved.pool)
+            # the engine keeps a middle layer's output only for a critic that reads it
+            watch = resolved.critic.watch if how.asks_critic else None
+            make, pool = partial(policy.engine, watch), resolved.pool
+            batch = Batch(
+                policy=policy,
+                reward=resolved.reward,
+                critic=resolved.critic,
+                config=resolved.config,
+                method=how,
+                searches=searches,
+                engine=make() if pool is None else room("pooled_engine")(make, policy, pool),
+                scoring=scoring,
+                seed=seed,
+                work=account,
+                # measured at the user's block size: a method may change its own (Best-of-N has one
+                # block), and peak costs are only comparable on one grid
+                grid=guard.config.block_size,
+            )
             search = how.search or guarded_beam_search
             answers = responses(batch, search(batch))
         for answer in answers:
@@ -362,22 +373,3 @@ def decode(
         return answers
 
     return halving(pairs, min(guard.config.group_size, fitting), work)
-
-
-def open_batch(
-    guard: Guard, method: Method, searches: list[PromptSearch], seed: int, work: Work, grid: int
-) -> Batch:
-    """Return what a search function works with: the searches, a new engine and the scorers."""
-    prompts = [search.prompt.text for search in searches]
-    with work.timed("cost"):  # scorers with a KV cache prefill the prompts now
-        scoring = Scoring(guard.contracts, prompts, guard.pool)
-    policy = guard.policy
-    # the engine keeps a middle layer's output only for a critic that reads it
-    watch = guard.critic.watch if method.asks_critic else None
-    make = partial(policy.engine, watch)
-    pool = guard.pool
-    engine: Engine = make() if pool is None else room("pooled_engine")(make, policy, pool)
-    return Batch(
-        policy, guard.reward, guard.critic, guard.config, method, searches, engine, scoring, seed,
-        work, grid,
-    )  # fmt: skip

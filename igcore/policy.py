@@ -181,7 +181,7 @@ class Policy:
         return context_of(self.model)
 
     def engine(self, watch: int | None = None) -> Any:
-        """Return a new `igcore.engine.block.Engine`; `watch` as of the local one."""
+        """Return a new engine; `watch` as of `igcore.engine.local.LocalEngine`."""
         from .engine.local import LocalEngine
 
         return LocalEngine(self.model, self.eos_ids, self.cache, watch)

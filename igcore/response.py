@@ -153,8 +153,3 @@ class Response:
             return None
         html: str = room("answer_html")(self)
         return html
-
-    @property
-    def z(self) -> float | None:
-        """The safety state at the end, in units of the budget; None when nothing was emitted."""
-        return self.z_trace[-1] if self.z_trace else None

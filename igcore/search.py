@@ -17,8 +17,9 @@ from .beams import Beam, Method, PromptSearch, why_unsafe
 from .budget import SIGNED, charge
 from .checks import readings
 from .contract import Scoring
-from .engine.block import Block, Engine
+from .engine.block import Block
 from .engine.diversity import DIVERSITIES, Penalty
+from .engine.local import LocalEngine
 from .engine.memory import CRITIC_ROWS
 from .engine.sampling import random_key
 from .policy import Policy
@@ -41,7 +42,8 @@ class Batch:
     method : Method
     searches : list of PromptSearch
         One per prompt.
-    engine : Engine
+    engine : LocalEngine
+        Or one that has its methods, such as `igcore.serve.engine.ServedEngine`.
     scoring : Scoring
         The scorers during the search and for the final check.
     seed : int
@@ -58,7 +60,7 @@ class Batch:
     config: Any  # a SearchConfig, of ARGS or RE-Control their own
     method: Method
     searches: list[PromptSearch]
-    engine: Engine
+    engine: LocalEngine
     scoring: Scoring
     seed: int
     work: Work

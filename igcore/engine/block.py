@@ -1,15 +1,9 @@
-"""What every engine has, and what a call of it gives: a block of tokens for some candidates."""
+"""What a call of an engine gives: a block of tokens for some candidates."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
-
-from .diversity import Penalty
-
-if TYPE_CHECKING:
-    from .kv_cache import History
 
 # o_t (R, H) and the reference logits W o_t (R, V) -> the logits (R, V) to sample from
 Steering = Callable[[Tensor, Tensor], Tensor]
@@ -63,40 +57,3 @@ class Block:
             near=[[] for _ in range(size)],
             encoded=[0] * size,
         )
-
-
-class Engine(Protocol):
-    """What a search asks of an engine; `igcore.engine.local.LocalEngine` says it in full.
-
-    One whose model runs elsewhere (`igcore.serve.engine.ServedEngine`) takes no `steering`, and
-    its `history` has one middle layer at most: its policy refuses the methods that need more.
-    """
-
-    steering: Steering | None
-
-    def open(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Begin with prompts, one row each."""
-
-    def sample_block(
-        self,
-        rows: Sequence[int],
-        keys: Sequence[Sequence[int]],
-        penalties: Sequence[Penalty | None] | None = None,
-        last: bool = False,
-    ) -> Block:
-        """Sample one continuation of each given row."""
-        ...
-
-    def propose(self, rows: Sequence[int], k: int) -> Block:
-        """Offer the k most probable next tokens of each row."""
-        ...
-
-    def rollback(self, keep: Sequence[int] = ()) -> None:
-        """Return to the rows at the block's start; only `keep` may still be selected."""
-
-    def select(self, candidates: Sequence[int]) -> None:
-        """Make these live candidates the rows."""
-
-    def history(self, candidates: Sequence[int], keys: bool = True) -> "History":
-        """Return o_t and h_t of live candidates."""
-        ...
