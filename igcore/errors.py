@@ -8,9 +8,6 @@ import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
-# name of a module -> name under which pip knows it, where the two differ
-PACKAGES = {"sklearn": "scikit-learn"}
-
 
 class IgcoreError(Exception):
     """Base of every error that the caller can fix; programs print it as one line and exit 1."""
@@ -106,9 +103,7 @@ def needs(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        missing = error.name or module
-        package = PACKAGES.get(missing, missing)
         raise ParameterError(
-            f"this needs {package}; install igcore[{extra}], such as by pip install "
+            f"this needs {error.name or module}; install igcore[{extra}], such as by pip install "
             f"'igcore[{extra}]'"
         ) from error

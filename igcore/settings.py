@@ -146,12 +146,6 @@ def one_of(allowed: Collection[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _check_folder_name(value: str, info: ValidationInfo) -> str:
-    """Refuse a text that cannot name a folder."""
-    check_name(f"parameter {info.field_name}", value)
-    return value
-
-
 def _check_inside(folder: str, info: ValidationInfo) -> str:
     """Refuse a folder outside the repository."""
     # the folder is written to, so a parameter file of somebody else must not lead outside
@@ -191,7 +185,7 @@ Seconds = Annotated[Positive, Field(le=86400)]
 # bounded, because torch ends the whole process when it cannot start its threads
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Options = dict[str, Any]  # options by name
-FolderName = Annotated[str, AfterValidator(_check_folder_name)]
+FolderName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 InsideFolder = Annotated[str, AfterValidator(_check_inside)]  # seen from the repository's root
 
 
