@@ -11,7 +11,8 @@ from itertools import pairwise
 
 import regex  # type: ignore[import-untyped]
 
-from .scoring import Cached
+from .scorers import reads_tokens
+from .scoring import Cached, checked_tokens
 
 BOUNDARY = regex.compile(r"(?w)\b")  # Unicode's default word boundaries (UAX #29)
 LETTER = regex.compile(r"\w")
@@ -73,8 +74,8 @@ def readings(
     finished : sequence of bool
         Whether a text is complete; what it was cut to never is.
     """
-    if checks == "token" and scorer.reads_tokens:
-        found = scorer.token_scores(prompts, texts, since)
+    if checks == "token" and reads_tokens(scorer.scorer):
+        found = checked_tokens(scorer.scorer, prompts, texts, since, scorer.tally)
         return [Reading(ends, costs, one_pass=True) for ends, costs in found]
     cuts: list[list[int]] = [[] for _ in texts]
     if checks != "block":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .errors import ScorerError, ScorerWarning, said
-from .scorers import Scorer, Scores, reads_tokens
+from .scorers import Scorer, Scores
 
 AT_LEAST = 100  # texts before a share of failures says something
 
@@ -239,11 +239,6 @@ class Cached:
         # `finished` is in the key: a scorer may treat a complete answer and a prefix differently
         self.known: dict[Text, float] = {}
 
-    @property
-    def reads_tokens(self) -> bool:
-        """Whether it gives the cost of every token, see `reads_tokens`."""
-        return reads_tokens(self.scorer)
-
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
     ) -> np.ndarray:
@@ -266,9 +261,3 @@ class Cached:
             if self.pooled is not None:
                 self.pooled.add(found)
         return np.array([self.known[k] for k in keys])
-
-    def token_scores(
-        self, prompts: Sequence[str], responses: Sequence[str], since: Sequence[int]
-    ) -> list[tuple[list[int], list[float]]]:
-        """Return the scores after each token, see `checked_tokens`."""
-        return checked_tokens(self.scorer, prompts, responses, since, self.tally)

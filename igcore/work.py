@@ -57,6 +57,7 @@ class Report:
     finals: list[list[float | None]] = field(default_factory=list)
 
 
+@dataclass
 class Work:
     """Observes a search: counts its work, traces its rounds and measures its time.
 
@@ -72,15 +73,12 @@ class Work:
         Keeps the candidates themselves.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        config: SearchConfig,
-        on_block: OnBlock | None = None,
-        recorder: Any = None,
-    ):
-        self.method, self.config, self.on_block = method, config, on_block
-        self.recorder = recorder
+    method: Method
+    config: SearchConfig
+    on_block: OnBlock | None = None
+    recorder: Any = None
+
+    def __post_init__(self) -> None:
         # keyed by the identity of the search: two prompts may be equal
         self.reports: dict[PromptSearch, Report] = defaultdict(Report)
         self.seconds = {"generate": 0.0, "cost": 0.0, "reward": 0.0, "critic": 0.0}

@@ -9,6 +9,7 @@ forward pass, the same up to rounding. They are not stored: at 7B they take mega
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -213,6 +214,7 @@ def middle_layer(model: PreTrainedModel, layer: int | None) -> nn.Module:
     return layers[layer]
 
 
+@dataclass
 class Source:
     """The latents of N responses, by number.
 
@@ -225,26 +227,22 @@ class Source:
         See `encode`.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        prompts: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        features: str,
-        layer: int | None,
-        memory_gb: float,
-    ):
-        self.model = model
-        self.prompts = prompts
-        self.responses = responses
-        self.features = features
-        self.layer = layer
-        self.held: dict[int, Latents] = {}  # of single responses, by number
-        longest = [max(range(len(x)), key=lambda i: len(x[i])) for x in (prompts, responses)]
+    model: PreTrainedModel
+    prompts: Sequence[Sequence[int]]
+    responses: Sequence[Sequence[int]]
+    features: str
+    layer: int | None
+    memory_gb: float
+    held: dict[int, Latents] = field(init=False, default_factory=dict)  # of each response
+
+    def __post_init__(self) -> None:
+        texts = self.prompts, self.responses
+        longest = [max(range(len(x)), key=lambda i: len(x[i])) for x in texts]
         # an upper bound: as if all prompts and responses were as long as the longest
         sizes = [x[:1].nbytes for x in self._encode(longest)]
         said, asked = sum(sizes[:4]), sum(sizes[4:])
-        if len(responses) * said + len(set(map(tuple, prompts))) * asked <= memory_gb * GIB:
+        different = len(set(map(tuple, self.prompts)))
+        if len(self.responses) * said + different * asked <= self.memory_gb * GIB:
             self._hold()
 
     def take(self, index: Sequence[int]) -> Latents:

@@ -228,18 +228,14 @@ def train(
     """
     rollouts = [r for r in rollouts if r.words]
     spec = spec_of(policy, cost, reward, config, rollouts[0].max_new_tokens)
-    _check_classes(split_by_prompt(rollouts, config.validation)[0], spec)
+    learn, _ = split_by_prompt(rollouts, config.validation)
+    safe = int(labels_of(learn, spec).safe.sum())
+    if safe in (0, len(learn)):
+        costs = sorted(r.costs[-1] for r in learn)
+        raise ParameterError(
+            f"of {len(learn)} rollouts to learn from {safe} end within the budget of "
+            f"{spec.budget}; choose a budget between {costs[0]:.3g} and {costs[-1]:.3g}"
+        )
     objective = CriticObjective(spec, config, shared or SharedSources())
     fit(objective, policy, rollouts, Path(folder), opening, identity)
     return load_critic(folder, policy=policy, cost=cost, reward=reward)
-
-
-def _check_classes(rollouts: Sequence[Rollout], spec: Spec) -> None:
-    """Raise ``ParameterError`` where all rollouts end on one side of the budget."""
-    safe = int(labels_of(rollouts, spec).safe.sum())
-    if safe in (0, len(rollouts)):
-        costs = sorted(r.costs[-1] for r in rollouts)
-        raise ParameterError(
-            f"of {len(rollouts)} rollouts to learn from {safe} end within the budget of "
-            f"{spec.budget}; choose a budget between {costs[0]:.3g} and {costs[-1]:.3g}"
-        )
