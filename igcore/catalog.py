@@ -35,7 +35,7 @@ PARTS = {  # name -> its module, with what it is called there, or the table that
     "load_scorer": "models.registry",
     "maximum_of": "models.maximum",
     "Pool": "pool",
-    "pooled_engine": "pool.engine",
+    "PooledEngine": "pool.engine",
     "CriticParams": "runs.critic_params",
     "DecodeParams": "runs.decode_params",
     "JudgeParams": "judge",

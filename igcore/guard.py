@@ -351,6 +351,8 @@ def decode(
             # the engine keeps a middle layer's output only for a critic that reads it
             watch = resolved.critic.watch if how.asks_critic else None
             make, pool = partial(policy.engine, watch), resolved.pool
+            # a search of its own asks the model at every token for what no pool has
+            alone = pool is None or how.search
             batch = Batch(
                 policy=policy,
                 reward=resolved.reward,
@@ -358,7 +360,7 @@ def decode(
                 config=resolved.config,
                 method=how,
                 searches=searches,
-                engine=make() if pool is None else room("pooled_engine")(make, policy, pool),
+                engine=make() if alone else room("PooledEngine")(make, policy, pool),
                 scoring=scoring,
                 seed=seed,
                 work=account,

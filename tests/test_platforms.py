@@ -25,7 +25,7 @@ for module, names in {
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import igcore as ig
-from igcore.pool import Pool
+from igcore.pool import Pool, value_of
 from tiny import tiny_model, tiny_tokenizer
 
 tokenizer = tiny_tokenizer()
@@ -57,10 +57,9 @@ with locked(folder / "lock", "busy"):
     pass
 
 pool = Pool(folder / "pool")
-with pool.tokens(b"prompt").opened() as records:
-    records.add([(5, 7, -1.0, -1.0, 0)])
-with Pool(folder / "pool").tokens(b"prompt").opened() as records:
-    assert records.get(5) == (7, -1.0, -1.0, 0)
+pool.add([(b"prompt", b"key", [7, -1.0, -1.0, False])])
+with Pool(folder / "pool").opened(b"prompt") as database:
+    assert value_of(database, b"key") == [7, -1.0, -1.0, False]
 print("kept")
 """
 

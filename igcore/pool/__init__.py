@@ -8,12 +8,13 @@ import functools
 import hashlib
 import importlib.metadata
 import inspect
+import json
 import math
 import os
 import sqlite3
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from ..scorers import FunctionScorer, Scorer
 from ..scoring import Text
 
 WAIT = 600.0  # seconds for another process that is writing; it takes milliseconds
+TABLE = "CREATE TABLE IF NOT EXISTS records (key BLOB PRIMARY KEY, value TEXT) WITHOUT ROWID"
 PACKAGE = Path(__file__).parent.parent
 
 
@@ -55,19 +57,40 @@ class Pool:
 
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder)
-        for kind in ("tokens", "scores"):
-            with writing(self.folder):
-                (self.folder / kind).mkdir(parents=True, exist_ok=True)
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         self.drawn = self.reused = 0
 
-    def tokens(self, prompt: bytes) -> "Table":
-        """Return the sampled tokens of a prompt, which a digest names."""
-        path = self.folder / "tokens" / f"{prompt.hex()}.sqlite"
-        return Table(path, ("token", "log_p", "log_q", "near"))
+    @contextmanager
+    def opened(self, prompt: bytes) -> Iterator[sqlite3.Connection]:
+        """Open the database of a prompt, which a digest names, for reading or adding."""
+        path = self.folder / f"{prompt.hex()}.sqlite"
+        try:
+            # a journal, because write-ahead logs do not work on network file systems
+            with closing(sqlite3.connect(path, WAIT, isolation_level=None)) as database:
+                # what is committed outlives this process, and the disk need not be waited for
+                database.execute("PRAGMA synchronous = OFF")
+                database.execute(TABLE)
+                database.execute("BEGIN")
+                yield database
+                database.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise RunError(
+                f"the pool cannot use {path} ({error}); free some space where the disk is full, or "
+                "else delete this file: what it held is sampled again"
+            ) from error
 
-    def scores(self, prompt: str) -> "Table":
-        """Return the scores of the answers to a prompt."""
-        return Table(self.folder / "scores" / f"{digest(prompt).hex()}.sqlite", ("score",))
+    def add(self, records: Iterable[tuple[bytes, bytes, Any]]) -> None:
+        """Add JSON values, each after the digest of its prompt and its key.
+
+        Any number of threads and processes may do so. The first value of a key counts.
+        """
+        by_prompt: dict[bytes, list[tuple[bytes, str]]] = defaultdict(list)
+        for prompt, key, value in records:
+            by_prompt[prompt].append((key, json.dumps(value)))
+        for prompt, lines in by_prompt.items():  # one at a time: nobody waits with a lock
+            with self.opened(prompt) as database:
+                database.executemany("INSERT OR IGNORE INTO records VALUES (?, ?)", lines)
 
     def scores_of(self, scorer: Scorer, part: str = "") -> "PooledScores | None":
         """Return the scores of a scorer; None for one that does not tell what it is."""
@@ -75,53 +98,10 @@ class Pool:
         return PooledScores(self, digest(known, part)) if known else None
 
 
-@dataclass(frozen=True)
-class Table:
-    """An SQLite file of records by key.
-
-    Any number of threads and processes may use it. The first record of a key counts, so all read
-    the same.
-    """
-
-    path: Path
-    columns: tuple[str, ...]
-
-    @contextmanager
-    def opened(self) -> Iterator["Records"]:
-        """Open the file; what is added in this context is kept when it is left without an error."""
-        try:
-            # a journal, because write-ahead logs do not work on network file systems
-            with closing(sqlite3.connect(self.path, WAIT, isolation_level=None)) as database:
-                # what is committed outlives this process, and the disk need not be waited for
-                database.execute("PRAGMA synchronous = OFF")
-                columns = ", ".join(("key INTEGER PRIMARY KEY", *self.columns))
-                database.execute(f"CREATE TABLE IF NOT EXISTS records ({columns})")
-                database.execute("BEGIN")
-                yield Records(database)
-                database.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise RunError(
-                f"the pool cannot use {self.path} ({error}); free some space where the disk is "
-                "full, or else delete this file: what it held is sampled again"
-            ) from error
-
-
-@dataclass(frozen=True)
-class Records:
-    """The records of a table while its file is open."""
-
-    database: sqlite3.Connection
-
-    def get(self, key: int) -> tuple[Any, ...] | None:
-        """Return the record of a key without the key, or None."""
-        found = self.database.execute("SELECT * FROM records WHERE key = ?", (key,)).fetchone()
-        # the database has no NaN, which some engines give instead of a probability
-        return found and tuple(math.nan if value is None else value for value in found[1:])
-
-    def add(self, records: Sequence[tuple[Any, ...]]) -> None:
-        """Add records; each is a tuple that begins with its key."""
-        values = ", ".join("?" * len(records[0]))
-        self.database.executemany(f"INSERT OR IGNORE INTO records VALUES ({values})", records)
+def value_of(database: sqlite3.Connection, key: bytes) -> Any:
+    """Return the value of a key in the database of its prompt, or None."""
+    found = database.execute("SELECT value FROM records WHERE key = ?", (key,)).fetchone()
+    return found and json.loads(found[0])
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -134,11 +114,6 @@ def digest(*parts: str | bytes) -> bytes:
         data = part.encode() if isinstance(part, str) else part
         hashed.update(len(data).to_bytes(8, "little") + data)  # no two lists look the same
     return hashed.digest()
-
-
-def number(*parts: str | bytes) -> int:
-    """Return the key of a record: the first 64 bits of a digest, as the database has integers."""
-    return int.from_bytes(digest(*parts)[:8], "little", signed=True)
 
 
 @functools.cache
@@ -184,31 +159,27 @@ def scorer_digest(scorer: Scorer) -> bytes | None:
     return digest(scorer.name, scorer.digest, code)
 
 
+@dataclass(frozen=True)
 class PooledScores:
     """The scores of one scorer in a pool; texts that it has failed on are not kept."""
 
-    def __init__(self, pool: Pool, name: bytes):
-        self.pool, self.name = pool, name
+    pool: Pool
+    name: bytes
 
     def get(self, texts: Sequence[Text]) -> dict[Text, float]:
         """Return the scores that are known."""
         found = {}
         for prompt in {text[0] for text in texts}:
-            with self.pool.scores(prompt).opened() as records:
+            with self.pool.opened(digest(prompt)) as database:
                 for text in texts:
-                    if text[0] == prompt and (record := records.get(self._key(text))):
-                        found[text] = record[0]
-        return found
+                    if text[0] == prompt:
+                        found[text] = value_of(database, self._key(text))
+        return {text: score for text, score in found.items() if score is not None}
 
-    def add(self, scores: dict[Text, float]) -> None:
+    def add(self, scores: Mapping[Text, float]) -> None:
         """Keep the scores that are finite."""
-        by_prompt: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for text, score in scores.items():
-            if math.isfinite(score):
-                by_prompt[text[0]].append((self._key(text), score))
-        for prompt, found in by_prompt.items():
-            with self.pool.scores(prompt).opened() as records:
-                records.add(found)
+        finite = [text for text, score in scores.items() if math.isfinite(score)]
+        self.pool.add((digest(text[0]), self._key(text), scores[text]) for text in finite)
 
-    def _key(self, text: Text) -> int:
-        return number(self.name, text[1], str(text[2]))
+    def _key(self, text: Text) -> bytes:
+        return digest(self.name, text[1], str(text[2]))
