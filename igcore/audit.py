@@ -30,17 +30,12 @@ def add_audit(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def run(cost: str) -> tuple[list[str], list[str]]:
-    """Examine a scorer; return the lines to print at the end, and the problems."""
-    return ["the audit found nothing"], examined(cost)
-
-
-def examined(cost: str) -> list[str]:
-    """Print what a user's scorer answers; return what breaks the contract of a scorer."""
+    """Print what a user's scorer answers; return the line to print at the end, and the problems."""
     problems = []
     for name, found, problem in examine(as_scorer(cost, "cost")):
         print(f"{name:14}{'FAILS: ' if problem else ''}{found}")
         problems += [problem] if problem else []
-    return problems
+    return ["the audit found nothing"], problems
 
 
 def examine(scorer: Scorer) -> Iterator[tuple[str, str, str]]:

@@ -11,11 +11,11 @@ Versions 5.17 to 5.24 do not pass on a ``streamer`` given to ``generate``, so `c
 takes it.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from os.path import commonprefix
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -282,10 +282,9 @@ def _special(settings, rows: int) -> tuple[list[int], int]:
 
 def _check_caller(streamer) -> generation.GenerationConfig:
     """Refuse arguments that `generate` does not hand on; return what a pipeline adds by itself."""
-    frame = sys._getframe(2)
-    while frame and frame.f_code.co_name != "generate":
-        frame = frame.f_back
-    lost = frame.f_locals.get("streamer") if frame else None
+    callers = {frame.f_code.co_name: frame for frame, _ in reversed(list(walk_stack(None)))}
+    calling = callers.get("generate")
+    lost = calling.f_locals.get("streamer") if calling else None
     if lost is not None and lost is not streamer:
         lost.end()  # its reader would wait for ever
         raise ParameterError(
@@ -293,19 +292,16 @@ def _check_caller(streamer) -> generation.GenerationConfig:
             "igcore.custom_generate(guard, streamer=...)"
         )
     # around `generate` a decorator has what was given, before transformers fills in defaults
-    named = frame.f_back.f_locals.get("kwargs", {}) if frame else {}
+    named = calling.f_back.f_locals.get("kwargs", {}) if calling else {}
     sampling = named.get("do_sample", getattr(named.get("generation_config"), "do_sample", None))
     if sampling is False:
         raise ParameterError(
             "generate was given do_sample=False, which the search cannot honour: it samples from "
             "the model; leave it out"
         )
-    while frame:
-        preset = getattr(frame.f_locals.get("self"), "_default_generation_config", None)
-        if isinstance(preset, generation.GenerationConfig):
-            return preset
-        frame = frame.f_back
-    return generation.GenerationConfig()
+    pipeline = callers["_forward"].f_locals.get("self") if "_forward" in callers else None
+    preset = getattr(pipeline, "_default_generation_config", None)
+    return preset or generation.GenerationConfig()
 
 
 def _check_settings(settings, own: Sequence) -> None:

@@ -73,14 +73,14 @@ class Tree:
         """Return the same candidates judged under another budget; nothing is decoded."""
         before = judged_again(self.nodes, self.config, self.config.budget)
         after = judged_again(self.nodes, self.config, budget)
+        pairs = zip(before, after, strict=True)
+        changed = [new.block for old, new in pairs if old.within != new.within]
         verdict = "the same candidates are within budget"
-        for old, new in zip(before, after, strict=True):
-            if old.within != new.within:
-                verdict = (
-                    f"other candidates are within budget from block {new.block + 1} on; decode "
-                    "again to see what is kept"
-                )
-                break
+        if changed:
+            verdict = (
+                f"other candidates are within budget from block {changed[0] + 1} on; decode again "
+                "to see what is kept"
+            )
         return replace(self, nodes=after, verdict=f"under the budget of {budget:g} {verdict}")
 
     def _repr_svg_(self) -> str:

@@ -10,7 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 
-from igcore.audit import examined
+from igcore.audit import run as examined
 from igcore.errors import IgcoreError, ParameterError
 from igcore.progress import progress
 from igcore.runs.cli import plain
@@ -68,7 +68,7 @@ def audit(cost: str, emissions: int, processes: int, breakages: bool) -> list[st
     for name, value, least in (("emissions", emissions, 0), ("processes", processes, 1)):
         if value < least:
             raise ParameterError(f"--{name} is {value}; give a whole number of at least {least}")
-    problems = examined(cost) if cost else []
+    problems = examined(cost)[1] if cost else []
     if emissions:
         problems += emitted(cost, emissions, processes)
     if breakages:
