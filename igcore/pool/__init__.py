@@ -7,7 +7,6 @@ searches of all methods, budgets and multipliers share them, also from several p
 import functools
 import hashlib
 import importlib.metadata
-import inspect
 import json
 import math
 import os
@@ -150,12 +149,12 @@ def scorer_digest(scorer: Scorer) -> bytes | None:
     if isinstance(scorer, FunctionScorer) or not scorer.digest:
         return None
     module = sys.modules[type(scorer).__module__]
-    try:
-        code: str | bytes = inspect.getsource(module)
-    except (OSError, TypeError):  # typed at a prompt
+    path = Path(getattr(module, "__file__", ""))
+    if not path.is_file():  # typed at a prompt
         return None
-    if module.__name__.startswith("igcore."):  # it calls its neighbours
-        code = code_digest(Path(str(module.__file__)).parent)
+    # a scorer of the package calls its neighbours
+    own = module.__name__.startswith("igcore.")
+    code = code_digest(path.parent) if own else path.read_bytes()
     return digest(scorer.name, scorer.digest, code)
 
 
