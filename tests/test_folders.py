@@ -64,7 +64,7 @@ def test_a_half_written_last_line_is_named_then_dropped_and_the_rest_kept(tmp_pa
         file.write(json.dumps(written[0]).encode()[:50])
     with pytest.raises(RunError, match="line 5 of .* is not a response; run its parameters again"):
         linefile.read(path)
-    folders.drop_half_line(path)
+    folders.sound_lines(path)
     assert path.read_bytes().endswith(b"}\n")
     assert len(linefile.read(path)) == 4
 
@@ -183,7 +183,7 @@ def test_a_damaged_params_file_starts_a_run_anew(tmp_path, capsys, damage):
     (tmp_path / "run/params.json").write_text(damage)
     assert opened_again(tmp_path / "run") == []
     assert json.loads((tmp_path / "run/params.json").read_text()) == {"seed": 0}
-    assert "params.json was damaged in run" in capsys.readouterr().out
+    assert "params.json was missing or damaged in run" in capsys.readouterr().out
 
 
 def test_lines_without_params_are_not_adopted(tmp_path, capsys):
@@ -193,7 +193,7 @@ def test_lines_without_params_are_not_adopted(tmp_path, capsys):
     old = run.responses.read_bytes()
     assert opened_again(tmp_path / "run", {"seed": 1}) == []
     assert kept_aside(tmp_path / "run")["responses.jsonl"] == old
-    assert "params.json was missing in run" in capsys.readouterr().out
+    assert "params.json was missing or damaged in run" in capsys.readouterr().out
 
 
 def test_the_notebook_of_a_fresh_run_is_no_old_run(tmp_path):

@@ -18,7 +18,7 @@ from igcore import Guard, decode
 from igcore.contract import TEXTS as FIXED
 from igcore.contract import Contract
 from igcore.errors import ScorerWarning
-from igcore.report.linefile import line_digest
+from igcore.report.linefile import line_digest, read_record
 from igcore.runs import records, verify
 from igcore.runs.decode_params import Settings
 from igcore.runs.rescore import rescored
@@ -519,7 +519,7 @@ def test_checks_of_a_line_are_those_of_its_run(tmp_path):
     """Guards a line that says that it was looked at more closely than it was."""
     p = replace(PARAMS, checks="word", methods=["inferenceguard", "base"])
     path = decode_into(tmp_path / "run", p)
-    honest = verify.evidence(path)
+    honest = read_record(path)
     prompts = TEXTS
     assert {line["checks"] for line in honest.lines} == {"word", "block"}
     for i, line in enumerate(honest.lines):

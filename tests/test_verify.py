@@ -780,7 +780,10 @@ FOUND = {
     "abstentions of a baseline": (abstentions("base"), "not 'verified_safe'"),
     "an abstention with words of its own": (other_refusal, "response is .*, not 'f'"),
     "budget in the lines": (in_lines(budget=4.0), "budget is 4.0, not 0.5"),
-    "method in the lines": (in_lines(method=better), "augmented is not one of params.json"),
+    "method in the lines": (
+        in_lines(method=better),
+        "not wanted, the first by beam-augmented",
+    ),
     "half of the lines": (half_the_lines, "6 answers are missing"),
     "a prompt that the manifest counts": (a_prompt_less, "manifest.json: lines is 12, not 10"),
     "no line": (lambda record: record.lines.clear(), "12 answers are missing"),
@@ -849,7 +852,7 @@ def test_a_forgery_is_found_by_scoring_again(forger, honest, capsys, name):
     forge, found = FOUND[name]
     forge(forger)
     forger.save(count=forge not in (other_counts, a_prompt_less))
-    assert verify.evidence(forger.path) != verify.evidence(honest)
+    assert linefile.read_record(forger.path) != linefile.read_record(honest)
     status, said = verdict(capsys, str(forger.path))
     assert status == 1 and re.search(found, said)
 
@@ -862,7 +865,7 @@ def test_a_forgery_holds_only_where_the_report_says_so(
     forge, found, named = HIDDEN[name]
     forge(forger)
     forger.save()
-    assert verify.evidence(forger.path) != verify.evidence(honest)
+    assert linefile.read_record(forger.path) != linefile.read_record(honest)
     status, said = verdict(capsys, str(forger.path))
     assert status == 0 and named in said
     policy = trusting(tmp_path, policy=str(tiny))
@@ -1012,12 +1015,12 @@ def test_where_a_scorer_stands_is_the_verifiers_matter(forger, monkeypatch):
         return LetterCost()
 
     monkeypatch.setitem(SCORERS, "placed", placed)
-    forger.params["cost"] = {
-        "name": "placed",
-        "dtype": "float16",
-        "device": "cuda:9",
-        "self_check": False,
-    }
+    for option in ({"device": "cuda:9"}, {"self_check": False}):
+        forger.params["cost"] = {"name": "placed", **option}
+        forger.save()
+        with pytest.raises(ParameterError, match="name the one that you trust"):
+            verify.verify(forger.path)
+    forger.params["cost"] = {"name": "placed", "dtype": "float16"}
     forger.save()
     assert verify.verify(forger.path).problems == [] and asked == [("float16", "auto", True)]
 

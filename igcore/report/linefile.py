@@ -6,7 +6,9 @@
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +77,17 @@ def read(path: Path) -> list[Fields]:
     Raises
     ------
     RunError
-        When the file is missing, a line is no response (the last one may be half-written), or two
-        lines answer the same prompt with the same method.
+        When the file cannot be read, a line is no response (the last one may be half-written), or
+        two lines answer the same prompt with the same method.
     """
-    if not path.is_file():
-        raise RunError(f"cannot read {path}; decode first, or check the path")
     lines: list[Fields] = []
     numbers: dict[Key, int] = {}
-    content = path.read_bytes() if path.suffix != ".gz" else gzip.decompress(path.read_bytes())
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise RunError(f"cannot read {path} ({error}); decode first, or check the path") from error
     for number, text in enumerate(content.splitlines(), start=1):
         try:
             line = json.loads(text)
@@ -97,3 +102,34 @@ def read(path: Path) -> list[Fields]:
             )
         lines.append(line)
     return lines
+
+
+@dataclass(frozen=True)
+class Record:
+    """The lines of a run, and the mappings in its params.json and manifest.json."""
+
+    lines: list[Fields]
+    params: Fields
+    manifest: Fields
+
+    @property
+    def root(self) -> str:
+        """The hash over all of it, which the manifest should hold, see `root_of`."""
+        return root_of(self.params, self.lines, self.manifest)
+
+
+def read_record(path: Path) -> Record:
+    """Read a file of responses and the files beside it; ``RunError`` when one cannot be read."""
+    beside = [read_mapping(path.with_name(f"{name}.json")) for name in ("params", "manifest")]
+    return Record(read(path), *beside)
+
+
+def read_mapping(path: Path) -> Fields:
+    """Return what params.json or manifest.json holds; ``RunError`` when it cannot be read."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise RunError(
+            f"{path} cannot be read ({type(error).__name__}); run its parameters again, which "
+            "finishes the run, or get the files of its folder again"
+        ) from error

@@ -17,7 +17,7 @@ from ..errors import RunError
 from ..files import PART, locked, replace_file, writing
 from ..policy import Prompt
 from ..progress import progress
-from ..report.linefile import Fields, key, line_digest, root_of, sealed
+from ..report.linefile import Fields, key, line_digest, read_mapping, root_of, sealed
 from ..report.provenance import made_by
 
 ASIDE = ".replaced"  # folder that keeps what was replaced
@@ -155,14 +155,11 @@ def open_run(folder: Path, identity: Fields) -> Iterator[Run]:
 
 def _foreign(folder: Path, identity: Fields) -> str:
     """Say why a folder is not of this identity; return "" when it is, or when it is empty."""
-    known = folder / "params.json"
-    if not known.exists():
-        files = [p for p in folder.iterdir() if p.suffix != PART and p.name != NOTEBOOK]
-        return "params.json was missing" if files else ""
     try:
-        old = dict(json.loads(known.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, RecursionError):  # no mapping, or brackets without end
-        return "params.json was damaged"
+        old = read_mapping(folder / "params.json")
+    except RunError:
+        files = [p for p in folder.iterdir() if p.suffix != PART and p.name != NOTEBOOK]
+        return "params.json was missing or damaged" if files else ""
     changed = ", ".join(changes(old, identity))
     return f"{changed} changed since the last run" if changed else ""
 
@@ -184,11 +181,12 @@ def sound_lines(path: Path) -> list[Fields]:
     RunError
         For a line that was changed since it was written.
     """
-    if not path.exists():
-        return []
-    drop_half_line(path)
+    content = path.read_bytes() if path.exists() else b""
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
     lines = []
-    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, text in enumerate(content[:whole].splitlines(), start=1):
         unchanged = False
         with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             line = json.loads(text)
@@ -223,14 +221,6 @@ def append(path: Path, line: Fields) -> None:
         except OSError:
             file.truncate(size)  # half a line would hide the next one
             raise
-
-
-def drop_half_line(path: Path) -> None:
-    """Cut a file after its last complete line."""
-    if path.exists():
-        content = path.read_bytes()
-        if not content.endswith(b"\n"):
-            os.truncate(path, content.rfind(b"\n") + 1)
 
 
 def _write_json(path: Path, value: Fields) -> None:

@@ -5,9 +5,7 @@ holds all responses to one prompt as token ids with costs and rewards. Hidden st
 `igcore.critic.latent` computes them again from the ids.
 """
 
-import json
 import time
-import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -25,7 +23,7 @@ from ..engine.prepack import packed
 from ..engine.sampling import random_key
 from ..errors import ParameterError, RunError
 from ..policy import Policy, Prompt
-from ..report.linefile import read, root_of
+from ..report.linefile import read_record
 from ..scorers import Scorer, check_sign
 from ..scoring import Cached, Tally, checked_score
 from .folders import groups_of, open_run
@@ -175,13 +173,9 @@ def load_rollouts(
     ParameterError
         When it comes from another policy, or was scored by other scorers or at other checks.
     """
-    if not (folder / "manifest.json").exists():
-        raise RunError(
-            f"the rollouts in {folder} have not finished; sample them again with the same "
-            "settings, which goes on"
-        )
-    params = json.loads((folder / "params.json").read_text(encoding="utf-8"))
-    parts = params["parts"]
+    lines, packed_ = folder / "responses.jsonl", folder / "responses.jsonl.gz"
+    found = read_record(packed_ if packed_.exists() else lines)
+    params, parts = found.params, found.params["parts"]
     for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
         name, digest = parts[role]["name"], parts[role]["digest"]
         if digest != part.digest:
@@ -194,19 +188,12 @@ def load_rollouts(
             f"the rollouts in {folder} were read at checks {params['checks']!r}, not {checks!r}; "
             "set checks to that, or sample rollouts with it"
         )
-    lines, packed_ = folder / "responses.jsonl", folder / "responses.jsonl.gz"
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    changed = RunError(
-        f"the rollouts in {folder} have changed since they were sampled; sample them again, or get "
-        "the folder anew"
-    )
-    try:
-        found = read(packed_ if packed_.exists() else lines)
-    except (OSError, EOFError, zlib.error) as error:  # a packed file that cannot be unpacked
-        raise changed from error
-    if root_of(params, found, manifest) != manifest.get("root"):
-        raise changed
-    return _rollouts(found)
+    if found.root != found.manifest.get("root"):
+        raise RunError(
+            f"the rollouts in {folder} have changed since they were sampled; sample them again, or "
+            "get the folder anew"
+        )
+    return _rollouts(found.lines)
 
 
 def _rollouts(lines: list[dict]) -> list[Rollout]:

@@ -27,7 +27,7 @@ from ..models.policies import POLICIES, load_policy
 from ..models.prompts import PROMPT_SETS, SOURCES, load_prompts
 from ..models.registry import SCORERS, load_scorer
 from ..policy import Prompt
-from ..report.linefile import comparable, read, root_of
+from ..report.linefile import Record, comparable, key, read_record
 from ..settings import Named, written
 from .decode_params import NETWORKS, DecodeParams
 from .decode_run import Experiment, identity_of, summary
@@ -52,16 +52,16 @@ UNCERTAIN = (
     "whether the run was to have more prompts or methods, settings without influence on its "
     "methods, last digits of perplexity and kl, seconds, the names of profile and run, files opened"
 )
-SCORER = {"dtype", "device", "self_check"}
-# role -> tables of this package, and the options that a record may set beside a name. A revision
-# is not among them: anybody may propose one to the hub, with files of their own.
-BELIEVED: dict[str, tuple[list[Collection[str]], set[str]]] = {
-    "cost": ([SCORERS], SCORER),
-    "reward": ([SCORERS], SCORER),
-    "policy": ([POLICIES], {"template"}),
-    "prompts": ([PROMPT_SETS, SOURCES], {"part"}),
+# role -> tables of this package whose names a record may give
+BELIEVED: dict[str, list[Collection[str]]] = {
+    "cost": [SCORERS],
+    "reward": [SCORERS],
+    "policy": [POLICIES],
+    "prompts": [PROMPT_SETS, SOURCES],
 }
-OWN_MATTER = ("device", "self_check")  # options that the verifier's machine decides
+# options that a record may set beside a name. A revision is not among them: anybody may propose one
+# to the hub, with files of their own.
+HARMLESS = {"dtype", "template", "part"}
 
 
 @dataclass
@@ -83,30 +83,6 @@ class Report:
     uncertified: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The lines of a run, and the mappings in its params.json and manifest.json."""
-
-    lines: list[dict]
-    params: dict
-    manifest: dict
-
-
-def evidence(path: Path) -> Evidence:
-    """Read ``responses.jsonl`` and the files beside it; ``RunError`` when one cannot be read."""
-    beside = []
-    for name in ("params", "manifest"):
-        file = Path(path).with_name(f"{name}.json")
-        try:
-            beside.append(dict(json.loads(file.read_text(encoding="utf-8")).items()))
-        except (OSError, *ODD) as error:
-            raise RunError(
-                f"{file} cannot be read ({type(error).__name__}); finish the run, or get the files "
-                "of its folder again"
-            ) from error
-    return Evidence(read(path), *beside)
-
-
 def verify(path: Path, trusted: Mapping[str, Any] | None = None, replay: int | None = 0) -> Report:
     """Check the file ``responses.jsonl`` of a run, with the files beside it.
 
@@ -125,7 +101,7 @@ def verify(path: Path, trusted: Mapping[str, Any] | None = None, replay: int | N
     ParameterError
         When the record names a scorer, policy or network that only the verifier may name.
     """
-    found, report = evidence(path), Report()
+    found, report = read_record(Path(path)), Report()
     try:
         _check(found, trusted or {}, replay, report)
     except IgcoreError:
@@ -141,7 +117,7 @@ def verify(path: Path, trusted: Mapping[str, Any] | None = None, replay: int | N
     return report
 
 
-def _check(found: Evidence, trusted: Mapping[str, Any], replay: int | None, report: Report) -> None:
+def _check(found: Record, trusted: Mapping[str, Any], replay: int | None, report: Report) -> None:
     """Score the lines again, compare the files, and decode groups again."""
     names = {f.name for f in fields(DecodeParams)} & found.params.keys()
     params = DecodeParams(**{name: found.params[name] for name in names})
@@ -210,19 +186,17 @@ def believed(role: str, recorded: Any, trusted: Mapping[str, Any]) -> Any:
     """
     if recorded is None or trusted.get(role) is not None:
         return trusted.get(role)
-    tables, allowed = BELIEVED.get(role, ([], set()))
     recorded = Named.of(recorded)
-    in_table = any(recorded.name in table for table in tables)
-    if in_table and recorded.options.keys() <= allowed:
-        own = {key: value for key, value in recorded.options.items() if key not in OWN_MATTER}
-        return Named(recorded.name, own)
+    in_table = any(recorded.name in table for table in BELIEVED.get(role, []))
+    if in_table and recorded.options.keys() <= HARMLESS:
+        return recorded
     raise ParameterError(
         f"the record names the {role} {written(recorded)!r}, which is none of the package's own as "
         f"it is; name the one that you trust in a file for --params, as its {role}"
     )
 
 
-def repeatable(found: Evidence) -> bool:
+def repeatable(found: Record) -> bool:
     """Say whether the policy gives the same tokens again: a server must promise that."""
     policy = found.params.get("parts", {}).get("policy", {})
     return "served" not in policy or policy["served"].get("batch_invariant") is True
@@ -236,40 +210,29 @@ def _source(part, named: Any) -> str:
 # --- the files against one another ----------------------------------------------------------------
 
 
-def contradictions(
-    found: Evidence, params: DecodeParams, prompts: Sequence[Prompt]
-) -> Iterator[str]:
+def contradictions(found: Record, params: DecodeParams, prompts: Sequence[Prompt]) -> Iterator[str]:
     """Say where lines, settings, manifest and the prompts to answer disagree."""
-    known = {prompt.id: prompt for prompt in prompts}
     policy = found.params.get("parts", {}).get("policy", {}).get("name")
+    of_run = {"policy": policy, "seed": params.seed, "grid_size": params.block_size}
+    wanted = {(method, prompt.id): prompt for method in params.methods for prompt in prompts}
+    answered = {key(line) for line in found.lines}
+    missing, too_many = wanted.keys() - answered, answered - wanted.keys()
+    for what, answers in (("missing", missing), ("not wanted", too_many)):
+        if answers:
+            method, prompt_id = min(answers)
+            yield f"{len(answers)} answers are {what}, the first by {method} to prompt {prompt_id}"
     for number, line in enumerate(found.lines, start=1):
-        if line["method"] not in params.methods:
-            yield f"line {number}: method {line['method']} is not one of params.json"
-            continue
-        expected = _repeated(line, params, known) | {"policy": policy}
-        yield from unlike(f"line {number}", line, expected)
-    answered = {(line["method"], line["prompt_id"]) for line in found.lines}
-    wanted = {(method, prompt.id) for method in params.methods for prompt in prompts}
-    for what, names in (("missing", wanted - answered), ("not wanted", answered - wanted)):
-        if names:
-            method, prompt = min(names)
-            yield f"{len(names)} answers are {what}, the first by {method} to prompt {prompt}"
+        if prompt := wanted.get(key(line)):
+            settings = asdict(settings_of(line["method"], params.search()))
+            expected = of_run | {name: settings[name] for name in SETTINGS}
+            expected |= {"prompt": prompt.text, "prompts": prompt.set_name}
+            yield from unlike(f"line {number}", line, expected)
     chosen = {"chosen": prompts_digest(prompts)}
     yield from unlike("params.json", found.params, written(params) | chosen)
     expected = summary(found.lines) | {"params": found.params}
     del expected["seconds"]  # nobody can check them
-    expected["root"] = root_of(found.params, found.lines, found.manifest)
+    expected["root"] = found.root
     yield from unlike("manifest.json", found.manifest, expected)
-
-
-def _repeated(line: dict, params: DecodeParams, prompts: Mapping[str, Prompt]) -> dict:
-    """Return what a line must repeat of its run: the settings and the prompt."""
-    settings = asdict(settings_of(line["method"], params.search()))
-    expected = {name: settings[name] for name in SETTINGS}
-    expected |= {"seed": params.seed, "grid_size": params.block_size}
-    if prompt := prompts.get(line["prompt_id"]):
-        expected |= {"prompt": prompt.text, "prompts": prompt.set_name}
-    return expected
 
 
 # --- decoding again -------------------------------------------------------------------------------
@@ -283,14 +246,14 @@ def _decode_again(
     size = len(work) if replay is None else min(replay, len(work))
     # nobody knows beforehand which groups are checked
     chosen = random.SystemRandom().sample(work, size)
-    lines = {(line["method"], line["prompt_id"]): line for line in found}
+    lines = {key(line): line for line in found}
     for method, group in chosen:
         for again in experiment.lines_of(method, group):
             expected = comparable(json.loads(json.dumps(again)))
             # scores may differ by the tolerance, and what counts as a near tie by the batch
             del expected["digest"], expected["near_ties"]
             where = f"{method}, prompt {again['prompt_id']}, decoded again"
-            line = lines[method, again["prompt_id"]]
+            line = lines[key(again)]
             allow_for_batch(line["trace"], expected["trace"], line["block_size"])
             report.problems += unlike(where, line, expected, TOLERANCE)
     if size < len(work):
