@@ -172,10 +172,9 @@ def test_a_line_cannot_name_its_cost_as_its_reward():
     guard = Guard(mock_policy(), cost, reward, config)
     (answer,) = decode("inferenceguard", guard, ["ab"])
     line = records.record(answer, "inferenceguard", guard, 0)
-    scorers = {cost.name: cost, reward.name: reward}
-    assert list(rescored([line], scorers)) == []
+    assert list(rescored([line], cost, reward)) == []
     line |= {"reward_scorer": cost.name, "reward_digest": cost.digest, "reward": line["cost"]}
-    assert any("a reward must say" in problem for problem in rescored([line], scorers))
+    assert any("reward_scorer is 'letters', not" in p for p in rescored([line], cost, reward))
 
 
 # --- streams --------------------------------------------------------------------------------------

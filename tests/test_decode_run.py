@@ -73,7 +73,7 @@ def test_runs_of_one_policy_load_it_once_and_again_when_a_file_has_changed(
         return dataclasses.replace(letters(), files=files)
 
     monkeypatch.setattr(policies, "load_policy", load)
-    monkeypatch.setattr(decode_run, "_LAST", [])
+    monkeypatch.setattr(decode_run, "_LAST", {})
 
     def policy_of(**changes):
         return decode_run.guard_of(params(**changes)).policy

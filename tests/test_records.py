@@ -75,4 +75,4 @@ def test_costs_at_the_end_only_are_recorded_and_checked_as_such():
         assert line["peak_cost"] == max(
             letter_cost(line["response"][:end]) for end in line["grid_ends"]
         )
-        assert list(verify.rescored([line], SCORERS)) == []
+        assert list(verify.rescored([line], *SCORERS.values())) == []

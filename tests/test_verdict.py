@@ -402,7 +402,7 @@ def found(line, cost, **changes):
     line["digest"] = line_digest(line)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScorerWarning)
-        return list(rescored([line], {cost.name: cost, "vowels": LetterReward()}))
+        return list(rescored([line], cost, LetterReward()))
 
 
 @pytest.mark.parametrize("cost", [LastWordCost(), Ending()])

@@ -148,7 +148,7 @@ def again(line, **changes):
 
 
 def problems(line):
-    return list(verify.rescored([line], MOCKS))
+    return list(verify.rescored([line], *MOCKS.values()))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_changed_line_fails_by_name(field):
         ({"status": "banana"}, "status is 'banana'"),
         ({"status": "abstained"}, "not 'verified_safe'"),
         ({"status": "abstained"}, "response is .*, not"),
-        ({"cost_scorer": "vowels"}, "ParameterError: cost 'vowels' says 'higher is better'"),
+        ({"cost_scorer": "vowels"}, "cost_scorer is 'vowels', not 'letters'"),
         ({"note": "x"}, "its fields are not those of a line, see note"),
         ({"prompt_id": "0123456789abcdef"}, "prompt_id is '0"),
         ({"budget": None}, "cannot be checked .ParameterError: parameter budget"),
@@ -205,7 +205,6 @@ def test_a_changed_line_fails_by_name(field):
         ({"method": "zzz"}, "cannot be checked .ParameterError: unknown method 'zzz'"),
         ({"block_ends": None}, "cannot be checked .TypeError"),
         ({"cost": "x"}, "cost is 'x', not 0.0"),
-        ({"cost_scorer": "nope"}, "cannot be checked .KeyError"),
     ],
 )
 def test_a_forged_line_fails_by_scoring_again(changes, message):
@@ -261,7 +260,7 @@ def scored(cost, prompts, method="inferenceguard", **config):
     )
     found = decode(method, guard, prompts)
     written = [records.record(response, method, guard, seed=0) for response in found]
-    return written, {scorer.name: scorer for scorer in scorers.values()}
+    return written, scorers
 
 
 def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
@@ -277,9 +276,9 @@ def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
 
     config = dict(budget=0.0, n_samples=1, keep=1, rounds=1, on_failure="paper")
     written, load = scored(Sinking(), ["ab", "fed", "c", "dd", "eae"], **config)
-    assert list(verify.rescored(written, load)) == []
+    assert list(verify.rescored(written, **load)) == []
     line = next(x for x in written if x["cost"] == 0 and x["z_final"] < 0)
-    (problem,) = verify.rescored([again(line, status="verified_safe", reason="")], load)
+    (problem,) = verify.rescored([again(line, status="verified_safe", reason="")], **load)
     assert "not 'unverified_unsafe'" in problem
 
 
@@ -296,7 +295,7 @@ def test_a_strict_refusal_below_zero_is_honest():
 
     written, load = scored(Negative(), ["ab"], budget=0.0, strict=True)
     assert [line["status"] for line in written] == ["abstained"]
-    assert list(verify.rescored(written, load)) == []
+    assert list(verify.rescored(written, **load)) == []
 
 
 def test_lines_of_a_cost_that_fails_hold():
@@ -314,7 +313,7 @@ def test_lines_of_a_cost_that_fails_hold():
         written, load = scored(Failing(), prompts, method, **config)
         assert {line["reason"] for line in written} == {"scorer_error"}
         assert "verified_safe" not in {line["status"] for line in written}
-        assert list(verify.rescored(written, load)) == []
+        assert list(verify.rescored(written, **load)) == []
 
 
 # --- honest runs ----------------------------------------------------------------------------------
@@ -791,10 +790,8 @@ FOUND = {
     "seed in the lines": (in_lines(seed=7), "seed is 7, not 0"),
     "last z": (in_lines(z_final=0.375), "z_final is 0.375, not"),
     "no text of a guard that could refuse": (silence, "response is None, not 'f'"),
-    "cost model that is the reward model": (
-        reward_for_cost,
-        "cost 'vowels' says 'higher is better'",
-    ),
+    "cost model that is the reward model": (reward_for_cost, "cost_scorer is 'vowels', not"),
+    "reward model for a cost": (in_params(cost="vowels"), "cost 'vowels' says 'higher is better'"),
     "cost model in a folder": (in_params(cost=OWN), "names the cost .* as its cost"),
     "cost model made blind": (in_params(cost=BLIND), "names the cost .* as its cost"),
     "prompts of the forger's own": (own_prompts, "12 answers are not wanted"),

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
+from typing import Any
 
 from ..beams import method_of
 from ..engine.prepack import keep_packed
@@ -17,7 +18,7 @@ from ..files import root
 from ..guard import Guard, decode
 from ..models.prompts import load_prompts
 from ..models.registry import scored_by
-from ..policy import Policy, Prompt
+from ..policy import Prompt
 from ..settings import written
 from .decode_params import DecodeParams, network_of
 from .folders import Run, open_run
@@ -105,9 +106,7 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     experiment = Experiment.of(params, prompts, guard, networks)
     identity = identity_of(params, experiment, weights)
     with open_run(folder, identity) as run:
-        run.scorers = {
-            scorer.name: scorer for scorer in (guard.cost, guard.reward) if scorer is not None
-        }
+        run.scorers = [guard.cost, guard.reward]
         run.fill(experiment.work, experiment.lines_of, params.run)
         manifest = summary(run.lines) | {"params": run.params}
         if guard.pool is not None:  # of this start alone
@@ -116,24 +115,20 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     return run
 
 
-# what named the policy of the last run, the policy and its files: the runs of one params file share
+# of the last run: what named its policy, it and its files; the runs of one params file share
 # a process
-_LAST: list[tuple[dict, Policy, dict[str, list[int]]]] = []
+_LAST: dict[str, Any] = {}
 
 
 def guard_of(params: DecodeParams) -> Guard:
     """Return the guard of a run, with the policy of the run before if it is the same."""
     named = {"policy": params.policy, "dtype": params.dtype, "device": params.device}
     config = params.search()
-    kept = [
-        {"policy": policy}
-        for known, policy, files in _LAST
-        if known == named and opened(policy) == files
-    ]
-    if not kept:
+    same = _LAST.get("named") == named and opened(_LAST["policy"]) == _LAST["files"]
+    if not same:
         _LAST.clear()  # first, so that there is memory for one policy only
     guard = Guard(
-        **(kept or [named])[0],
+        **({"policy": _LAST["policy"]} if same else named),
         cost=params.cost,
         reward=params.reward,
         config=config,
@@ -141,9 +136,9 @@ def guard_of(params: DecodeParams) -> Guard:
     )
     files = opened(guard.policy)
     # not one that nobody could tell from another, nor one in a server, which may change
-    if not kept and files and not getattr(guard.policy, "served", None):
+    if not same and files and not getattr(guard.policy, "served", None):
         keep_packed(guard.policy.model)
-        _LAST.append((named, guard.policy, files))
+        _LAST.update(named=named, policy=guard.policy, files=files)
     return guard
 
 
@@ -169,13 +164,11 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
 
 def summary(lines: Sequence[dict]) -> dict:
     """Return counts of lines and near ties, seconds by part, and the statuses of each method."""
-    seconds = dict.fromkeys(("generate_s", "cost_s", "reward_s", "critic_s"), 0)
+    parts = ("generate_s", "cost_s", "reward_s", "critic_s")
+    seconds = {name: sum(line[name] for line in lines) for name in parts}
     counts: dict[str, dict[str, int]] = {}
-    near_ties = 0
     for line in lines:
         statuses = counts.setdefault(line["method"], {})
         statuses[line["status"]] = statuses.get(line["status"], 0) + 1
-        near_ties += line["near_ties"]
-        for name in seconds:
-            seconds[name] += line[name]
+    near_ties = sum(line["near_ties"] for line in lines)
     return {"seconds": seconds, "near_ties": near_ties, "lines": len(lines), "counts": counts}

@@ -33,14 +33,14 @@ class Run:
     ----------
     params : dict
         The identity with which it was opened: everything that its lines depend on.
-    scorers : dict of str to Scorer
-        The scorers of its lines, by name.
+    scorers : list of Scorer
+        The cost and the reward of its lines; None stands for no reward.
     """
 
     folder: Path
     params: Fields
     lines: list[Fields] = field(default_factory=list)
-    scorers: dict[str, Any] = field(default_factory=dict)
+    scorers: list[Any] = field(default_factory=list)
 
     @property
     def responses(self) -> Path:

@@ -62,8 +62,6 @@ class Shuffled:
         return dealt
 
 
-# parameter that names the folder, and the name of its files -> how to load the network
-LOADERS = {"critic": load_critic, "value": load_value}
 Networks = dict[str, Critic | Shuffled | ValueNetwork]
 
 
@@ -87,19 +85,14 @@ def load_networks(
     networks: Networks = {}
     digests = {}
     parts = {"policy": guard.policy, "cost": guard.cost, "reward": guard.reward}
-    for weights, about in network_files(params, root):
-        name = weights.stem
-        networks[name] = LOADERS[name](weights.parent, **parts)
-        spec = json.loads(about.read_text(encoding="utf-8"))
-        del spec["about"]  # how it was trained, with seconds
-        digests[name] = digest_of([file_digest(weights), spec])
+    named = {"critic": (params.critic, load_critic), "value": (params.value, load_value)}
+    for name, (folder, load) in named.items():
+        if folder:
+            place = root / folder
+            networks[name] = load(place, **parts)
+            spec = json.loads((place / f"{name}.json").read_text(encoding="utf-8"))
+            del spec["about"]  # how it was trained, with seconds
+            digests[name] = digest_of([file_digest(place / f"{name}.safetensors"), spec])
     if "critic" in networks and params.critic_control == "shuffled":
         networks["critic"] = Shuffled(networks["critic"])
     return networks, digests
-
-
-def network_files(params: DecodeParams, root: Path) -> list[tuple[Path, Path]]:
-    """Return the files of every network that a run names: its weights and its spec."""
-    named = {"critic": params.critic, "value": params.value}
-    places = [root / folder / name for name, folder in named.items() if folder]
-    return [(place.with_suffix(".safetensors"), place.with_suffix(".json")) for place in places]

@@ -13,7 +13,7 @@ from ..contract import Contract
 from ..errors import IgcoreError
 from ..policy import Prompt, as_prompt
 from ..report.linefile import line_digest
-from ..scorers import COST, REWARD, Scorer, check_sign, uncached
+from ..scorers import Scorer, check_sign, uncached
 from ..scoring import Cached, Tally
 from ..verdict import Emission, judge, measure
 from .decode_params import Settings
@@ -24,59 +24,48 @@ TOLERANCE = 1e-6  # sums of float32 differ by this much between processors
 ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
-def rescored(lines: Sequence[dict], scorers: Mapping[str, Scorer]) -> Iterator[str]:
+def rescored(lines: Sequence[dict], cost: Scorer, reward: Scorer | None = None) -> Iterator[str]:
     """Score every emitted text again and yield one sentence for each thing that does not hold.
 
     Parameters
     ----------
     lines : sequence of dict
         Records.
-    scorers : mapping of str to Scorer
-        The cost and the reward model by name. Without a reward model nothing is said of rewards:
-        they are the policy's own likelihood.
+    reward : Scorer, optional
+        Without one nothing is said of rewards: they are the policy's own likelihood.
+
+    Raises
+    ------
+    ParameterError
+        For a scorer with the wrong sign, and a cost that fails on all of some fixed texts.
     """
+    check_sign(cost, "cost")  # a record may not name a reward model as its cost
     # a line says itself what failed, so nothing stops at a rate of failures
-    contracts = {
-        name: Contract.examined(scorer, Tally(rate=1.0))
-        for name, scorer in scorers.items()
-        if scorer.sign == COST
-    }
+    contract = Contract.examined(cost, Tally(rate=1.0))
     # methods often come to the same text
-    rewards = {
-        name: Cached(scorer, Tally(rate=1.0))
-        for name, scorer in scorers.items()
-        if scorer.sign == REWARD
-    }
+    rewards = None if reward is None else Cached(check_sign(reward, "reward"), Tally(rate=1.0))
     for number, line in enumerate(lines, start=1):
         where = f"line {number}, prompt {line['prompt_id']}, {line['method']}"
         if odd := sorted(line.keys() ^ set(COLUMNS)):
             yield f"{where}: its fields are not those of a line, see {', '.join(odd[:4])}"
             continue
         try:
-            expected = recomputed(line, scorers, contracts, rewards)
+            expected = recomputed(line, contract, rewards)
         except (IgcoreError, *ODD) as error:
             yield f"{where}: cannot be checked ({type(error).__name__}: {error})"
             continue
         yield from unlike(where, line, expected, TOLERANCE)
 
 
-def recomputed(
-    line: dict,
-    scorers: Mapping[str, Scorer],
-    contracts: Mapping[str, Contract],
-    rewards: Mapping[str, Cached],
-) -> dict:
+def recomputed(line: dict, known: Contract, reward: Cached | None) -> dict:
     """Return the fields of a line that follow from its text and settings, computed again."""
-    cost = scorers[line["cost_scorer"]]
-    check_sign(cost, "cost")  # a line may not name the reward model as its cost
-    if rewards:
-        check_sign(scorers[line["reward_scorer"]], "reward")
-    reward = rewards[line["reward_scorer"]] if rewards else None
+    cost = known.scorer
     prompt = as_prompt(line["prompt"], line["prompts"])
     repeat = line["prompt_id"].partition("-")[1:]  # a repeat of a prompt has its number appended
     expected = {
         "digest": line_digest(line),
         "prompt_id": "".join([prompt.id, *repeat]),
+        "cost_scorer": cost.name,
         "cost_digest": cost.digest,
         "reward_scorer": reward.scorer.name if reward else None,
         "reward_digest": reward.scorer.digest if reward else None,
@@ -84,7 +73,6 @@ def recomputed(
         "z_final": (line["z_trace"] or [None])[-1],
     }
     config = Settings(**{name: line[name] for name in SETTINGS})
-    known = contracts[cost.name]
     if line["response"] is None:
         return expected | _without_text(line, prompt, known, config)
     return expected | _scores(line, prompt, _contract(line, known), reward, config)

@@ -35,7 +35,7 @@ from .folders import changes
 from .identity import prompts_digest
 from .networks import load_networks
 from .records import SETTINGS
-from .rescore import ODD, TOLERANCE, rescored, unlike
+from .rescore import ODD, TOLERANCE, close, rescored, unlike
 
 UNCHECKED = (
     "that the policy gives these answers under these settings, which may be changed in params.json "
@@ -124,8 +124,7 @@ def _check(found: Record, trusted: Mapping[str, Any], replay: int | None, report
     cost = load_scorer(believed("cost", params.cost, trusted))
     named = believed("reward", params.reward, trusted)
     reward = None if named is None else load_scorer(named, "reward")
-    scorers = {scorer.name: scorer for scorer in (cost, reward) if scorer is not None}
-    report.problems += rescored(found.lines, scorers)
+    report.problems += rescored(found.lines, cost, reward)
 
     named = believed("prompts", params.prompts, trusted)
     ranking = cost if params.hardest else None
@@ -272,7 +271,5 @@ def allow_for_batch(found: Sequence[dict], again: Sequence[dict], block_size: in
         slack = {"kl": 4 * NEAR_TIE * block_size}  # log q and log p of each token of a block
         slack["perplexity"] = math.expm1(2 * NEAR_TIE) * (new["perplexity"] or 0.0)
         for name, most in slack.items():
-            pair = old.get(name), new[name]
-            known = all(isinstance(x, float) and math.isfinite(x) for x in pair)
-            if known and abs(pair[0] - pair[1]) <= most:
+            if close(old.get(name), new[name], most):
                 new[name] = old[name]
