@@ -17,10 +17,6 @@ class ParameterError(IgcoreError, ValueError):
     """A parameter is unknown, mistyped or inconsistent with another."""
 
 
-class MissingParameter(ParameterError):
-    """A parameter without a default has no value."""
-
-
 class AssetError(IgcoreError):
     """A pinned download is missing, damaged or cannot be fetched."""
 

@@ -29,7 +29,7 @@ from pydantic import (
 )
 from pydantic import WrapValidator as Wrapped
 
-from .errors import MissingParameter, ParameterError, unknown_name
+from .errors import ParameterError, unknown_name
 
 # a folder's name: no character that a path or a shell treats specially
 NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -96,7 +96,7 @@ def _refusal(known: dict[str, Any], error: ValidationError) -> Exception:
         if failure["type"] == "missing":
             why = known[name].description
             reason = f", because {why}" if why else ""
-            return MissingParameter(
+            return ParameterError(
                 f"parameter {name} is missing; it has no default{reason}, so give it a value"
             )
         # without pydantic's names for the types of a union
@@ -120,15 +120,6 @@ def check_name(kind: str, value: Any) -> None:
         raise ParameterError(
             f"{kind} is {value!r}, which cannot name a folder; give text of the letters a to z and "
             "A to Z, digits, _ and - alone"
-        )
-
-
-def check_shard(shard: int, n_shards: int) -> None:
-    """Raise ``ParameterError`` unless the number of a shard, from 0, is below that of all."""
-    if shard >= n_shards:
-        raise ParameterError(
-            f"shard is {shard}; with n_shards {n_shards} it must be below that, because shards "
-            "count from 0"
         )
 
 

@@ -13,9 +13,10 @@ from ..files import writing
 from ..report.linefile import comparable, key, read
 from ..report.yamlfile import parsed, read_yaml
 from .folders import changes
-from .paramfiles import ParamFiles, runs_of
+from .paramfiles import runs_of
 
 HELP = "score every emitted text again, and compare the lines with settings, prompts and manifest"
+TAGGED = "; its cell with the tag 'parameters' sets what is allowed"
 REMEDY = "; choose one in JupyterLab, or `python -m ipykernel install --user --name NAME`"
 Result = tuple[list[str], list[str]]  # lines to print when all holds, and problems
 
@@ -123,14 +124,8 @@ def _checked(papermill: Any, notebook: Path, params: Path | None, values: dict) 
     except (OSError, ValueError, LookupError, AttributeError, nbformat.ValidationError) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         raise RunError(f"notebook {notebook} cannot be read ({why}); check its path") from None
-    if values and not known:
-        raise ParameterError(
-            f"{notebook} has no cell with the tag 'parameters', so it takes no values; give the "
-            "tag to the cell that sets them (JupyterLab: Property Inspector), or give no values"
-        )
-    for name in values.keys() - {"grid", "points"}:
-        if name not in known:
-            raise unknown_name(f"parameter of {notebook}", name, known)
+    for name in values.keys() - {"grid", "points"} - known:
+        raise unknown_name(f"parameter of {notebook}", name, known, TAGGED)
     if params and "profile" in known - values.keys():
         raise ParameterError(
             f"{params} sets no profile; a params file is whole, and -p alone changes single values"
@@ -168,9 +163,8 @@ def _one_kernel(name: str, notebook: Path) -> Iterator[Any]:
 
 def _runs(values: dict, params: Path, output: str) -> list[tuple[str, dict]]:
     """Return name and settings of every run of a params file."""
-    if not {"grid", "points"} & values.keys() and "{run}" not in output:
-        return [("", values)]
-    runs = list(runs_of(values, params))
+    named = {"run", "grid", "points"} & values.keys()
+    runs = list(runs_of(values, params)) if named else [("", values)]
     if len(runs) > 1 and "{run}" not in output:
         raise RunError(
             f"{params} makes {len(runs)} runs, and {output} is one notebook; put {{run}} into its "
@@ -183,11 +177,7 @@ def _verify(file: Path, params: Path | None, replay: int | None) -> Result:
     """Verify a run."""
     from .verify import verify  # here: it loads torch, and `igcore run` needs none
 
-    trusted = {}
-    if params:
-        folder = params.absolute().parent
-        trusted = ParamFiles(folder.name, base=folder.parent).read(params)
-    report = verify(file, trusted, replay)
+    report = verify(file, read_yaml(params) if params else {}, replay)
     certified = [f"  {what:14}{plain(found)}" for what, found in report.certified.items()]
     uncertified = [f"  {plain(what)}" for what in report.uncertified]
     problems = list(report.problems)

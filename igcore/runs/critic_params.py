@@ -10,32 +10,20 @@ from ..config import SearchConfig, part_of
 from ..critic.config import CriticConfig, RolloutConfig
 from ..errors import ParameterError
 from ..models.registry import ScorerName
-from ..settings import (
-    Budget,
-    Count,
-    FolderName,
-    InsideFolder,
-    Named,
-    Options,
-    Threads,
-    settings,
-)
-from .decode_params import PromptSet
+from ..settings import Budget, Count, FolderName, Named, Options, settings
+from .decode_params import RunParams
 
 Several = Annotated[int, Field(ge=2)]
 
 
 @settings(kw_only=True)
-class CriticParams(RolloutConfig):
+class CriticParams(RolloutConfig, RunParams):
     """Validated parameters of one run of notebook 20; the settings of the rollouts are inherited.
+
+    Critics are trained on the split ``train`` of the prompts and evaluated on ``test``.
 
     Attributes
     ----------
-    profile, run : str
-        Name of the folder, ``runs/<profile>/critics/<run>``.
-    policy, prompts
-        See `igcore.runs.decode_params.DecodeParams`. Critics are trained on the prompts'
-        split ``train`` and evaluated on ``test``.
     budget : float
         Safety budget of all critics.
     critics : dict
@@ -55,14 +43,10 @@ class CriticParams(RolloutConfig):
     shipped : str, optional
         Folder of networks of the same names, seen from `igcore.files.root`, that the critics are
         compared with.
-    reward, cost, dtype, device, threads, pool
-        See `igcore.runs.decode_params.DecodeParams`.
+    reward : str or dict
+        See `igcore.load_scorer`.
     """
 
-    profile: FolderName
-    run: FolderName
-    policy: Named
-    prompts: PromptSet
     budget: Budget
     critics: Annotated[dict[FolderName, Options], Field(min_length=1)]
     value: Options | None = None
@@ -72,11 +56,6 @@ class CriticParams(RolloutConfig):
     search: Options = field(default_factory=dict)
     search_limit: Count = 24
     reward: ScorerName = Named("minilm-relevance")
-    cost: ScorerName = Named("offensive-language")
-    dtype: str = "float32"
-    device: str = "auto"
-    threads: Threads = 1
-    pool: InsideFolder | None = None
     shipped: str | None = None
 
     def __post_init__(self):

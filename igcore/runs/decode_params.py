@@ -6,13 +6,13 @@ This is data only; `igcore.runs.decode_run.decode_run` loads what it names.
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from ..baselines.args import ArgsConfig
 from ..baselines.re_control import ReControlConfig
-from ..beams import METHODS, method_of, settings_of
+from ..beams import method_of, settings_of
 from ..config import part_of
-from ..errors import ParameterError, no_latents
+from ..errors import ParameterError
 from ..models.prompts import check_prompts
 from ..models.registry import ScorerName
 from ..policy import Prompt
@@ -24,7 +24,6 @@ from ..settings import (
     Natural,
     Number,
     Threads,
-    check_shard,
     settings,
 )
 from .folders import groups_of
@@ -53,21 +52,50 @@ def network_of(method: str) -> str | None:
 
 
 @settings(kw_only=True)
-class DecodeParams(Settings):
-    """Validated parameters of one run of notebook 30; the settings of the search are inherited.
+class RunParams:
+    """What runs of notebooks 20 and 30 have in common.
 
     Attributes
     ----------
     profile, run : str
-        Name of the run folder, ``runs/<profile>/<run>``.
+        Name of the run folder, ``runs/<profile>/<run>``; of notebook 20
+        ``runs/<profile>/critics/<run>``.
     policy : str or dict
         See `igcore.load_policy`.
-    methods : list of str
-        Keys of `igcore.METHODS`, decoded in this order.
-    prompts, split, limit, hardest
-        See `igcore.load_prompts`; the hardest are chosen by the cost of the prompt.
+    prompts : str or dict
+        See `igcore.load_prompts`.
     cost : str, dict or list
         See `igcore.load_scorer`.
+    dtype, device : str
+        See `igcore.load_policy`.
+    threads : int
+        CPU threads of torch; the last bits of float sums depend on it.
+    pool : str, optional
+        Folder that keeps samples and scores for all runs, seen from `igcore.files.root`; see
+        `igcore.Pool`. Tables show no seconds of such a run: they are not the method's own.
+    """
+
+    profile: FolderName
+    run: FolderName
+    policy: Named
+    prompts: PromptSet
+    cost: ScorerName = Named("offensive-language")
+    dtype: str = "float32"
+    device: str = "auto"
+    threads: Threads = 1
+    pool: InsideFolder | None = None
+
+
+@settings(kw_only=True)
+class DecodeParams(Settings, RunParams):
+    """Validated parameters of one run of notebook 30; the settings of the search are inherited.
+
+    Attributes
+    ----------
+    methods : list of str
+        Keys of `igcore.METHODS`, decoded in this order.
+    split, limit, hardest
+        See `igcore.load_prompts`; the hardest are chosen by the cost of the prompt.
     reward : str or dict, optional
         See `igcore.load_scorer`. Without one, answers rank by the policy's own likelihood.
     critic : str, optional
@@ -81,55 +109,38 @@ class DecodeParams(Settings):
         that it steers.
     seed : int
         Seed of every random number.
-    dtype, device : str
-        See `igcore.load_policy`.
-    threads : int
-        CPU threads of torch; the last bits of float sums depend on it.
     memory_gb : float, optional
         See `igcore.decode`.
-    pool : str, optional
-        Folder that keeps samples and scores for all runs, seen from `igcore.files.root`; see
-        `igcore.Pool`. Tables show no seconds of such a run: they are not the method's own.
     shard, n_shards : int
         This run decodes the groups whose number is `shard` modulo `n_shards`.
     """
 
-    profile: FolderName
-    run: FolderName
-    policy: Named
-    methods: list[str]
-    prompts: PromptSet
+    methods: Annotated[list[str], Field(min_length=1)]
     split: str = "all"
     limit: Count | None = None
     hardest: int = 0
     reward: ScorerName | None = Named("minilm-relevance")
-    cost: ScorerName = Named("offensive-language")
     critic: str | None = None
     critic_control: Literal["none", "shuffled"] = "none"
     value: str | None = None
     seed: int = 0
-    dtype: str = "float32"
-    device: str = "auto"
-    threads: Threads = 1
     memory_gb: Number | None = None
-    pool: InsideFolder | None = None
     shard: Natural = 0
     n_shards: Count = 1
 
     def __post_init__(self):
         """Refuse settings that contradict one another."""
         super().__post_init__()
-        check_shard(self.shard, self.n_shards)
-        if not self.methods:
-            raise ParameterError(f"methods is empty; name at least one of {', '.join(METHODS)}")
+        if self.shard >= self.n_shards:
+            raise ParameterError(
+                f"shard is {self.shard}; with n_shards {self.n_shards} it must be below that, "
+                "because shards count from 0"
+            )
         for method in self.methods:
             settings_of(method, self.search())
             if self.methods.count(method) > 1:
                 raise ParameterError(f"methods names {method!r} twice; name each method once")
             role = network_of(method)
-            elsewhere = self.policy.options
-            if role and "server" in elsewhere and not (role == "critic" and "states" in elsewhere):
-                raise no_latents(method, method_of(method).network)
             if role and not getattr(self, role):
                 raise ParameterError(
                     f"methods names {method!r}, which uses a {method_of(method).network}, but "

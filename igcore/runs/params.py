@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..catalog import room
-from ..errors import MissingParameter, ParameterError
 from ..settings import FolderName, InsideFolder, settings
 
 
@@ -93,13 +92,7 @@ def notebook_params(kind: str, namespace: Mapping) -> Any:
     """
     known = PARAMS[kind]
     checked = room(known) if isinstance(known, str) else known
-    try:
-        return checked(**notebook_parameters(namespace))
-    except MissingParameter as error:
-        raise ParameterError(
-            f"{error}: a params file names all that a run needs; values without a profile, by -p, "
-            "change what the notebook sets"
-        ) from None
+    return checked(**notebook_parameters(namespace))
 
 
 def notebook_parameters(namespace: Mapping) -> dict:
