@@ -5,7 +5,6 @@
 
 import gzip
 import json
-import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,17 +43,8 @@ def sealed(line: Fields) -> Fields:
     JSON has no number that is not finite: None stands for it. The digest covers every field whose
     name does not end in ``_s``, so that an accidental change of a line shows without scoring.
     """
-    stored = {name: finite(value) for name, value in line.items()}
+    stored = json.loads(json.dumps(line), parse_constant=lambda _: None)
     return stored | {"digest": line_digest(stored)}
-
-
-def finite(value: Any) -> Any:
-    """Return a JSON value with every number that is not finite replaced by None."""
-    if isinstance(value, dict):
-        return {name: finite(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def key(line: Fields) -> Key:

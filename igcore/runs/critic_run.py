@@ -32,6 +32,7 @@ from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
 from ..policy import Policy, Prompt
+from ..report.linefile import read_mapping
 from ..report.provenance import made_by, versions
 from ..scorers import Scorer
 from ..settings import written
@@ -82,9 +83,8 @@ class CriticRun:
         text = table.to_csv(index=False)
         replace_file(self.folder / "critic.csv", text)
         manifest = written(self.params) | made_by()
-        parts = sorted(self.folder.glob("*/manifest.json"))
-        texts = {path.parent.name: path.read_text(encoding="utf-8") for path in parts}
-        roots = {name: json.loads(text)["root"] for name, text in texts.items()}
+        parts = self.folder.glob("*/manifest.json")
+        roots = {path.parent.name: read_mapping(path)["root"] for path in parts}
         # one hash over the manifest, the table, and the roots of rollouts and networks
         manifest["root"] = digest_of([manifest, roots, text])
         replace_file(self.folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")

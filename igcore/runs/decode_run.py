@@ -57,11 +57,6 @@ class Experiment:
         return cls(params, guards, params.groups(prompts))
 
     @property
-    def guard(self) -> Guard:
-        """Return any of the guards: policy and scorers are the same in all."""
-        return next(iter(self.guards.values()))
-
-    @property
     def work(self) -> list[tuple[str, list[Prompt]]]:
         """Return all pairs of method and group, in the order of decoding."""
         return list(product(self.guards, self.groups))
@@ -150,7 +145,7 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     weights : mapping of str to str
         Hashes of the networks that methods need, see `igcore.runs.networks.load_networks`.
     """
-    guard = experiment.guard
+    guard = next(iter(experiment.guards.values()))  # policy and scorers are the same in all
     prompts = list(chain(*experiment.groups))
     # a method of a user's own is found by name
     searches = [method_of(method).search for method in params.methods]

@@ -68,8 +68,7 @@ def roll_out(
     for prompt in prompts:
         policy.encode(prompt.text, config.max_new_tokens)  # refuses before anything is written
     groups = groups_of(prompts, config.group_size)
-    chosen = [prompt for group in groups for prompt in group]
-    identity = asdict(config) | models_identity(policy, cost, reward, chosen)
+    identity = asdict(config) | models_identity(policy, cost, reward, prompts)
     tallies = Tally(), Tally()  # of the whole run: it stops where a scorer mostly fails
 
     def lines_of(method: str, group: Sequence[Prompt]) -> list[dict]:

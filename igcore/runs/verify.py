@@ -248,7 +248,7 @@ def _decode_again(
     lines = {key(line): line for line in found}
     for method, group in chosen:
         for again in experiment.lines_of(method, group):
-            expected = comparable(json.loads(json.dumps(again)))
+            expected = comparable(again)
             # scores may differ by the tolerance, and what counts as a near tie by the batch
             del expected["digest"], expected["near_ties"]
             where = f"{method}, prompt {again['prompt_id']}, decoded again"
