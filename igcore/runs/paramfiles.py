@@ -6,6 +6,7 @@ The names of files and runs are checked here. A setting's value is checked where
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..settings import FolderName, Options, check_name, settings
 OUTPUT = ("tables", "figures", "ablations")  # kinds of files that name no run
 DECODED = ("decode", "regime", "examples")  # of notebook 30
 KINDS = ("every", *OUTPUT, *DECODED, "critic", "judge")
+MOST_RUNS = 10_000  # that the grid and the points of one file may make
 
 
 @settings(kw_only=True)
@@ -186,8 +188,8 @@ def runs_of(given: Mapping, file: object) -> Iterator[tuple[str, dict]]:
     Raises
     ------
     ParameterError
-        When the name of a run is not allowed, a point makes such a name, or grid or points have
-        another form.
+        When the name of a run is not allowed, a point makes such a name, grid or points have
+        another form, or there are more than `MOST_RUNS`.
     """
     shared = dict(given)
     own = {name: shared.pop(name) for name in ("grid", "points") if name in shared}
@@ -195,6 +197,11 @@ def runs_of(given: Mapping, file: object) -> Iterator[tuple[str, dict]]:
         made = Runs(run=shared.get("run"), **own)
     except ParameterError as error:
         raise ParameterError(f"{file}: {error}") from None
+    if (many := math.prod(map(len, (made.points, *made.grid.values())))) > MOST_RUNS:
+        raise ParameterError(
+            f"grid and points of {file} make {many} runs, and may make {MOST_RUNS}; give them "
+            "fewer values, or divide them among several files"
+        )
     for (name, own), *values in itertools.product(made.points.items(), *made.grid.values()):
         of_grid = dict(zip(made.grid, values, strict=True))
         names = [made.run, *([name] if name else [])]
