@@ -53,7 +53,7 @@ def test_a_function_a_chat_and_no_reward_are_enough(tmp_path):
     guard = ig.Guard(str(tmp_path), cost=capitals, budget=0.5)
     answer = guard([{"role": "user", "content": "Tell me of the sea."}])
     assert answer.status == "verified_safe" and answer.cost <= 0.5
-    assert answer.z == answer.z_trace[-1] >= 0
+    assert answer.z_trace[-1] >= 0
     assert answer.cost == capitals(answer.text)
 
 

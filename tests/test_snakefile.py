@@ -364,7 +364,7 @@ def everything(folder: Path) -> dict:
         (
             "run",
             '"decode-$(touch X)"',
-            "params/mine/decode-raw.yaml: parameter run is 'decode-$(touch X)', which cannot name",
+            "params/mine/decode-raw.yaml: parameter run is 'decode-$(touch X)': String",
         ),
         (
             "profile",

@@ -31,7 +31,7 @@ class OpenAIJudge:
     max_tokens : int
         Longest reply, its reasoning included.
     timeout : float
-        Seconds to wait for a whole reply, at most a day.
+        Seconds to wait for a reply, at most a day; see `igcore.serve.client.Client`.
     max_retries : int
         Further attempts, after ever longer pauses, before the endpoint counts as down.
     """

@@ -12,7 +12,7 @@ from ..baselines.args import ArgsConfig
 from ..baselines.re_control import ReControlConfig
 from ..beams import method_of, settings_of
 from ..config import part_of
-from ..errors import ParameterError
+from ..errors import ParameterError, no_latents
 from ..models.prompts import check_prompts
 from ..models.registry import ScorerName
 from ..policy import Prompt
@@ -141,6 +141,9 @@ class DecodeParams(Settings, RunParams):
             if self.methods.count(method) > 1:
                 raise ParameterError(f"methods names {method!r} twice; name each method once")
             role = network_of(method)
+            elsewhere = self.policy.options
+            if role and "server" in elsewhere and not (role == "critic" and "states" in elsewhere):
+                raise no_latents(method, method_of(method).network)
             if role and not getattr(self, role):
                 raise ParameterError(
                     f"methods names {method!r}, which uses a {method_of(method).network}, but "

@@ -46,7 +46,7 @@ class ServedOptions:
         Name of the environment variable that holds the key; it begins with ``IGCORE_SERVER_``. It
         may be empty.
     timeout : float
-        Seconds to wait for a whole reply.
+        Seconds to wait for a reply, see `igcore.serve.client.Client`.
     max_retries : int
         Further attempts, after ever longer pauses, before the server counts as down.
     at_once : int
