@@ -73,8 +73,6 @@ RUN = f"'{sys.executable}' -m igcore.runs.cli run"  # papermill, with the reason
 
 if config.get("hub"):
     os.environ["IGCORE_HUB"] = str(config["hub"])
-if config.get("judge_key"):  # the environment variable that may be sent to a judge as its key
-    os.environ["IGCORE_JUDGE_KEY_FROM"] = str(config["judge_key"])
 
 
 # how the folders of runs end: nothing, or the numbers of their shards
@@ -83,12 +81,11 @@ DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for suffix in SUFFIXES for
 TRAINED = [path.stem.removeprefix("critic-") for path in FILES.files("critic")]
 CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
 WITH_CRITICS = ["critic"] if CRITICS else []
-CATEGORIES = ["categories"] if any(run.get("prompts") == "hex-phi" for run in RUNS.values()) else []
 PAPER = [f"paper_{table}" for table in PRINTED if not swept.waits(PROFILE, table)]
 TABLE, PICTURE = ("csv", "md", "json"), ("png", "pdf", "json")  # how the names of their files end
 TABLES = [
     f"{FIGURES}/tables/{name}.{end}"
-    for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS, *CATEGORIES, *PAPER, "paper_orderings"]
+    for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPER, "paper_orderings"]
     for end in TABLE
 ]
 PICTURES = [f"{FIGURES}/{name}.{end}" for name in ["tradeoff", "distributions", "rates", "trajectories", *WITH_CRITICS] for end in PICTURE]

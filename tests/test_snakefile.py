@@ -408,7 +408,7 @@ def test_a_bad_setting_is_one_sentence_and_nothing_starts(place, setting, text, 
             "profile 'mime' has no params/mime/decode-*.yaml or critic-*.yaml; choose",
         ),
         ({"shard": 4}, "unknown key after --config 'shard'; did you mean 'shards'? allowed: gpu, "),
-        ({"zzz": 1}, "unknown key after --config 'zzz'; allowed: gpu, hub, judge_key, "),
+        ({"zzz": 1}, "unknown key after --config 'zzz'; allowed: gpu, hub, limit, "),
         (
             {"shards": "four"},
             "shards after --config is 'four'; give a number of 0 or more, such as",

@@ -28,7 +28,7 @@ from .convert import convert_jigsaw, convert_offensive_language, convert_policy
 COMMAND = "python -m igcore.models.assets"
 # Raise it when a converter writes something else: it is in the folders' names, so that all are made
 # anew.
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 3
 PATIENCE = 1800  # seconds to wait for another process that makes an asset
 
 

@@ -49,9 +49,11 @@ def convert_policy(source: Path, target: Path) -> None:
             source, gguf_file=gguf.name, dtype=torch.float32
         )
         model.hf_quantizer = None  # the weights are plain float32 by now; otherwise saving refuses
-        del model.config.quantization_config
-        del model.config._model_name_or_path  # the GGUF's own title, which is no path
+        # the latter is the GGUF's own title, which is no path
+        del model.config.quantization_config, model.config._model_name_or_path
         model.save_pretrained(target)
+        # else it says whether HF_HUB_OFFLINE was set here
+        tokenizer.init_kwargs["local_files_only"] = False
         tokenizer.save_pretrained(target)
     # without the version of transformers, equal settings are equal bytes on all machines
     for path in (target / "config.json", target / "generation_config.json"):

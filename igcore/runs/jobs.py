@@ -25,7 +25,7 @@ from .identity import code_of, notebook_digest, package_digest
 from .paramfiles import ParamFiles
 
 # what may stand after --config: texts, and numbers
-TEXTS = ("profile", "with", "hub", "judge_key")
+TEXTS = ("profile", "with", "hub")
 NUMBERS = ("limit", "shards", "gpu")
 # a cost or reward that is module:function of a user, in the settings as JSON
 OWN = re.compile(r'"([\w.]+):[\w.]+"')

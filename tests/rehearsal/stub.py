@@ -128,7 +128,6 @@ class Handler(BaseHTTPRequestHandler):
             self.send_response(reply.status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
-            self.send_header("Retry-After-Ms", "1")  # the client's pause before it tries again
             if reply.packed:
                 self.send_header("Content-Encoding", "gzip")
             self.end_headers()
