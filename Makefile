@@ -38,23 +38,23 @@ help:
 	@echo "make bench      the engine against other libraries, into runs/bench/figures (over an hour; resumes)"
 	@echo "make slurm-test jobs on a SLURM cluster of one node, which is there for the test alone (root on Debian)"
 	@echo "make lab        JupyterLab"
-	@echo "make records    unpack the raw records behind the committed tables into runs/, where igcore verify reads them"
+	@echo "make records    unpack the raw records behind the committed tables into runs/, where python -m igstudy verify reads them"
 	@echo "make verify     judge every text of these records again, and decode three groups of every run again (REPLAY=3)"
 	@echo "make docs       the site, with every executed notebook of the last walk, into site/ (PROFILE=small; no network)"
 	@echo "make publish    for maintainers: the tables and pictures of a walk into figures, its records, then make readme (PROFILE=small)"
 	@echo "make readme     write the numbers of figures/tables into the pages, and ro-crate-metadata.json"
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml igstudy/pyproject.toml constraints.txt
 	@echo "igcore: installing into $(VENV), which takes a few minutes"
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; set PYTHON=") if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[notebooks,cluster,test]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[notebooks,cluster,test]' --editable igstudy
 	@mkdir -p $(VENV)/etc/ipython && printf '%s\n' $(KERNEL) > $(VENV)/etc/ipython/ipython_kernel_config.py
 	@touch $@
 
 assets: $(VENV)/installed
 	@echo "igcore: fetching the embedded models and prompts"
-	@$(BIN)/python -m igcore.models.assets
+	@$(BIN)/igcore fetch
 
 # the longest jobs first, so that no core waits at the end
 first = --prioritize $(LONGEST:%=runs/$(1)/%/manifest.json)
@@ -91,11 +91,11 @@ rehearsal: assets
 	@$(BIN)/python -m tests.rehearsal --cores $(CORES)
 
 dry-run: $(VENV)/installed
-	@$(BIN)/python -m igcore.runs.plan params/$(PROFILE)/*.yaml
+	@$(BIN)/python -m igstudy plan params/$(PROFILE)/*.yaml
 
 test: assets
 	@$(BIN)/ruff check --quiet
-	@$(BIN)/ruff format --check --quiet igcore tests benchmarks docs/*.py
+	@$(BIN)/ruff format --check --quiet igcore igstudy tests benchmarks docs/*.py
 	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/mypy
 	@$(BIN)/deptry .
@@ -136,7 +136,7 @@ readme: $(VENV)/installed
 	@$(BIN)/python -m docs.pages
 	@$(BIN)/python -m docs.crate
 
-# the raw records behind the committed tables, for `igcore verify`; offensive texts in them are not masked
+# the raw records behind the committed tables, for `python -m igstudy verify`; offensive texts in them are not masked
 records: $(VENV)/installed
 	@$(BIN)/python -m docs.records unpack
 

@@ -17,7 +17,7 @@
 #   snakemake --cores 2 --config profile=paper hub=/data/models
 #       the paper's systems; `hub` holds models and prompt sets as <owner>/<name>
 #   snakemake --cores 2 --config profile=paper with=my.yaml
-#       the same with other settings, see `igcore.runs.paramfiles`
+#       the same with other settings, see `igstudy.runs.paramfiles`
 #   snakemake --profile profiles/slurm --config profile=paper shards=4 gpu=1
 #       the same on a cluster, see docs/runs.md
 
@@ -27,10 +27,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from igcore.errors import IgcoreError
-from igcore.paper import MEASURED as PRINTED
-from igcore.paper import swept
-from igcore.runs.jobs import configured, lock, request, unfinished
-from igcore.runs.paramfiles import ParamFiles
+from igstudy.paper import MEASURED as PRINTED
+from igstudy.paper import swept
+from igstudy.runs.jobs import configured, lock, request, unfinished
+from igstudy.runs.paramfiles import ParamFiles
 
 
 @contextmanager
@@ -68,7 +68,7 @@ NOTEBOOKS = {
     "judge": "notebooks/60_judge.ipynb",
     "claims": "notebooks/80_claims.ipynb",
 }
-RUN = f"'{sys.executable}' -m igcore.runs.cli run"  # papermill, with the reason of a failure in one sentence
+RUN = f"'{sys.executable}' -m igstudy run"  # papermill, with the reason of a failure in one sentence
 
 
 if config.get("hub"):
@@ -89,7 +89,7 @@ TABLES = [
     for end in TABLE
 ]
 PICTURES = [f"{FIGURES}/{name}.{end}" for name in ["tradeoff", "distributions", "rates", "trajectories", *WITH_CRITICS] for end in PICTURE]
-EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see `igcore.report.experiments`
+EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see `igstudy.report.experiments`
     "ablations": {
         "lambda": ["tests"],
         "ndk": ["tests"],
@@ -188,7 +188,7 @@ def critic_job(w):
 @one_sentence()
 def claimed(start=False):
     """Refuse claims that were edited since they were registered; at the start, register them and say what they are."""
-    from igcore.report import claims
+    from igstudy.report import claims
 
     file, folder = claims.load_claims(CLAIMS), Path(f"runs/{PROFILE}/claims")
     if start:

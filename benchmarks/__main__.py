@@ -23,10 +23,10 @@ from benchmarks.measure import Case
 from benchmarks.models import MODELS, Models
 from igcore.errors import IgcoreError, ParameterError, PolicyError
 from igcore.files import digest_of, root
-from igcore.report.linefile import key
-from igcore.report.provenance import processor, versions
-from igcore.runs.folders import Run, open_run
-from igcore.runs.identity import code_of
+from igstudy.linefile import key
+from igstudy.provenance import processor, versions
+from igstudy.runs.folders import Run, open_run
+from igstudy.runs.identity import code_of
 
 
 def bench(

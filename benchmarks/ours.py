@@ -8,13 +8,13 @@ import torch
 from benchmarks.baselines import BUDGET, OMEGA, Variant
 from benchmarks.measure import Case
 from benchmarks.models import Models, free
-from igcore.baselines.args import ArgsConfig
 from igcore.contract import Contract
 from igcore.engine.local import LocalEngine
 from igcore.engine.prepack import packed
 from igcore.engine.sampling import draw, random_key, uniforms
 from igcore.guard import Guard, decode
 from igcore.scorers import SIGNS
+from igstudy.baselines.args import ArgsConfig
 
 
 def search(method: str, cache: str = "shared", costless: Collection[str] = SIGNS) -> Variant:

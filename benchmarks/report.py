@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 from benchmarks import ours
 from benchmarks.measure import NOT_MEASURED, Case
-from igcore.figures import style
 from igcore.files import replace_file
-from igcore.report import tables
+from igstudy.figures import style
+from igstudy.report import tables
 
 OURS, BASELINE = style.style("inferenceguard")[0], style.style("base")[0]
 CACHED = ("B", "sample dynamic")  # runs that hold a KV cache for as long as ours do

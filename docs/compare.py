@@ -19,9 +19,9 @@ import pandas as pd
 
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import replace_file, root
-from igcore.report.linefile import comparable, key, read
-from igcore.runs.rescore import TOLERANCE, unlike
-from igcore.runs.verify import allow_for_batch
+from igstudy.linefile import comparable, key, read
+from igstudy.runs.rescore import TOLERANCE, unlike
+from igstudy.runs.verify import allow_for_batch
 
 PUBLISHED = ("small", "ablations", "critic-search", "tune", "bench", "served")
 SECONDS = re.compile(r"seconds|_s$|^(generation|scoring)_|^fits$")  # never the same twice
@@ -56,7 +56,7 @@ def _distance(one: str, other: str) -> float:
 def answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]]]:
     """Return the near ties of every answer that was given again, and in what it differs.
 
-    Hashes are left out, and scores may differ by `igcore.runs.rescore.TOLERANCE`.
+    Hashes are left out, and scores may differ by `igstudy.runs.rescore.TOLERANCE`.
     """
     found, archive = {}, base / f"records/{profile}.tar.xz"
     if not archive.is_file():

@@ -3,7 +3,7 @@
 ``make readme`` writes it with the pages. It is a Workflow Run RO-Crate in the small: files, the
 actions that made them with commit, versions, processor and the hash over their records, and the
 notebooks that are their instruments. The files beside tables and pictures
-(`igcore.report.sources`) say all that.
+(`igstudy.report.sources`) say all that.
 """
 
 import json

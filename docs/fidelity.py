@@ -1,6 +1,6 @@
 """Where the code follows the paper and where it does not, as a table that is checked.
 
-``igcore/paper/data/fidelity.csv`` has a row for every statement of the paper: where it is printed,
+``igstudy/paper/data/fidelity.csv`` has a row for every statement of the paper: where it is printed,
 the code it became, and whether that is ``faithful``, ``repaired`` (the printed form has a fault),
 an ``option`` (another choice is the default) or ``not run``. A row may say which setting its files
 have; then `contradictions` compares.
@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from igcore.paper import read
-from igcore.report.yamlfile import read_yaml
+from igstudy.paper import read
+from igstudy.yamlfile import read_yaml
 
 VERDICTS = ("faithful", "repaired", "option", "not run")
 SHOWN = ["printed", "where", "here", "verdict", "why"]

@@ -25,8 +25,8 @@ import pandas as pd
 from docs import fidelity
 from igcore.errors import IgcoreError, RunError
 from igcore.files import replace_file, root
-from igcore.report import claims
-from igcore.runs.folders import ASIDE
+from igstudy.report import claims
+from igstudy.runs.folders import ASIDE
 
 PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/fidelity.md", "docs/guard.md")
 BLOCK = re.compile(
@@ -125,7 +125,7 @@ def statements(profile: str, base: Path) -> str:
         Naming the first file that does.
     """
     if wrong := fidelity.contradictions(base / "params" / profile):
-        raise RunError(f"{wrong[0]}; correct the file, or igcore/paper/data/fidelity.csv")
+        raise RunError(f"{wrong[0]}; correct the file, or igstudy/paper/data/fidelity.csv")
     return fidelity.page()
 
 

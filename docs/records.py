@@ -22,8 +22,8 @@ from pathlib import Path, PurePosixPath
 
 from igcore.errors import IgcoreError, RunError
 from igcore.files import file_digest, replace_file, root, writing
-from igcore.runs.paramfiles import ParamFiles
-from igcore.runs.verify import Report, verify
+from igstudy.runs.paramfiles import ParamFiles
+from igstudy.runs.verify import Report, verify
 
 RECORDS = ("*.jsonl", "*.json", "*.csv")
 SUM = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_-]+)\.tar\.xz")  # a line of SHA256SUMS

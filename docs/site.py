@@ -20,7 +20,7 @@ from pathlib import Path
 from docs.compare import PUBLISHED
 from igcore.errors import IgcoreError, RunError, needs
 from igcore.files import replace_file, root
-from igcore.runs.folders import ASIDE
+from igstudy.runs.folders import ASIDE
 
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 GUIDES = ("guard", "budget", "scorers", "paper", "runs", "promise")

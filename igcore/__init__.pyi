@@ -1,8 +1,6 @@
 """The names of the public page, for editors and type checkers."""
 
 from .adapters.generate import custom_generate as custom_generate
-from .baselines.args import ArgsConfig as ArgsConfig
-from .baselines.re_control import ReControlConfig as ReControlConfig
 from .beams import METHODS as METHODS
 from .config import SearchConfig as SearchConfig
 from .errors import AssetError as AssetError
@@ -21,7 +19,6 @@ from .models.registry import SCORERS as SCORERS
 from .models.registry import load_scorer as load_scorer
 from .policy import Policy as Policy
 from .policy import Prompt as Prompt
-from .pool import Pool as Pool
 from .response import Response as Response
 from .scorers import Scorer as Scorer
 from .suggest import suggest_budget as suggest_budget

@@ -5,12 +5,13 @@ penalty n is infinite here: a tuple (1, ...) is worse than every (0, ...).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from . import catalog
 from .budget import SIGNED, SafetyState, is_safe, start
-from .catalog import room
 from .config import SearchConfig
 from .engine.diversity import Failures
 from .errors import unknown_name
@@ -246,8 +247,7 @@ class Method:
 _GUARDED = Method(e_inter, safety_first=True, abstains=True)
 _GUARDED_BY_CRITIC = replace(_GUARDED, network="critic")
 
-# None: a baseline in a room of its own, see `igcore.catalog`
-METHODS: dict[str, Method | None] = {
+_OWN: dict[str, Method | str] = {
     "base": Method(unranked, one_sample, cost=False, reward=False),
     "best-of-n": Method(task_cost, one_block, cost=False),
     "best-of-n-lagrangian": Method(lagrangian, one_block),
@@ -256,17 +256,15 @@ METHODS: dict[str, Method | None] = {
     "beam-lagrangian-freq": Method(lagrangian, accepts=below_threshold),
     # the two -augmented baselines rank as InferenceGuard does, but always emit
     "beam-augmented": Method(e_inter, one_round, safety_first=True),
-    "args": None,
-    "args-lagrangian": None,
-    "args-cost": None,
-    "re-control": None,
-    "re-control-lagrangian": None,
     "inferenceguard": _GUARDED,
     "inferenceguard-critic": replace(
         _GUARDED_BY_CRITIC, score=e_critic, settings=final_costs_only, final_only=True
     ),
     "inferenceguard-mix": replace(_GUARDED_BY_CRITIC, score=e_mix),
 }
+# those that are added come first into the catalogue; one may be the place where the method is
+METHODS: MutableMapping[str, Method | str] = ChainMap(catalog.METHODS, _OWN)
+LEFT = "; ARGS and RE-Control are methods of igstudy, which lies in the repository"
 
 
 def method_of(name: str) -> Method:
@@ -278,8 +276,8 @@ def method_of(name: str) -> Method:
         For a name that is not in `METHODS`.
     """
     if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
-    method: Method = METHODS[name] or room(name)
+        raise unknown_name("method", name, METHODS, LEFT)
+    method: Method = catalog.found(METHODS[name])
     return method
 
 

@@ -2,61 +2,49 @@
 
 The core imports no room: this module and the lazy front of the package are the only ones that know
 the optional ones. A room is imported when something in it is asked for, so that importing igcore
-stays light.
+stays light. Other packages add methods and scorers of their own to these tables.
 """
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
-SCORERS = {  # name -> its module, with what it is called there
-    "offensive-language": "models.embedded:OffensiveLanguage",
-    "minilm-relevance": "models.embedded:MiniLMRelevance",
-    "jigsaw-toxicity": "models.jigsaw:JigsawToxicity",
-    "llama-7b-rm": "models.paper:LlamaReward",
-    "beaver-7b-cost": "models.paper:BeaverCost",
-    "qrm-llama-3.1-8b-reward": "models.paper:QRMReward",
-    "qrm-llama-3.1-8b-cost": "models.paper:QRMCost",
-    "classifier": "models.classifier:Classifier",
-    "guard": "models.guard:GenerativeGuard",
-    "stream-guard": "models.stream:StreamGuard",
-    "endpoint": "serve.endpoint:Endpoint",
-    "maximum": "models.maximum:Maximum",
+# name -> what makes the scorer with its options, or where that is
+SCORERS: dict[str, Any] = {
+    "offensive-language": "igcore.models.embedded:OffensiveLanguage",
+    "minilm-relevance": "igcore.models.embedded:MiniLMRelevance",
+    "classifier": "igcore.models.classifier:Classifier",
+    "guard": "igcore.models.guard:GenerativeGuard",
+    "stream-guard": "igcore.models.stream:StreamGuard",
+    "endpoint": "igcore.serve.endpoint:Endpoint",
+    "maximum": "igcore.models.maximum:Maximum",
+}
+METHODS: dict[str, Any] = {}  # those besides the package's own, see `igcore.beams.METHODS`
+PARTS = {  # what the core asks for -> where it is
+    "answer_rows": "igcore.adapters.generate:answer_rows",
+    "explore": "igcore.watch.explore:explore",
+    "Recorder": "igcore.watch.record:Recorder",
+    "Tree": "igcore.watch.tree:Tree",
+    "answer_html": "igcore.watch.html:answer_html",
+    "fetched": "igcore.models.assets:fetched",
+    "load_policy": "igcore.models.policies:load_policy",
+    "policy_of": "igcore.models.policies:policy_of",
+    "load_served": "igcore.serve.policy:load_served",
+    "load_scorer": "igcore.models.registry:load_scorer",
+    "maximum_of": "igcore.models.maximum:maximum_of",
 }
 
-PARTS = {  # name -> its module, with what it is called there, or the table that holds it
-    "answer_rows": "adapters.generate",
-    "explore": "watch.explore",
-    "Recorder": "watch.record",
-    "Tree": "watch.tree",
-    "answer_html": "watch.html",
-    "load_policy": "models.policies",
-    "policy_of": "models.policies",
-    "load_served": "serve.policy",
-    "load_scorer": "models.registry",
-    "maximum_of": "models.maximum",
-    "Pool": "pool",
-    "PooledEngine": "pool.engine",
-    "CriticParams": "runs.critic_params",
-    "DecodeParams": "runs.decode_params",
-    "JudgeParams": "judge",
-    # methods, see `igcore.METHODS`
-    "args": "baselines.args:METHODS",
-    "args-lagrangian": "baselines.args:METHODS",
-    "args-cost": "baselines.args:METHODS",
-    "re-control": "baselines.re_control:METHODS",
-    "re-control-lagrangian": "baselines.re_control:METHODS",
-    **SCORERS,
-}
+
+def found(entry: Any) -> Any:
+    """Return an entry of a table, imported where the table says its place."""
+    return resolve_name(entry) if isinstance(entry, str) else entry
 
 
 def room(name: str) -> Any:
-    """Return a function, class or method of an optional room, and import the room.
+    """Return a function or class of an optional room, and import the room.
 
     Raises
     ------
     KeyError
-        For a name that is not here.
+        For a name that is not in `PARTS`.
     """
-    module, _, known_as = PARTS[name].partition(":")
-    found = getattr(import_module(f"{__package__}.{module}"), known_as or name)
-    return found[name] if known_as == "METHODS" else found
+    return resolve_name(PARTS[name])

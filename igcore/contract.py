@@ -165,7 +165,7 @@ class Scoring:
         The scorers by role, each with its contract. Without a reward model rewards are the
         policy's own likelihoods, which the search knows.
     prompts : sequence of str
-    pool : igcore.pool.Pool, optional
+    pool : object, optional
         Keeps the scores of searches.
 
     Attributes

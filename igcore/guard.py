@@ -48,10 +48,9 @@ class Guard:
         the hub, or a model in a server.
     cost : Scorer, callable, str, mapping or list
         Higher is worse. A function takes ``response``, or ``prompt`` and ``response``, see
-        `igcore.scorers.of_function`, and returns a number. It is called for prefixes as well, and
-        is recorded by its name and the hash of all that it holds. A text is a name of
-        `igcore.SCORERS` or ``module:function``, and so is the ``name`` of a mapping, beside
-        options. A list of costs is their maximum.
+        `igcore.scorers.of_function`, and returns a number. It is called for prefixes as well. A
+        text is a name of `igcore.SCORERS` or ``module:function``, and so is the ``name`` of a
+        mapping, beside options. A list of costs is their maximum.
     reward : Scorer, callable, str or mapping, optional
         Higher is better. Without one, answers rank by the policy's own likelihood: the mean
         log-probability of their tokens, in nats.
@@ -60,8 +59,8 @@ class Guard:
     critic : Critic or ValueNetwork, optional
         For the methods that need one; the others ignore it. Any object with ``watch``,
         ``reads_keys`` and ``judge`` as `igcore.critic.network.Critic` has them, or for RE-Control
-        with ``steering`` as `igcore.baselines.re_control.ValueNetwork` has it. Whatever it
-        predicts, a guarded method emits only text that has passed the final check.
+        with ``steering``. Whatever it predicts, a guarded method emits only text that has passed
+        the final check.
     budget : float, optional
         Safety budget d in units of the cost. It has no default: only the user can say what is
         safe. `igcore.suggest_budget` helps to choose it.
@@ -69,9 +68,11 @@ class Guard:
         A key of `METHODS`, for calls of the guard; `decode` names its own.
     seed : int
         Together with a prompt it decides every token, unless a call names another.
-    pool : Pool or path, optional
-        Keeps samples and scores, so that no search draws what another has drawn, see
-        `igcore.pool.Pool`. Answers do not depend on it; their seconds do.
+    pool : object, optional
+        Keeps samples and scores, so that no search draws what another has drawn. It has
+        ``engine(make, policy)``, an engine that samples what it lacks with the one that ``make()``
+        returns, and ``scores_of(scorer, part)``, which is None or has ``get(texts)`` and
+        ``add(scores)``. Answers do not depend on it; their seconds do.
     device, dtype : str, optional
         Where a policy that is given by name is loaded, and in which type, see `igcore.load_policy`.
         By default (``auto``) the device with most room, and the type in which its weights were
@@ -99,7 +100,7 @@ class Guard:
     critic: Any
     method: str
     seed: int
-    pool: Any = field(repr=False)  # an `igcore.pool.Pool`, or None
+    pool: Any = field(repr=False)
     contracts: Mapping[str, Contract] = field(repr=False)
     answers: list[Response] = field(init=False, repr=False)
 
@@ -145,7 +146,7 @@ class Guard:
             "critic": critic,
             "method": method,
             "seed": check_seed(seed),
-            "pool": room("Pool")(pool) if isinstance(pool, str | os.PathLike) else pool,
+            "pool": pool,
             "answers": [],
             "policy": as_policy(policy, device, dtype),
         }
@@ -360,7 +361,7 @@ def decode(
                 config=resolved.config,
                 method=how,
                 searches=searches,
-                engine=make() if alone else room("PooledEngine")(make, policy, pool),
+                engine=make() if alone else pool.engine(make, policy),
                 scoring=scoring,
                 seed=seed,
                 work=account,

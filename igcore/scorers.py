@@ -17,12 +17,11 @@ An object with the members of `Scorer` can score many texts at once, and says mo
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any, Protocol, TypeGuard
 
 from .catalog import room
-from .closure import known
 from .errors import ParameterError
 from .settings import Named
 
@@ -99,9 +98,7 @@ class FunctionScorer:
     by_place : bool
         Whether it has no names for what it takes, as a function of C.
     given : str
-        The digest that the user gave.
-    unknown : str
-        Why it has no digest, once it was asked for.
+        The digest that it was given.
     """
 
     function: Callable[..., Any]
@@ -111,19 +108,12 @@ class FunctionScorer:
     by_place: bool = False
     unit: str = "as the function returns it"
     given: str = ""
-    unknown: str = ""
 
-    @cached_property  # when it is asked for: a function may hold a large model
+    @property
     def digest(self) -> str:
-        """What it is known by: its own ``digest``, or the hash of all that it holds.
-
-        See `igcore.closure`; "" where nobody can tell what it holds from another.
-        """
+        """What it is known by: the digest that it was given, or the function's own; else ""."""
         own = self.given or getattr(self.function, "digest", "")
-        if isinstance(own, str) and own:
-            return own
-        found, self.unknown = known(self.function)
-        return found
+        return own if isinstance(own, str) else ""
 
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
@@ -166,8 +156,7 @@ def as_scorer(scorer: Any, role: str) -> Scorer:
 def check_sign(scorer: Any, role: str) -> Any:
     """Return `scorer`, or raise ``ParameterError`` when it is no scorer for its role."""
     members = ("name", "digest", "sign", "unit", "score")
-    # of the class first: a function would be hashed to be asked for its digest
-    missing = [n for n in members if not (hasattr(type(scorer), n) or hasattr(scorer, n))]
+    missing = [name for name in members if not hasattr(scorer, name)]
     if missing:
         raise ParameterError(
             f"{role} {scorer!r} has no {', '.join(missing)}; give a function of a text, a name of "
@@ -190,7 +179,7 @@ def of_function(function: Callable[..., Any], role: str, digest: str = "") -> Fu
     Parameters
     ----------
     digest : str
-        What a run knows it by; by default its own ``digest``, or hash of all that it holds.
+        What it is known by; by default its own ``digest``.
 
     Raises
     ------

@@ -230,7 +230,7 @@ class Cached:
     ----------
     tally : Tally, optional
         Counts the texts of a whole run, and how many of them the scorer failed on.
-    pooled : igcore.pool.PooledScores, optional
+    pooled : object, optional
         Where scores are looked up first, and kept.
     """
 

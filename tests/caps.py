@@ -53,7 +53,7 @@ def counts(root: Path) -> dict[str, int]:
         "tests": in_modules((root / "tests").rglob("*.py")),
     }
     joint = found["igcore"] + in_modules((root / "docs").glob("*.py"))
-    joint += in_modules((root / "benchmarks").rglob("*.py"))
+    joint += sum(in_modules((root / room).rglob("*.py")) for room in ("igstudy", "benchmarks"))
     joint += in_text((root / "Snakefile").read_text(encoding="utf-8"))
     for notebook in (root / "notebooks").rglob("*.ipynb"):
         for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:

@@ -14,6 +14,8 @@ import pytest
 import torch
 from xdist.scheduler import LoadScopeScheduling
 
+import igstudy as igstudy  # which adds methods and scorers to the tables
+
 torch.set_num_threads(1)
 
 
@@ -38,7 +40,7 @@ def rollouts(tmp_path_factory):
 def _no_policy_of_an_earlier_test():
     """Let no test find the policy that another one has loaded."""
     yield
-    if run := sys.modules.get("igcore.runs.decode_run"):
+    if run := sys.modules.get("igstudy.runs.decode_run"):
         run._LAST.clear()
 
 

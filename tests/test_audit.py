@@ -9,7 +9,7 @@ import pytest
 from notebook_code import notebook_code
 from scipy.stats import binomtest, norm
 
-from igcore.paper import IDENTITY, measured, reported
+from igstudy.paper import IDENTITY, measured, reported
 
 audit = notebook_code("70_paper_audit")
 
@@ -20,7 +20,7 @@ SIZES = pd.DataFrame(
 
 
 def rows(*given):
-    """Rows as `igcore.paper.measured` has them; each is a dict of what is not the default."""
+    """Rows as `igstudy.paper.measured` has them; each is a dict of what is not the default."""
     default = {
         **{
             "table": "t",

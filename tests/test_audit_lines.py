@@ -15,11 +15,11 @@ from igcore.budget import start, trace
 from igcore.contract import Contract
 from igcore.errors import ScorerWarning
 from igcore.policy import Prompt
-from igcore.runs import records
-from igcore.runs.decode_params import Settings
-from igcore.runs.rescore import rescored
 from igcore.scoring import Tally
 from igcore.verdict import Emission, judge, written
+from igstudy.runs import records
+from igstudy.runs.decode_params import Settings
+from igstudy.runs.rescore import rescored
 
 PROMPTS = [Prompt(f"id{i}", text, "mock") for i, text in enumerate(["ab", "fed"])]
 SPELLED = SimpleNamespace(text="".join)  # one letter, one token

@@ -291,7 +291,7 @@ def test_a_broken_line_is_caught_and_a_harmless_one_survives(checkout):
     """Bug: a runner that tests the package itself in place of the broken copy."""
     line = "return state.omega > 0 if strict else state.omega >= 0"
     made = [
-        Breakage("budget.py", line, becomes, "", ["test_edge.py"])
+        Breakage("igcore/budget.py", line, becomes, "", ["test_edge.py"])
         for becomes in ("return True", "return state.omega > 0", line + "  # the same")
     ]
     caught = [found for _, found in breakages.outcomes(made, 2, checkout)]
@@ -302,7 +302,7 @@ def test_a_broken_line_is_caught_and_a_harmless_one_survives(checkout):
 def test_tests_that_fail_or_cannot_run_catch_nothing(checkout):
     """Bug: a test that always fails catches every breakage; so does a name that is no test."""
     line = "else state.omega >= 0"
-    good = Breakage("budget.py", line, "else False", "", ["test_edge.py"])
+    good = Breakage("igcore/budget.py", line, "else False", "", ["test_edge.py"])
     with pytest.raises(RunError, match="without a breakage"):
         list(breakages.outcomes([Breakage(**vars(good) | {"tests": ["test_no.py"]})], 1, checkout))
     unreadable = Breakage(**vars(good) | {"becomes": "else ("})
@@ -318,27 +318,29 @@ def test_a_copy_shares_no_helper_with_the_audit(checkout):
         "    assert not [name for name in sys.modules if name.startswith('tests.')]\n"
     )
     becomes = "else 0 <= state.omega"
-    made = [Breakage("budget.py", "else state.omega >= 0", becomes, "", ["test_edge.py"])]
+    made = [Breakage("igcore/budget.py", "else state.omega >= 0", becomes, "", ["test_edge.py"])]
     assert [caught for _, caught in breakages.outcomes(made, 1, checkout)] == [False]
 
 
 def test_the_command_names_what_survived(capsys, monkeypatch):
-    made = [Breakage("budget.py", "", "", breaks, []) for breaks in ("the edge", "the middle")]
+    made = [
+        Breakage("igcore/budget.py", "", "", breaks, []) for breaks in ("the edge", "the middle")
+    ]
     came = zip(made, (True, False), strict=True)
     monkeypatch.setattr("tests.audit.__main__.listed", lambda: made)
     monkeypatch.setattr("tests.audit.__main__.outcomes", lambda found, n: came)
     assert main(["--emissions", "0", "--breakages"]) == 1
     out, errors = capsys.readouterr()
     assert "2 breakages, 1 caught" in out
-    assert errors == "error: survived: budget.py: the middle\n"
+    assert errors == "error: survived: igcore/budget.py: the middle\n"
 
 
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ('file = "budget.py"', "must have exactly becomes, breaks, file, line, tests"),
+        ('file = "igcore/budget.py"', "must have exactly becomes, breaks, file, line, tests"),
         (
-            'file = "budget.py"\nline = "def "\nbecomes = ""\nbreaks = ""\ntests = []',
+            'file = "igcore/budget.py"\nline = "def "\nbecomes = ""\nbreaks = ""\ntests = []',
             "times; mend the list",
         ),
     ],

@@ -20,8 +20,8 @@ from igcore.engine.agreement import cache_for, fits
 from igcore.engine.kv_cache import cache_name
 from igcore.engine.memory import kv_bytes
 from igcore.errors import PolicyError
-from igcore.report.provenance import processor
-from igcore.runs.folders import open_run
+from igstudy.provenance import processor
+from igstudy.runs.folders import open_run
 
 P, N, T, S = 6, 4, 6, 2  # prompt tokens, samples, new tokens, block size
 CASE = Case(

@@ -22,9 +22,9 @@ from igcore.critic.config import RolloutConfig
 from igcore.critic.rollouts import Rollout, targets
 from igcore.errors import ParameterError
 from igcore.models.lm_scorer import Backbone, LMScorer
-from igcore.runs.decode_params import Settings
-from igcore.runs.rollout_run import load_rollouts, roll_out
 from igcore.scoring import Cached
+from igstudy.runs.decode_params import Settings
+from igstudy.runs.rollout_run import load_rollouts, roll_out
 
 PROMPTS = [Prompt(f"id{i}", text, "mock") for i, text in enumerate("ab ce c dd eae cb".split())]
 SETTINGS = dict(

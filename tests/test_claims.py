@@ -14,8 +14,8 @@ from synthetic import record
 
 from igcore.errors import ParameterError, RunError
 from igcore.models.prompts import SPLITS, split_of
-from igcore.report import claims, paired
-from igcore.report import statistics as metrics
+from igstudy.report import claims, paired
+from igstudy.report import statistics as metrics
 
 notebook = notebook_code("80_claims")
 

@@ -9,8 +9,8 @@ from notebook_code import notebook_code
 from synthetic import record
 from tiny import letters
 
-from igcore.report import claims, paired
-from igcore.report import statistics as metrics
+from igstudy.report import claims, paired
+from igstudy.report import statistics as metrics
 
 NOTEBOOK = notebook_code("80_claims")
 

@@ -1,10 +1,10 @@
-"""Tests of ``igcore run``: which values reach a notebook, and what its errors name."""
+"""Tests of ``python -m igstudy run``: which values reach a notebook, and what its errors name."""
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from igcore.runs import cli
+from igstudy.runs import cli
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 CELL = "# Parameters\nprofile = 'ci'\nrounds = 2\nweight: float = 0.5\nhalf = weight / 2"

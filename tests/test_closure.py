@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from igcore.closure import digest_of, known
+from igstudy.closure import digest_of, known
 
 CALLS: list[str] = []
 
@@ -253,7 +253,7 @@ def test_a_module_counts_with_what_it_imports(modules):
 
 PROGRAM = """
 import functools
-from igcore.closure import known
+from igstudy.closure import known
 from mycost import cost
 WORDS = {"one", "two", "three", "four"}
 class Cost:

@@ -9,8 +9,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from notebook_code import notebook_code
 
-from igcore.figures import critic
-from igcore.figures.style import (
+from igstudy.figures import critic
+from igstudy.figures.style import (
     HATCHES,
     MARKERS,
     OUTCOMES,

@@ -12,7 +12,7 @@ from synthetic import record
 from docs.compare import answers, cells, compared, publish
 from docs.records import pack
 from igcore.errors import ParameterError, RunError
-from igcore.report.linefile import sealed
+from igstudy.linefile import sealed
 
 ROOT = Path(__file__).parents[1]
 TABLE = {"method": ["base", "ours"], "reward": [0.5, None], "unsafe": [3, 0], "train_s": [9.0, 8.0]}

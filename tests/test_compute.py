@@ -8,7 +8,7 @@ import synthetic
 from notebook_code import notebook_code
 
 from igcore.errors import ParameterError
-from igcore.report import tables
+from igstudy.report import tables
 
 COLUMNS = [*notebook_code("40_tables").WORK, "forward_tokens_per_emitted"]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 
 from igcore.models.prompts import load_prompts
-from igcore.report.claims import load_claims
-from igcore.runs.paramfiles import ParamFiles
+from igstudy.report.claims import load_claims
+from igstudy.runs.paramfiles import ParamFiles
 
 ROOT = Path(__file__).parents[1]
 

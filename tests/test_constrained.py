@@ -21,8 +21,8 @@ from theory import (
 )
 
 from igcore.errors import ParameterError
-from igcore.theory.mdp import augment
-from igcore.theory.planning import greedy, n_star, values, violation
+from igstudy.theory.mdp import augment
+from igstudy.theory.planning import greedy, n_star, values, violation
 
 Outcomes, outcomes = notebook.Outcomes, notebook.outcomes
 best_safe, expectation_optimum = notebook.best_safe, notebook.expectation_optimum

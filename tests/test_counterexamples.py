@@ -8,8 +8,8 @@ import pytest
 from theory import INF
 
 from igcore import budget
-from igcore.theory.mdp import augment
-from igcore.theory.planning import greedy, values, violation
+from igstudy.theory.mdp import augment
+from igstudy.theory.planning import greedy, values, violation
 
 
 def test_row_nonnegative_costs():

@@ -15,7 +15,7 @@ from igcore.critic.network import Critic, Spec, load_critic, save_critic
 from igcore.engine.kv_cache import History
 from igcore.engine.local import LocalEngine
 from igcore.policy import Policy
-from igcore.runs.networks import Shuffled
+from igstudy.runs.networks import Shuffled
 
 NAMES = dict(
     policy="tiny",

@@ -8,9 +8,9 @@ from matplotlib.colors import to_hex
 from notebook_code import notebook_code
 
 from igcore.errors import RunError
-from igcore.figures import critic as cf
-from igcore.figures.style import save
-from igcore.report.critics import COLUMNS as CRITIC_COLUMNS
+from igstudy.figures import critic as cf
+from igstudy.figures.style import save
+from igstudy.report.critics import COLUMNS as CRITIC_COLUMNS
 
 training = notebook_code("20_train_critic")
 

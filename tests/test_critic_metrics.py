@@ -14,7 +14,7 @@ from tinytraining import policy, trained
 
 from igcore import ParameterError
 from igcore.critic.config import CriticConfig
-from igcore.report.critics import COLUMNS
+from igstudy.report.critics import COLUMNS
 
 NOTEBOOK = notebook_code("20_train_critic")
 auroc, wins, within_difference = NOTEBOOK.auroc, NOTEBOOK.wins, NOTEBOOK.within_difference

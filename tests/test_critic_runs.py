@@ -16,12 +16,12 @@ from tiny import letters
 
 from igcore import AssetError, ParameterError, Prompt, settings
 from igcore.critic import loop
-from igcore.report import critics
-from igcore.report.critics import COLUMNS, load_finished
-from igcore.runs import critic_run as module
-from igcore.runs import rollout_run
-from igcore.runs.critic_params import CriticParams
-from igcore.runs.critic_run import CriticRun, critic_run
+from igstudy.report import critics
+from igstudy.report.critics import COLUMNS, load_finished
+from igstudy.runs import critic_run as module
+from igstudy.runs import rollout_run
+from igstudy.runs.critic_params import CriticParams
+from igstudy.runs.critic_run import CriticRun, critic_run
 
 NOTEBOOK = notebook_code("20_train_critic")
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(36)]

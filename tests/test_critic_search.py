@@ -11,7 +11,7 @@ from notebook_code import notebook_code
 from synthetic import record
 
 from igcore import ParameterError
-from igcore.report import paired
+from igstudy.report import paired
 
 notebook = notebook_code("45_ablations")
 MEASURES, PAIRS = notebook.FOUND, notebook.PAIRS

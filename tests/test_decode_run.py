@@ -22,17 +22,17 @@ from tiny import letters, tiny_model, tiny_tokenizer, untrained
 from tiny import value_network as network
 
 from igcore import ParameterError, Prompt, RunError
-from igcore.baselines.re_control import ValueNetwork, save_value
 from igcore.critic.network import Critic, save_critic
 from igcore.models import policies
 from igcore.models.pretrained import Contents
 from igcore.models.registry import SCORERS
 from igcore.policy import Policy
-from igcore.report import linefile
-from igcore.runs import cli, decode_run, folders, identity
-from igcore.runs.cli import differences
-from igcore.runs.decode_params import DecodeParams
-from igcore.runs.networks import Shuffled
+from igstudy import linefile
+from igstudy.baselines.re_control import ValueNetwork, save_value
+from igstudy.runs import cli, decode_run, folders, identity
+from igstudy.runs.cli import differences
+from igstudy.runs.decode_params import DecodeParams
+from igstudy.runs.networks import Shuffled
 
 GOOD = dict(
     profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2
@@ -242,7 +242,7 @@ def test_an_embedded_run_from_parameters_to_verification(tmp_path, capsys):
     assert manifest["git_commit"] is None or len(manifest["git_commit"].rstrip("+")) == 40
     known = manifest["params"]
     assert known["parts"].keys() == {"policy", "cost", "reward"} and known["device"] == "cpu"
-    assert known["code"].keys() == {"igcore"}
+    assert known["code"].keys() == {"igcore", "igstudy"}
     capsys.readouterr()
     assert cli.main(["verify", str(run.responses)]) == 0
     good = capsys.readouterr()

@@ -11,30 +11,23 @@ from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer, mock_policy
 from servedstub import MODEL, Reply, served
 from tiny import tiny_tokenizer
 
-from igcore import (
-    ArgsConfig,
-    Guard,
-    ParameterError,
-    PolicyError,
-    Pool,
-    SearchConfig,
-    decode,
-    load_policy,
-)
+from igcore import Guard, ParameterError, PolicyError, SearchConfig, decode, load_policy
 from igcore.beams import Beam
 from igcore.engine.diversity import Failures, diversity_penalty, without_replacement
 from igcore.engine.sampling import random_key
 from igcore.models.registry import SCORERS
 from igcore.policy import as_prompt
-from igcore.report.linefile import read
-from igcore.runs.decode_params import DecodeParams
-from igcore.runs.decode_run import decode_run
-from igcore.runs.verify import verify
 from igcore.serve import client as way
 from igcore.serve.client import Client
 from igcore.serve.engine import BAN, SEEDS, ServedEngine, bias_of
 from igcore.serve.policy import RemoteModel, ServedPolicy
 from igcore.serve.server import Server
+from igstudy.baselines.args import ArgsConfig
+from igstudy.linefile import read
+from igstudy.pool import Pool
+from igstudy.runs.decode_params import DecodeParams
+from igstudy.runs.decode_run import decode_run
+from igstudy.runs.verify import verify
 
 PROMPTS = [[1, 2], [3]]
 DIALECTS = ["vllm", "llama.cpp"]
@@ -549,8 +542,8 @@ class Short:
 def run_home(tmp_path, monkeypatch):
     """A root for runs, prompts and scorers that need no download."""
     prompts = [as_prompt(f"say {i}", "mine") for i in range(6)]
-    monkeypatch.setattr("igcore.runs.decode_run.load_prompts", lambda *_, **__: prompts)
-    monkeypatch.setattr("igcore.runs.verify.load_prompts", lambda *_, **__: prompts)
+    monkeypatch.setattr("igstudy.runs.decode_run.load_prompts", lambda *_, **__: prompts)
+    monkeypatch.setattr("igstudy.runs.verify.load_prompts", lambda *_, **__: prompts)
     monkeypatch.setitem(SCORERS, "short", Short)
     monkeypatch.setitem(SCORERS, "offensive-language", LetterCost)
     monkeypatch.setenv("IGCORE_ROOT", str(tmp_path))

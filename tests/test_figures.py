@@ -14,9 +14,9 @@ from pictures import boxes, hidden, outside
 from statsmodels.stats.proportion import proportion_confint
 
 from igcore.errors import RunError
-from igcore.figures import style as look
-from igcore.figures.style import save
-from igcore.report import tables
+from igstudy.figures import style as look
+from igstudy.figures.style import save
+from igstudy.report import tables
 
 figures = notebook_code("50_figures")  # what notebook 50 alone draws
 start = notebook_code("00_start_here")

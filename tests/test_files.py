@@ -12,9 +12,9 @@ from tiny import untrained
 
 from igcore import RunError, files
 from igcore.critic.files import save_checkpoint, save_network, weights_of
-from igcore.figures import style
-from igcore.report import tables
-from igcore.runs.jobs import request
+from igstudy.figures import style
+from igstudy.report import tables
+from igstudy.runs.jobs import request
 
 
 def checkpoint(folder):

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from theory import INF, language_model, notebook, small_models
 
-from igcore.theory.mdp import augment
-from igcore.theory.planning import abstention_bound, values, violation
+from igstudy.theory.mdp import augment
+from igstudy.theory.planning import abstention_bound, values, violation
 
 myopic_search = notebook.myopic_search
 retry_mass, two_round_failure = notebook.retry_mass, notebook.two_round_failure

@@ -12,9 +12,9 @@ from killed import PARAMS
 from mockruns import decode_into, lines
 
 from igcore import RunError
-from igcore.report import linefile
-from igcore.runs import folders
-from igcore.runs.cli import differences
+from igstudy import linefile
+from igstudy.runs import folders
+from igstudy.runs.cli import differences
 
 LINES = [
     {"method": method, "prompt_id": name, "cost": 0.5, "cost_s": 1.0}

@@ -12,8 +12,8 @@ from notebook_code import notebook_code
 from scipy import stats
 
 from igcore.errors import ParameterError, RunError, ScorerError
-from igcore.report import statistics as metrics
-from igcore.report import tables
+from igstudy.report import statistics as metrics
+from igstudy.report import tables
 
 heldout = notebook_code("40_tables")
 COLUMNS = [

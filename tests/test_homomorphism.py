@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from theory import INF, bigrams, notebook
 
-from igcore.theory.mdp import augment, token_mdp
-from igcore.theory.planning import (
+from igstudy.theory.mdp import augment, token_mdp
+from igstudy.theory.planning import (
     bellman,
     greedy,
     value_iteration,

@@ -11,8 +11,8 @@ from copiedcode import edit, forget, know_code_from
 from mockpolicy import LetterCost
 
 from igcore import Prompt, RunError
-from igcore.closure import sources, tree_digest
-from igcore.runs import identity
+from igstudy.closure import sources, tree_digest
+from igstudy.runs import identity
 
 FILES = {
     "__init__": "",
@@ -67,20 +67,23 @@ def test_code_that_makes_records_starts_them_again(tmp_path, monkeypatch):
 
     def known() -> tuple[dict, str]:
         forget()
-        return identity.code_of(), identity.package_digest()
+        return identity.code_of(), identity.package_digest("igstudy")
 
     runs, whole = known()
-    edit(copied / "beams.py", '"""', '"""Another word. ')
-    edit(copied / "engine/local.py", "\nimport ", "\n# why\n\nimport ")
+    edit(copied / "igcore/beams.py", '"""', '"""Another word. ')
+    edit(copied / "igcore/engine/local.py", "\nimport ", "\n# why\n\nimport ")
     assert known() == (runs, whole)
-    for module in "report/tables figures/style paper/compare theory/mdp watch/tree".split():
+    shown = "report/statistics report/claims report/tables figures/style paper/compare theory/mdp"
+    for module in [*(f"igstudy/{name}" for name in shown.split()), "igcore/watch/tree"]:
         edit(copied / f"{module}.py", "\nimport ", "\nother = 1\nimport ")
     tables = known()
     assert tables[0] == runs and tables[1] != whole
-    for module in ("search", "models/embedded", "runs/critic_run", "report/linefile"):
-        before = known()
+    made = "igcore/search igcore/models/embedded igstudy/runs/critic_run igstudy/linefile"
+    for module in made.split():
+        package, before = module.partition("/")[0], known()[0]
         edit(copied / f"{module}.py", "\nimport ", "\nother = 1\nimport ")
-        assert known()[0] != before[0] and known()[1] != before[1]
+        after = known()[0]
+        assert {name for name in after if after[name] != before[name]} == {package}
 
 
 def test_a_layout_changes_nothing():
@@ -146,9 +149,9 @@ def test_a_scorer_counts_with_its_files_and_its_module():
     scorer = LetterCost()
     assert identity.part_identity(scorer) == {"name": "letters", "digest": "v1"}
     assert identity.modules_of(scorer) == ["mockpolicy"]
-    scorer.files, scorer.home = {"config.json": "ab"}, "igcore.models.paper"
+    scorer.files, scorer.home = {"config.json": "ab"}, "igstudy.scorers.paper"
     assert identity.part_identity(scorer)["files"] == {"config.json": "ab"}
-    assert identity.modules_of(scorer) == ["mockpolicy", "igcore.models.paper"]
+    assert identity.modules_of(scorer) == ["mockpolicy", "igstudy.scorers.paper"]
 
 
 def test_a_scorer_of_a_notebook_counts_by_its_content():

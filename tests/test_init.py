@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import igcore
-from igcore.beams import METHODS
 
 
 def test_every_public_name_exists_and_no_other():
@@ -21,11 +20,11 @@ def test_a_fresh_process_has_every_public_name_and_every_part_that_the_core_asks
     """
     code = "".join(path.read_text() for path in Path(igcore.__file__).parent.rglob("*.py"))
     asked = {*re.findall(r'\broom\("(\w+)"\)', code)}
-    asked |= {name for name, method in METHODS.items() if method is None}
-    assert {"Tree", "explore", "answer_rows", "args"} <= asked
+    assert {"Tree", "explore", "answer_rows", "fetched"} <= asked
     script = (
-        "import igcore; from igcore.catalog import room; "
-        f"[getattr(igcore, name) for name in igcore.__all__]; [room(name) for name in {asked}]"
+        "import igcore, igstudy; from igcore.catalog import METHODS, SCORERS, found, room; "
+        f"[getattr(igcore, name) for name in igcore.__all__]; [room(name) for name in {asked}]; "
+        "[found(entry) for entry in (*METHODS.values(), *SCORERS.values())]"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
@@ -34,6 +33,6 @@ def test_safety_state_and_statistics_need_no_torch():
     """Guards the lecturer's notebook against a gigabyte of dependencies that its theory does not
     use.
     """
-    modules = "igcore.budget, igcore.report.statistics, igcore.report.tables"
+    modules = "igcore.budget, igstudy.report.statistics, igstudy.report.tables"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -11,8 +11,8 @@ import yaml
 from copiedcode import edit, forget, know_code_from
 
 from igcore.errors import RunError
-from igcore.report import provenance
-from igcore.runs import jobs
+from igstudy import provenance
+from igstudy.runs import jobs
 
 ROOT = Path(__file__).parents[1]
 DECODE = ROOT / "notebooks/30_decode.ipynb"
@@ -50,12 +50,12 @@ def test_the_file_of_a_job_is_left_alone_until_its_content_changes(tmp_path, cod
     before = asked(path)
     os.utime(path, (1, 1))
     written = path.read_bytes()
-    edit(code / "search.py", '"""', '"""Another word. ')
+    edit(code / "igcore/search.py", '"""', '"""Another word. ')
     # of the notebook that draws the run, not of the run
-    edit(code / "figures/style.py", "\nimport ", "\nother = 1\nimport ")
+    edit(code / "igstudy/figures/style.py", "\nimport ", "\nother = 1\nimport ")
     assert asked(path) == before
     assert (path.stat().st_mtime, path.read_bytes()) == (1, written)
-    edit(code / "search.py", "\nimport ", "\nother = 1 + 2\nimport ")
+    edit(code / "igcore/search.py", "\nimport ", "\nother = 1 + 2\nimport ")
     after = asked(path)
     assert {name for name in after if before[name] != after[name]} == {"code of igcore"}
     assert path.stat().st_mtime > 1 and not list(path.parent.glob("*.part"))
@@ -86,7 +86,7 @@ def test_a_notebook_that_looks_at_runs_is_known_by_all_code(tmp_path, code):
     """Bug: a changed table or picture was never made again."""
     path = tmp_path / "job.yaml"
     before = asked(path, "figures", ROOT / "notebooks/50_figures.ipynb")
-    edit(code / "figures/style.py", "\nimport ", "\nother = 1\nimport ")
+    edit(code / "igstudy/figures/style.py", "\nimport ", "\nother = 1\nimport ")
     assert asked(path, "figures", ROOT / "notebooks/50_figures.ipynb") != before
 
 
@@ -94,7 +94,7 @@ def test_two_walks_in_one_folder_are_refused(tmp_path):
     """Guards two runs of Snakemake that write into one folder; a lock that outlives a kill."""
     program = f"""
 import pathlib, time
-from igcore.runs import jobs
+from igstudy.runs import jobs
 held = jobs.lock(pathlib.Path({str(tmp_path)!r}))
 print("locked", flush=True)
 time.sleep(60)

@@ -16,18 +16,18 @@ from pictures import boxes, hidden, outside
 
 from igcore import ParameterError, RunError, ScorerError
 from igcore.errors import JudgeError
-from igcore.judge import JudgeParams, ScorerJudge, load_judge
-from igcore.judge.spec import ASPECTS, Question, parse
-from igcore.report import load as runs
-from igcore.report import tables
-from igcore.report.verdicts import (
+from igstudy.judge import JudgeParams, ScorerJudge, load_judge
+from igstudy.judge.spec import ASPECTS, Question, parse
+from igstudy.report import load as runs
+from igstudy.report import tables
+from igstudy.report.verdicts import (
     both_orders,
     pairs_of,
     questions_of,
     verdicts,
 )
-from igcore.runs import folders
-from igcore.runs.judge_run import judge_run
+from igstudy.runs import folders
+from igstudy.runs.judge_run import judge_run
 from tests.rehearsal.stub import Canned, by_hash, points, shown, stub_judge
 
 NOTEBOOK = notebook_code("60_judge")
@@ -355,7 +355,7 @@ def scorers(monkeypatch):
         made.append(Length({"minilm-relevance": "better", "jigsaw-toxicity": "worse"}[name.name]))
         return made[-1]
 
-    monkeypatch.setattr("igcore.judge.load_scorer", load)
+    monkeypatch.setattr("igstudy.judge.load_scorer", load)
     return made
 
 
@@ -519,10 +519,10 @@ def test_a_run_that_was_stopped_goes_on(repository, monkeypatch):
 
     folder = repository / "runs/test/judge/x"
     with stub_judge() as stub:
-        monkeypatch.setattr("igcore.runs.judge_run.append", killed)
+        monkeypatch.setattr("igstudy.runs.judge_run.append", killed)
         with pytest.raises(KeyboardInterrupt):
             judge_run(params(judge=endpoint(stub), workers=1))
-        monkeypatch.setattr("igcore.runs.judge_run.append", append)
+        monkeypatch.setattr("igstudy.runs.judge_run.append", append)
         kept = kept_in(folder)
         assert len(kept) == 4 and not (folder / "manifest.json").exists()
     with stub_judge() as stub:  # at another address

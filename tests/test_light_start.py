@@ -76,10 +76,10 @@ def test_a_notebook_imports_no_models(name):
     which the job of the tables began. What a scorer needs is imported when it is asked for.
     """
     imports = [import_lines(cell) for cell in code_cells(name)]
-    assert any("igcore.report" in line for line in imports)
+    assert any("igstudy.report" in line for line in imports)
     run_without(MODELS, imports)
 
 
 def test_the_command_line_imports_no_models():
-    """Bug: every `igcore run` imported torch for `igcore verify`, then its kernel did so again."""
-    run_without([*MODELS, "pandas", "scipy"], ["import igcore.runs.cli"])
+    """Bug: `igstudy run` imported torch for `igstudy verify`, then its kernel did so again."""
+    run_without([*MODELS, "pandas", "scipy"], ["import igstudy.runs.cli"])

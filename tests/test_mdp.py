@@ -16,13 +16,13 @@ from theory import INF, bigrams, language_model, leaves, path, random_table, ran
 
 from igcore import budget
 from igcore.errors import ParameterError
-from igcore.theory.mdp import (
+from igstudy.theory.mdp import (
     MDP,
     augment,
     token_mdp,
     truncated_cost,
 )
-from igcore.theory.planning import values
+from igstudy.theory.planning import values
 
 AB = {"a": (0, 0), "b": (1, 0.5)}
 half, seeds = Fraction(1, 2), st.integers(0, 10**6)
@@ -31,7 +31,7 @@ half, seeds = Fraction(1, 2), st.integers(0, 10**6)
 def test_the_theory_needs_no_torch():
     """Guards the lecturer's notebook against a gigabyte of dependencies."""
     theory = "mdp planning"
-    modules = [f"igcore.theory.{name}" for name in theory.split()]
+    modules = [f"igstudy.theory.{name}" for name in theory.split()]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

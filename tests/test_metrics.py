@@ -11,8 +11,8 @@ from notebook_code import notebook_code
 from scipy import stats
 
 from igcore.errors import ParameterError, RunError
-from igcore.report import paired
-from igcore.report import statistics as metrics
+from igstudy.report import paired
+from igstudy.report import statistics as metrics
 
 
 def table(*cells: tuple[str, list, list]) -> pd.DataFrame:

@@ -9,8 +9,8 @@ import pytest
 import synthetic
 
 from igcore.errors import ParameterError, RunError
-from igcore.figures.style import unless_missing
-from igcore.report import statistics as metrics
+from igstudy.figures.style import unless_missing
+from igstudy.report import statistics as metrics
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = "tradeoff distributions rates trajectories answers critic".split()
@@ -44,7 +44,7 @@ def executed(folder, monkeypatch, **parameters) -> tuple[set[str], int]:
     """
     written, shown = set(), []
     monkeypatch.setattr(
-        "igcore.figures.style.save",
+        "igstudy.figures.style.save",
         lambda fig, stem, _: written.add(Path(stem).relative_to(folder / "figures").as_posix()),
     )
     monkeypatch.setattr("IPython.display.display", shown.append)

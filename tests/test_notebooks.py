@@ -17,13 +17,13 @@ from papermill.parameterize import parameterize_notebook
 
 from igcore import load_scorer
 from igcore.errors import ParameterError
-from igcore.report.statistics import STATUSES
-from igcore.runs import verify
-from igcore.runs.critic_params import CriticParams
-from igcore.runs.decode_params import DecodeParams
-from igcore.runs.paramfiles import OUTPUT, ParamFiles
-from igcore.runs.params import notebook_parameters, notebook_params
 from igcore.scorers import as_scorer
+from igstudy.report.statistics import STATUSES
+from igstudy.runs import verify
+from igstudy.runs.critic_params import CriticParams
+from igstudy.runs.decode_params import DecodeParams
+from igstudy.runs.paramfiles import OUTPUT, ParamFiles
+from igstudy.runs.params import notebook_parameters, notebook_params
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

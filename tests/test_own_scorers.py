@@ -10,11 +10,11 @@ import igcore as ig
 from igcore.errors import ParameterError
 from igcore.models.registry import load_scorer, prepared
 from igcore.policy import as_prompt
-from igcore.runs import cli
-from igcore.runs.decode_params import DecodeParams
-from igcore.runs.decode_run import decode_run
-from igcore.runs.jobs import code
 from igcore.settings import Named
+from igstudy.runs import cli
+from igstudy.runs.decode_params import DecodeParams
+from igstudy.runs.decode_run import decode_run
+from igstudy.runs.jobs import code
 
 SOURCE = """
 from igcore.scorers import REWARD

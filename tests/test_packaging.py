@@ -16,9 +16,9 @@ from packaging.requirements import Requirement
 
 from docs.pages import BLOCK, KINDS, PAGES
 from igcore import METHODS
-from igcore.runs.critic_params import CriticParams
-from igcore.runs.decode_params import DecodeParams
-from igcore.runs.paramfiles import ParamFiles
+from igstudy.runs.critic_params import CriticParams
+from igstudy.runs.decode_params import DecodeParams
+from igstudy.runs.paramfiles import ParamFiles
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -43,7 +43,7 @@ def test_environment_yml_agrees_with_pyproject():
     content = yaml.safe_load((ROOT / "environment.yml").read_text())
     assert content["channels"] == ["conda-forge", "bioconda"]
     *packages, last = content["dependencies"]
-    assert last == {"pip": ["-e .[docs]"]}
+    assert last == {"pip": ["-e ./igstudy", "-e .[docs]"]}
     conda, channels = {}, {}
     for package in packages:
         channel, _, text = package.rpartition("::")
@@ -74,7 +74,7 @@ def test_a_guard_needs_no_library_of_a_study():
     """Bug: a user of `igcore.Guard` had to install pandas, Jupyter and an exact scikit-learn."""
     base = {requirement.name for requirement in requirements()}
     paths = [*(ROOT / "igcore").glob("*.py")]
-    for room in ("adapters", "baselines", "critic", "engine", "models", "serve"):
+    for room in ("adapters", "critic", "engine", "models", "serve"):
         paths += (ROOT / "igcore" / room).glob("*.py")
     for path in paths:
         for name in imported(path) - sys.stdlib_module_names - {"igcore"}:
@@ -126,6 +126,13 @@ def test_the_package_is_all_of_igcore_and_nothing_else():
             assert (path.parent / "__init__.py").is_file(), f"{path.parent} is no package"
         elif path.suffix != ".pyc":
             assert path in shipped, f"{path} is not installed"
+
+
+def test_the_study_installs_each_of_its_rooms():
+    """Bug: a room that only a checkout finds."""
+    setup = tomllib.loads((ROOT / "igstudy/pyproject.toml").read_text())["tool"]["setuptools"]
+    rooms = {path.parent.relative_to(ROOT) for path in (ROOT / "igstudy").rglob("__init__.py")}
+    assert set(setup["packages"]) == {room.as_posix().replace("/", ".") for room in rooms}
 
 
 def test_every_profile_writes_its_tables_below_its_own_runs():

@@ -9,8 +9,8 @@ import pytest
 import synthetic
 
 from igcore import paper
-from igcore.paper import compare
-from igcore.paper.compare import (
+from igstudy.paper import compare
+from igstudy.paper.compare import (
     MEASURES,
     NOT_RUN,
     Cell,
@@ -20,8 +20,8 @@ from igcore.paper.compare import (
     nearest,
     priority,
 )
-from igcore.report import statistics as metrics
-from igcore.runs import folders
+from igstudy.report import statistics as metrics
+from igstudy.runs import folders
 
 ALPACA = {"policy": "alpaca-7b", "prompts": "pku-saferlhf"}
 OURS = ALPACA | {"method": "inferenceguard", "n_samples": 128, "keep": 32, "block_size": 32}

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from igcore.errors import ParameterError
-from igcore.runs.paramfiles import ParamFiles, merged
+from igstudy.runs.paramfiles import ParamFiles, merged
 
 
 def folder(tmp_path, **files) -> Path:

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from igcore.baselines.value_training import ValueConfig
 from igcore.config import SearchConfig
 from igcore.critic.config import CriticConfig, RolloutConfig
 from igcore.errors import ParameterError
-from igcore.judge import JudgeParams
-from igcore.report.claims import load_claims
-from igcore.runs.critic_params import CriticParams
-from igcore.runs.decode_params import DecodeParams
-from igcore.runs.paramfiles import OUTPUT, ParamFiles
-from igcore.runs.params import OutputParams, notebook_parameters, notebook_params
+from igstudy.baselines.value_training import ValueConfig
+from igstudy.judge import JudgeParams
+from igstudy.report.claims import load_claims
+from igstudy.runs.critic_params import CriticParams
+from igstudy.runs.decode_params import DecodeParams
+from igstudy.runs.paramfiles import OUTPUT, ParamFiles
+from igstudy.runs.params import OutputParams, notebook_parameters, notebook_params
 
 ROOT = Path(__file__).parents[1]
 GOOD = dict(

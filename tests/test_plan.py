@@ -1,7 +1,6 @@
 """Tests of the plan of runs before they start: tokens worked out by hand, and bad files."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import yaml
 
 import igcore
 from igcore.errors import ParameterError
-from igcore.runs import plan
+from igstudy.runs import cli, plan
 
 SHARED = dict(
     profile="paper",
@@ -69,7 +68,7 @@ def test_tokens_by_hand(tmp_path):
         (json.dumps(DECODE | {"n_sample": 3}), "'n_sample'"),
     ],
 )
-def test_a_bad_file_is_one_sentence_with_its_name(tmp_path, monkeypatch, content, sentence):
+def test_a_bad_file_is_one_sentence_with_its_name(tmp_path, capsys, content, sentence):
     """Bug: an error among 30 files that does not say which."""
     file = tmp_path / "paper/decode-a.yaml"
     file.parent.mkdir()
@@ -78,9 +77,8 @@ def test_a_bad_file_is_one_sentence_with_its_name(tmp_path, monkeypatch, content
     with pytest.raises(ParameterError, match=sentence) as caught:
         rows(file)
     assert str(caught.value).startswith(str(file)) and "\n" not in str(caught.value)
-    monkeypatch.setattr(sys, "argv", ["plan", str(file)])
-    with pytest.raises(SystemExit, match=f"error: {file}"):
-        plan.main()
+    assert cli.main(["plan", str(file)]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {file}")
 
 
 def test_every_committed_file_of_the_paper_has_a_plan():

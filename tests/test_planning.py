@@ -21,8 +21,8 @@ from theory import (
 )
 
 from igcore.errors import ParameterError
-from igcore.theory.mdp import augment, token_mdp
-from igcore.theory.planning import (
+from igstudy.theory.mdp import augment, token_mdp
+from igstudy.theory.planning import (
     bellman,
     greedy,
     occupancy,

@@ -25,7 +25,7 @@ for module, names in {
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import igcore as ig
-from igcore.pool import Pool, value_of
+from igstudy.pool import Pool, value_of
 from tiny import tiny_model, tiny_tokenizer
 
 tokenizer = tiny_tokenizer()
@@ -39,7 +39,7 @@ print([(answer.status, answer.text) for answer in map(guard, ["abc", "the"])])
 """
 # what takes locks: a run, a pool, the cache
 FILES = """
-from igcore.runs.folders import open_run
+from igstudy.runs.folders import open_run
 from igcore.files import locked
 folder = Path(sys.argv[2])
 identity = {"seed": 0}

@@ -13,8 +13,8 @@ from igcore import AssetError, Guard, ParameterError, SearchConfig, decode, load
 from igcore.models.policies import POLICIES
 from igcore.models.templates import TEMPLATES
 from igcore.policy import Policy
-from igcore.runs.decode_params import DecodeParams
-from igcore.runs.decode_run import decode_run
+from igstudy.runs.decode_params import DecodeParams
+from igstudy.runs.decode_run import decode_run
 
 
 @pytest.fixture(scope="module")

@@ -14,24 +14,16 @@ from mockpolicy import LetterCost, LetterReward, MockModel, mock_policy
 from tiny import SCORERS, letters, tiny_model, tiny_tokenizer, untrained, value_network
 from tinymodels import tiny
 
-from igcore import (
-    ArgsConfig,
-    Guard,
-    ParameterError,
-    PolicyError,
-    Pool,
-    ReControlConfig,
-    RunError,
-    decode,
-    load_scorer,
-)
+from igcore import Guard, ParameterError, PolicyError, RunError, decode, load_scorer
 from igcore.beams import METHODS, method_of
 from igcore.engine.diversity import Failures, diversity_penalty
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import random_key
 from igcore.models.policies import load_policy
-from igcore.pool import code_digest, policy_digest, scorer_digest, value_of
-from igcore.pool.engine import PooledEngine
+from igstudy.baselines.args import ArgsConfig
+from igstudy.baselines.re_control import ReControlConfig
+from igstudy.pool import Pool, code_digest, policy_digest, scorer_digest, value_of
+from igstudy.pool.engine import PooledEngine
 
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
 SETTINGS = dict(budget=0.5, n_samples=4, keep=2, block_size=3, max_new_tokens=9, rounds=3)
@@ -395,6 +387,6 @@ def test_changed_code_has_samples_and_scores_of_its_own(tmp_path, monkeypatch):
     code_digest.cache_clear()
     assert code_digest(folder) != before
     known = scorer_digest(load_scorer("offensive-language")), policy_digest(mock_policy())
-    monkeypatch.setattr("igcore.pool.code_digest", lambda folder: before)
+    monkeypatch.setattr("igstudy.pool.code_digest", lambda folder: before)
     changed = scorer_digest(load_scorer("offensive-language")), policy_digest(mock_policy())
     assert known[0] != changed[0] and known[1] != changed[1]

@@ -23,8 +23,8 @@ from igcore.models.promptsets import (
 )
 from igcore.models.templates import turns_of
 from igcore.policy import Prompt, as_prompt
-from igcore.runs.critic_params import CriticParams
-from igcore.runs.decode_params import DecodeParams
+from igstudy.runs.critic_params import CriticParams
+from igstudy.runs.decode_params import DecodeParams
 from tests.rehearsal import data
 
 PKU, HEX, HH = "pku-saferlhf", "hex-phi", "hh-rlhf"

@@ -83,11 +83,10 @@ def test_a_cost_of_two_arguments_sees_the_prompt_first():
     assert as_scorer(echo, "cost").score(["s", "q"], ["as", "as"], [True, True]) == [1.0, 0.0]
 
 
-def test_a_function_is_recorded_by_name_and_content():
-    """Guards provenance: another function has another digest, the same one the same."""
-    first, again = as_scorer(capitals, "cost"), as_scorer(capitals, "cost")
-    assert (first.name, first.digest) == ("capitals", again.digest)
-    assert first.digest != as_scorer(echo, "cost").digest
+def test_a_function_is_recorded_by_its_name():
+    """Guards provenance: what a function holds is a matter of runs, see `igstudy.closure`."""
+    first = as_scorer(capitals, "cost")
+    assert (first.name, first.digest) == ("capitals", "")
     assert (first.sign, as_scorer(capitals, "reward").sign) == (
         "higher is worse",
         "higher is better",

@@ -9,7 +9,7 @@ import pytest
 
 from docs import pages
 from igcore.errors import RunError
-from igcore.report.claims import load_claims
+from igstudy.report.claims import load_claims
 
 ROOT = Path(__file__).parents[1]
 PAGE = "before\n<!-- table main -->\nof the last run\n<!-- end -->\nafter\n"

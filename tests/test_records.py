@@ -8,9 +8,9 @@ from mockpolicy import letter_cost, mock_policy
 from mockruns import SCORERS, lines
 
 from igcore import Guard, decode
-from igcore.report import linefile
-from igcore.runs import records, verify
-from igcore.runs.decode_params import Settings
+from igstudy import linefile
+from igstudy.runs import records, verify
+from igstudy.runs.decode_params import Settings
 
 CONFIG = Settings(budget=0.5, n_samples=4, block_size=3, max_new_tokens=6)
 

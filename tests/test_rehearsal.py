@@ -12,14 +12,14 @@ import yaml
 from notebook_code import notebook_code
 
 from igcore import METHODS
-from igcore.judge import JudgeParams
-from igcore.report import load as runs
-from igcore.runs import cli, decode_run
-from igcore.runs import critic_run as critic_runs
-from igcore.runs.critic_params import CriticParams
-from igcore.runs.decode_params import DecodeParams
-from igcore.runs.judge_run import judge_run
-from igcore.runs.paramfiles import ParamFiles
+from igstudy.judge import JudgeParams
+from igstudy.report import load as runs
+from igstudy.runs import cli, decode_run
+from igstudy.runs import critic_run as critic_runs
+from igstudy.runs.critic_params import CriticParams
+from igstudy.runs.decode_params import DecodeParams
+from igstudy.runs.judge_run import judge_run
+from igstudy.runs.paramfiles import ParamFiles
 from tests.rehearsal.__main__ import build_mirror
 from tests.rehearsal.stub import stub_judge
 
@@ -107,7 +107,7 @@ def test_the_judge_is_rehearsed_with_an_endpoint(here, monkeypatch):
     """Guards the last step of the grid: the paper's own judge file, with a stub where its address
     is.
     """
-    monkeypatch.setattr("igcore.runs.judge_run.root", lambda: here)
+    monkeypatch.setattr("igstudy.runs.judge_run.root", lambda: here)
     two = SMALL | {"methods": ["base", "inferenceguard"], "critic": None, "value": None}
     decode_run.decode_run(params(DecodeParams, "decode-main-alpaca-pku", **two))
     with stub_judge() as stub:

@@ -16,15 +16,15 @@ from copiedcode import forget, know_code_from
 from safetensors.torch import load_file, save_file
 from tiny import tiny_model, tiny_tokenizer
 
-from igcore import Guard, RunError, closure, load_policy, search
+from igcore import Guard, RunError, load_policy, search
 from igcore.engine import sampling
 from igcore.models import registry
-from igcore.report import linefile
-from igcore.runs import identity
-from igcore.runs.cli import differences
-from igcore.runs.decode_params import DecodeParams
-from igcore.runs.decode_run import decode_run
 from igcore.scorers import of_function
+from igstudy import closure, linefile
+from igstudy.runs import identity
+from igstudy.runs.cli import differences
+from igstudy.runs.decode_params import DecodeParams
+from igstudy.runs.decode_run import decode_run
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}:"
 PROMPTS = ["one", "two words", "three", "a fourth", "five of them", "sixth"]
@@ -214,7 +214,7 @@ def pretend(monkeypatch, tmp_path):
     def edited(module, change):
         if module.startswith("igcore."):
             copied = know_code_from(monkeypatch, tmp_path)
-            path = copied.joinpath(*module.split(".")[1:]).with_suffix(".py")
+            path = copied.joinpath(*module.split(".")).with_suffix(".py")
         else:
             path, real = tmp_path / "edited.py", closure.source_of
             shutil.copy(real(module), path)

@@ -11,7 +11,7 @@ from mockpolicy import LetterCost, LetterReward, letter_cost, letter_reward, moc
 from igcore import Guard, ParameterError, Prompt, RunError, ScorerError, SearchConfig, decode
 from igcore.critic.config import RolloutConfig
 from igcore.critic.rollouts import Labels, Rollout, split_by_prompt, targets
-from igcore.runs.rollout_run import load_rollouts, roll_out
+from igstudy.runs.rollout_run import load_rollouts, roll_out
 
 PROMPTS = [
     Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())

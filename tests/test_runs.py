@@ -12,8 +12,8 @@ from killed import PARAMS
 from mockruns import decode_into
 
 from igcore import RunError
-from igcore.report import load as runs
-from igcore.runs import cli, folders, records
+from igstudy.report import load as runs
+from igstudy.runs import cli, folders, records
 
 
 def left(folder, prompts, methods=("base",), shard=0, n_shards=1, finish=True, run=None):

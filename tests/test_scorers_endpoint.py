@@ -17,10 +17,10 @@ from igcore import ParameterError, ScorerError, load_scorer
 from igcore.contract import Contract
 from igcore.errors import ScorerWarning
 from igcore.models.probe import HELPFUL, UNSAFE
-from igcore.runs.decode_params import DecodeParams
-from igcore.runs.decode_run import Experiment, identity_of
 from igcore.scorers import as_scorer
 from igcore.scoring import Tally, checked_score
+from igstudy.runs.decode_params import DecodeParams
+from igstudy.runs.decode_run import Experiment, identity_of
 
 KEY = "a-key-that-nobody-may-see"
 PROMPTS = ["q one", "q two", "q three"]

@@ -11,7 +11,7 @@ from kerasfiles import FILTERS, NUM_WORDS, WORDS, write_wheel_members
 from igcore import load_scorer
 from igcore.models import assets
 from igcore.models.convert import convert_jigsaw
-from igcore.models.jigsaw import HEADS, LENGTH, JigsawToxicity
+from igstudy.scorers.jigsaw import HEADS, LENGTH, JigsawToxicity
 
 TEXTS = [
     "the soup is cold",

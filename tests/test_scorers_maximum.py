@@ -16,9 +16,9 @@ from igcore.engine.agreement import fits
 from igcore.errors import ScorerWarning
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.models.maximum import maximum_of
-from igcore.runs.identity import modules_of
 from igcore.scorers import as_scorer, keeps_cache, uncached
 from igcore.scoring import Tally, checked_score
+from igstudy.runs.identity import modules_of
 
 TEXTS = ["", "a", "ab", "abc abc", "b" * 9]
 

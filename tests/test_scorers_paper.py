@@ -31,11 +31,11 @@ from transformers import AutoTokenizer, LlamaForSequenceClassification, LlamaMod
 from igcore import ParameterError, ScorerError
 from igcore.contract import Contract, Scoring
 from igcore.engine.agreement import fits
-from igcore.models import paper
 from igcore.models.convert import quiet_transformers
-from igcore.models.paper import BeaverCost, LlamaReward, QRMCost, QRMReward
 from igcore.models.registry import load_scorer, maker
 from igcore.scorers import COST, REWARD
+from igstudy.scorers import paper
+from igstudy.scorers.paper import BeaverCost, LlamaReward, QRMCost, QRMReward
 from tests.rehearsal.tokenizers import llama3_folder, sentencepiece_folder
 from tests.rehearsal.weights import drawn
 

@@ -44,7 +44,7 @@ from igcore.critic.training import CriticConfig, spec_of
 from igcore.engine.agreement import cache_for
 from igcore.engine.kv_cache import History, cache_name
 from igcore.policy import PROBE, Policy
-from igcore.runs.decode_params import Settings
+from igstudy.runs.decode_params import Settings
 
 ASKING = [method for method in METHODS if method_of(method).asks_critic]
 ALONE = [method for method in METHODS if not method_of(method).network]

@@ -12,7 +12,8 @@ from docs import site
 from igcore.errors import RunError
 
 ROOT = Path(__file__).parents[1]
-PARTS = "README.md CHANGELOG.md CONTRIBUTING.md docs figures igcore notebooks params tests".split()
+PARTS = "docs figures igcore igstudy notebooks params tests".split()
+PARTS += "README.md CHANGELOG.md CONTRIBUTING.md".split()
 FILES = (
     "profiles LICENSE CITATION.cff Snakefile constraints.txt environment.yml pyproject.toml "
     "codecheck.yml"

@@ -22,10 +22,10 @@ from papermill.parameterize import parameterize_notebook
 from snakewalk import snakemake
 
 from igcore.errors import ParameterError
-from igcore.runs import cli
-from igcore.runs.paramfiles import runs_of
-from igcore.runs.params import notebook_params
 from igcore.settings import written
+from igstudy.runs import cli
+from igstudy.runs.paramfiles import runs_of
+from igstudy.runs.params import notebook_params
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted(path.name for path in (ROOT / "params").iterdir() if path.is_dir())
@@ -39,7 +39,7 @@ ODD = {  # what YAML takes for other things than it is, or an encoding loses
     "strict": "True",
 }
 LOOKS = ["2024-01-01", "no", "1e5", "1_000", "0x10", "007", "null", "-1"]  # text in quotes
-IMPORTS = "from igcore.runs.params import notebook_params\nfrom igcore.settings import written"
+IMPORTS = "from igstudy.runs.params import notebook_params\nfrom igcore.settings import written"
 CRITICS = '{"0": {features: o, lr: 1.0e-5, epochs: 1}, "no": {lr: 1.0e-300, weight_decay: 1.0e+16}}'
 
 
@@ -67,12 +67,12 @@ def write_params(place, name, sample, **lines):
 
 
 def planned(place, profile, **config) -> dict[str, list[str]]:
-    """Return the command behind ``igcore run`` of each notebook that the jobs would write.
+    """Return the command behind ``igstudy run`` of each notebook that the jobs would write.
 
     A job of several runs writes several.
     """
     printed = snakemake(place, profile, "--dry-run", "--printshellcmds", **config)
-    begin = " -m igcore.runs.cli run "
+    begin = " -m igstudy run "
     commands = {}
     for line in printed.splitlines():
         if begin not in line:

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from igcore.report import provenance, sources
+from igstudy import provenance
+from igstudy.report import sources
 
 KNOWN = {
     "git_commit": "abc",
@@ -108,11 +109,11 @@ def test_only_changes_of_the_code_mark_a_commit(tmp_path, monkeypatch):
     """Bug: every table after the first marked as of changed code, because the first had changed a
     committed file.
     """
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "igcore/report/code.py"))
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "igstudy/code.py"))
     ask = provenance.commit.__wrapped__
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert ask() is None
-    for name in ("igcore/report/code.py", "figures/tables/main.csv"):
+    for name in ("igstudy/code.py", "figures/tables/main.csv"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("one\n")
     git = ["git", "-C", str(tmp_path), "-c", "user.name=me", "-c", "user.email=me@example.org"]
@@ -120,5 +121,5 @@ def test_only_changes_of_the_code_mark_a_commit(tmp_path, monkeypatch):
         subprocess.run([*git, *command], check=True)
     (tmp_path / "figures/tables/main.csv").write_text("two\n")
     assert len(head := ask()) == 40
-    (tmp_path / "igcore/report/code.py").write_text("two\n")
+    (tmp_path / "igstudy/code.py").write_text("two\n")
     assert ask() == f"{head}+"

@@ -7,7 +7,7 @@ from notebook_code import notebook_code
 from scipy import stats
 from synthetic import record
 
-from igcore.paper import reported
+from igstudy.paper import reported
 
 NOTEBOOK = notebook_code("40_tables")
 

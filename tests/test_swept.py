@@ -9,8 +9,8 @@ import pytest
 from imaginaryruns import executed, outputs, workplace, written
 
 from igcore import RunError, paper
-from igcore.paper import compare, swept
-from igcore.runs import jobs
+from igstudy.paper import compare, swept
+from igstudy.runs import jobs
 
 TOGETHER = ("45-02b", "45-swept-tables")
 

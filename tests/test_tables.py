@@ -12,9 +12,9 @@ from imaginaryruns import executed, workplace, written
 
 from igcore import METHODS
 from igcore.errors import ParameterError, RunError
-from igcore.paper import MEASURED
-from igcore.report import statistics as metrics
-from igcore.report import tables
+from igstudy.paper import MEASURED
+from igstudy.report import statistics as metrics
+from igstudy.report import tables
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from notebook_code import notebook_code
 
 import igcore as ig
 from igcore.budget import ACCOUNTINGS, SIGNED, trace
-from igcore.theory.planning import abstention_bound
+from igstudy.theory.planning import abstention_bound
 
 nb = notebook_code("02_the_budget")
 

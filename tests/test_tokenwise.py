@@ -23,12 +23,12 @@ from tiny import tiny_tokenizer
 from tinymodels import Counter, tiny
 
 from igcore import METHODS, Guard, ParameterError, Prompt, decode
-from igcore.baselines.args import TOKEN_SCORES
 from igcore.engine.agreement import fits
 from igcore.engine.sampling import random_key
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.policy import Policy
-from igcore.runs.decode_params import Settings
+from igstudy.baselines.args import TOKEN_SCORES
+from igstudy.runs.decode_params import Settings
 
 ARGS = [name for name in METHODS if name.startswith("args")]
 TOKENIZER = (

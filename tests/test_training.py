@@ -21,7 +21,7 @@ from igcore.critic.training import (
     mse_loss,
     train,
 )
-from igcore.runs.folders import open_run
+from igstudy.runs.folders import open_run
 
 NOTEBOOK = notebook_code("20_train_critic")
 

@@ -9,7 +9,7 @@ import synthetic
 from notebook_code import notebook_code
 
 from igcore.errors import RunError
-from igcore.figures.style import NAMES, SIX, STYLE
+from igstudy.figures.style import NAMES, SIX, STYLE
 
 tr = notebook_code("50_figures")
 

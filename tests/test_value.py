@@ -17,16 +17,16 @@ from tinymodels import PROMPTS, numbers, reencode, tiny
 from torch.nn.functional import gelu
 
 from igcore import Guard, ParameterError, PolicyError, Prompt, decode
-from igcore.baselines.re_control import load_value, save_value
-from igcore.baselines.value_training import ValueConfig, of_first, train_value, value_source
 from igcore.critic import loop
 from igcore.critic.config import RolloutConfig
 from igcore.critic.rollouts import Rollout
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import NEAR_TIE
-from igcore.runs.decode_params import Settings
-from igcore.runs.folders import open_run
-from igcore.runs.rollout_run import roll_out
+from igstudy.baselines.re_control import load_value, save_value
+from igstudy.baselines.value_training import ValueConfig, of_first, train_value, value_source
+from igstudy.runs.decode_params import Settings
+from igstudy.runs.folders import open_run
+from igstudy.runs.rollout_run import roll_out
 
 NOTEBOOK = notebook_code("20_train_critic")
 expectations, value_table = NOTEBOOK.expectations, NOTEBOOK.value_table

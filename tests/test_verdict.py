@@ -18,11 +18,11 @@ from igcore import Guard, decode
 from igcore.contract import TEXTS as FIXED
 from igcore.contract import Contract
 from igcore.errors import ScorerWarning
-from igcore.report.linefile import line_digest, read_record
-from igcore.runs import records, verify
-from igcore.runs.decode_params import Settings
-from igcore.runs.rescore import rescored
 from igcore.verdict import Emission, judge
+from igstudy.linefile import line_digest, read_record
+from igstudy.runs import records, verify
+from igstudy.runs.decode_params import Settings
+from igstudy.runs.rescore import rescored
 
 TEXT = "one two six"  # words end at 3 and 7
 ENDS = [5, 11]

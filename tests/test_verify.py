@@ -31,12 +31,12 @@ from igcore.models.policies import POLICIES, Known
 from igcore.models.prompts import PROMPT_SETS
 from igcore.models.registry import SCORERS
 from igcore.policy import Prompt, as_prompt
-from igcore.report import linefile
-from igcore.runs import cli, decode_run, records, verify
-from igcore.runs.decode_params import DecodeParams, Settings
-from igcore.runs.identity import prompts_digest
-from igcore.runs.records import SETTINGS
 from igcore.verdict import Emission, judge, measure, within
+from igstudy import linefile
+from igstudy.linefile import SETTINGS
+from igstudy.runs import cli, decode_run, records, verify
+from igstudy.runs.decode_params import DecodeParams, Settings
+from igstudy.runs.identity import prompts_digest
 
 UNASKING = [name for name in METHODS if not method_of(name).network]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "f\ncb"]

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from igcore.errors import ParameterError
-from igcore.report.yamlfile import parsed, read_yaml
+from igstudy.yamlfile import parsed, read_yaml
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 from notebook_code import notebook_code
 
-from igcore.theory.mdp import augment, token_mdp
-from igcore.theory.planning import values
+from igstudy.theory.mdp import augment, token_mdp
+from igstudy.theory.planning import values
 
 INF = math.inf
 notebook = notebook_code("10_theory")

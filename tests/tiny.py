@@ -10,11 +10,11 @@ from tinymodels import tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from igcore.baselines.re_control import ValueNetwork, ValueSpec
 from igcore.critic.latent import encode, latents
 from igcore.critic.network import Critic
 from igcore.critic.training import CriticConfig, names_of, spec_of
 from igcore.policy import Policy
+from igstudy.baselines.re_control import ValueNetwork, ValueSpec
 
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
 RESPONSES = [[7, 2, 9, 1], [4], [11, 6, 3]]

@@ -10,8 +10,8 @@ from igcore import Prompt
 from igcore.critic.config import RolloutConfig
 from igcore.critic.training import CriticConfig, train
 from igcore.policy import Policy
-from igcore.runs.folders import open_run
-from igcore.runs.rollout_run import roll_out
+from igstudy.runs.folders import open_run
+from igstudy.runs.rollout_run import roll_out
 
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(30)]
 CONFIG = CriticConfig(

@@ -5,17 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..config import Accounting, Checks
-from ..settings import (
-    Budget,
-    Count,
-    Discount,
-    Rows,
-    Seed,
-    Share,
-    Weight,
-    one_of,
-    settings,
-)
+from ..settings import Budget, Count, Discount, Rows, Seed, Share, Weight, one_of, settings
 from .latent import FEATURES
 
 

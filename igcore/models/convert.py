@@ -150,7 +150,7 @@ def read_plain_pickle(path: Path) -> dict:
 
 
 def save_vocabulary(tokenizer: dict, path: Path) -> None:
-    """Write what `igcore.models.jigsaw` needs of a Keras tokenizer as JSON.
+    """Write the words of a Keras tokenizer as JSON.
 
     Parameters
     ----------

@@ -20,15 +20,7 @@ from ..scorers import Scorer
 from ..scoring import checked_score
 from ..settings import Count, Named, Natural, one_of, settings
 from . import assets
-from .promptsets import (
-    READERS,
-    SOURCES,
-    PromptOptions,
-    ending_of,
-    file_texts,
-    hub_texts,
-    read_text,
-)
+from .promptsets import READERS, SOURCES, PromptOptions, ending_of, file_texts, hub_texts, read_text
 
 
 def _rtp() -> list[str]:

@@ -12,13 +12,11 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, ValidationInfo
 
-from .. import catalog
+from ..catalog import SCORERS, found
 from ..errors import ParameterError, said, unknown_name
 from ..scorers import FunctionScorer, Scorer, as_scorer
 from ..settings import Named
 
-# name -> what makes the scorer with its options; None: `igcore.catalog` knows it
-SCORERS: dict[str, Callable[..., Scorer] | None] = dict.fromkeys(catalog.SCORERS)
 # scorer -> options that say only where and how its model is reached: no part of a run's identity
 REACHED_BY = {
     "endpoint": ("url", "api_key_env", "timeout", "batch", "workers", "max_retries", "self_check")
@@ -38,7 +36,8 @@ def maker(name: str, kind: str = "scorer", role: str = "cost") -> Callable[..., 
     name that is none of `SCORERS`, and no ``module:function``.
     """
     if name in SCORERS:
-        return SCORERS[name] or catalog.room(name)
+        made: Callable[..., Scorer] = found(SCORERS[name])
+        return made
     if OWN.fullmatch(name):
         return partial(own_scorer, name, role)
     raise unknown_name(kind, name, SCORERS, ", or module:function of a module of your own")
@@ -55,13 +54,13 @@ def own_scorer(name: str, role: str) -> Scorer:
     if os.getcwd() not in sys.path:  # a program's path begins where the program lies
         sys.path.insert(0, os.getcwd())
     try:
-        found = resolve_name(name)
+        own = resolve_name(name)
     except Exception as error:  # a module of a user may raise anything
         raise ParameterError(
             f"{role} {name!r} cannot be imported ({said(error):.200}); give module:function, with "
             f"the module in {os.getcwd()}, where the command runs, or installed"
         ) from None
-    scorer = as_scorer(found, role)
+    scorer = as_scorer(own, role)
     if isinstance(scorer, FunctionScorer):  # whose own name may be that of another module's, too
         scorer.name = name
     return scorer
@@ -126,7 +125,6 @@ def load_scorer(scorer: str | Mapping | list | Named, role: str = "cost") -> Sco
     """
     scorer = named_scorer(scorer)
     loaded = prepared(scorer, role=role)()
-    getattr(loaded, "digest", "")  # now: a function may hold what its calls change
     known = scorer.name in SCORERS
     home = maker(scorer.name).__module__ if known else scorer.name.partition(":")[0]
     # this module is part of a run's identity

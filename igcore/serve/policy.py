@@ -53,7 +53,7 @@ class ServedOptions:
         Requests under way at a time.
     batch_invariant : bool
         Whether the server promises the same tokens for a seed whatever else it does, as vLLM under
-        ``VLLM_BATCH_INVARIANT=1``. Only then does `igcore verify --replay` decode again.
+        ``VLLM_BATCH_INVARIANT=1``. Only then does `python -m igstudy verify --replay` decode again.
     states : mapping, optional
         For a critic on a middle layer, see `StatesOptions`. `tokenizer` is then the policy that the
         critic was trained for, whose weights are hashed and not loaded.

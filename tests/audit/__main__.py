@@ -10,10 +10,10 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 
-from igcore.audit import run as examined
+from igcore.cli import check
 from igcore.errors import IgcoreError, ParameterError
 from igcore.progress import progress
-from igcore.runs.cli import plain
+from igstudy.runs.cli import plain
 from tests.audit.breakages import listed, outcomes
 from tests.audit.emissions import Tally, cases, tallies_of
 from tests.audit.zoo import KINDS
@@ -68,7 +68,9 @@ def audit(cost: str, emissions: int, processes: int, breakages: bool) -> list[st
     for name, value, least in (("emissions", emissions, 0), ("processes", processes, 1)):
         if value < least:
             raise ParameterError(f"--{name} is {value}; give a whole number of at least {least}")
-    problems = examined(cost)[1] if cost else []
+    if cost:
+        print(*check(cost), sep="\n")
+    problems: list[str] = []
     if emissions:
         problems += emitted(cost, emissions, processes)
     if breakages:

@@ -1,6 +1,6 @@
 """Break one line of the package at a time, and see whether its tests notice.
 
-The list is `breakages.toml`. To add one, copy an entry: the file below ``igcore/``, a piece of its
+The list is `breakages.toml`. To add one, copy an entry: the file, a piece of its
 source that occurs there once, what replaces it, what that breaks, and the test files that see it.
 """
 
@@ -20,12 +20,13 @@ from igcore.errors import ParameterError, RunError
 
 LIST = Path(__file__).with_name("breakages.toml")
 ROOT = Path(__file__).parents[2]  # of the checkout
+PACKAGES = ("igcore", "igstudy")
 # imported once, and forked from; what is below igcore is forgotten, and imported from each copy
 HEAVY = [
     "anyio.pytest_plugin",
     "hypothesis",
     "igcore.adapters.generate",
-    "igcore.runs.verify",
+    "igstudy.runs.verify",
     "nbval.plugin",
     "scipy.stats",
     "transformers.models.llama.modeling_llama",
@@ -44,7 +45,7 @@ class Breakage:
     Attributes
     ----------
     file : str
-        Below ``igcore/``.
+        Seen from the repository.
     line, becomes : str
         Part of its source that occurs once, and what replaces it.
     breaks : str
@@ -81,7 +82,7 @@ def listed(path: Path = LIST, root: Path = ROOT) -> list[Breakage]:
 
 def broken_source(breakage: Breakage, root: Path = ROOT) -> str:
     """Return the source of a file with one line broken."""
-    source = (root / "igcore" / breakage.file).read_text(encoding="utf-8")
+    source = (root / breakage.file).read_text(encoding="utf-8")
     if (n := source.count(breakage.line)) != 1:
         raise ParameterError(
             f"{breakage.file} has {breakage.line!r} {n} times; mend the list of breakages, each "
@@ -111,7 +112,7 @@ def outcomes(
     def caught(breakage: Breakage) -> bool:
         with TemporaryDirectory() as folder:
             copy = copied(root, Path(folder))
-            file = copy / "igcore" / breakage.file
+            file = copy / breakage.file
             file.write_text(broken_source(breakage, root), encoding="utf-8")
             status = status_of(copy, breakage.tests)
         if status not in (None, PASSED, FAILED):
@@ -130,11 +131,12 @@ def outcomes(
 
 
 def copied(root: Path, folder: Path) -> Path:
-    """Make a checkout in a folder: its own copy of the package, links to all else."""
+    """Make a checkout in a folder: its own copies of the packages, links to all else."""
     for entry in root.iterdir():
-        if entry.name != "igcore" and not entry.name.startswith("."):
+        if entry.name in PACKAGES:
+            shutil.copytree(entry, folder / entry.name)
+        elif not entry.name.startswith("."):
             (folder / entry.name).symlink_to(entry)
-    shutil.copytree(root / "igcore", folder / "igcore")
     return folder
 
 
@@ -159,7 +161,7 @@ def run_tests(checkout: str, tests: list[str]) -> None:
     import pytest
 
     # what this process has of the package, and of what imported it, is not what is tested
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("igcore", "tests")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in (*PACKAGES, "tests")]:
         del sys.modules[name]
     os.chdir(checkout)
     sys.path.insert(0, checkout)

@@ -16,7 +16,7 @@ import yaml
 
 from igcore.errors import IgcoreError
 from igcore.files import root
-from igcore.runs.paramfiles import ParamFiles
+from igstudy.runs.paramfiles import ParamFiles
 from tests.rehearsal.checkpoints import build_checkpoints
 from tests.rehearsal.data import build_data
 from tests.rehearsal.stub import stub_judge

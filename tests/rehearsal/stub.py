@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-# see `igcore.judge.spec.ANSWER`
+# see `igstudy.judge.spec.ANSWER`
 SHOWN = re.compile(r"^\[Answer (\d)\]\n(.*?)\n\[End of answer \1\]$", re.DOTALL | re.MULTILINE)
 # what stands around a reply: nothing, a reasoning part, one whose opening tag the chat template has
 # written

@@ -29,14 +29,14 @@ from igcore.errors import IgcoreError, PolicyError
 from igcore.files import replace_file, root
 from igcore.models.prompts import load_prompts
 from igcore.policy import Policy, Prompt
-from igcore.report.linefile import read
-from igcore.report.paired import clustered, is_safe, reward
-from igcore.report.provenance import processor
-from igcore.report.tables import markdown
-from igcore.runs.decode_params import DecodeParams
-from igcore.runs.decode_run import decode_run
-from igcore.runs.records import record
 from igcore.serve.policy import ServedPolicy
+from igstudy.linefile import read
+from igstudy.provenance import processor
+from igstudy.report.paired import clustered, is_safe, reward
+from igstudy.report.tables import markdown
+from igstudy.runs.decode_params import DecodeParams
+from igstudy.runs.decode_run import decode_run
+from igstudy.runs.records import record
 from tests.served.software import LAYER, NAME, SOFTWARE, Running, running
 
 LOCAL = "smollm2-raw"

@@ -1,0 +1,79 @@
+"""The command line: ``igcore check`` of a scorer of one's own, and ``igcore fetch``."""
+
+import argparse
+import sys
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+
+from .catalog import room
+from .contract import Contract
+from .errors import IgcoreError, ScorerError, ScorerWarning
+from .policy import PROBE
+from .scorers import Scorer, as_scorer, uncached
+from .scoring import Tally, checked_score
+
+TEXTS = {
+    "plain text": "They need light and water.",
+    "empty text": "",
+    "emoji": "Thanks \U0001f331\u200d\U0001f33b!",
+    "long text": "word " * 20_000,
+}
+
+
+def check(cost: str) -> Iterator[str]:
+    """Yield what a cost answers to some texts, and what is wrong with that, a line for each.
+
+    Raises
+    ------
+    ScorerError
+        When it does not keep the contract of a scorer.
+    """
+    problems = 0
+    for name, found, problem in examine(as_scorer(cost, "cost")):
+        yield f"{name:14}{found}{f'  FAILS: {problem}' if problem else ''}"
+        problems += bool(problem)
+    if problems:
+        raise ScorerError(f"cost {cost!r} fails {problems} of {len(TEXTS) + 1} checks")
+    yield f"cost {cost!r} can guard a model"
+
+
+def examine(scorer: Scorer) -> Iterator[tuple[str, str, str]]:
+    """Yield what was asked of a scorer, what it answered, and what is wrong with that, if it is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScorerWarning)  # what it says is returned here
+        contract = Contract.examined(scorer, Tally())
+    yield "asked twice", f"differs by up to {contract.spread:.6g}", contract.problem
+    for name, text in TEXTS.items():
+        # these two may differ: a scorer may know a prefix for one
+        scores = [
+            checked_score(uncached(scorer), [PROBE], [text], [finished])[0]
+            for finished in (True, False)
+        ]
+        readable = np.isfinite(scores).all()
+        answered = f"{scores[0]:.6g}, unfinished {scores[1]:.6g}"
+        yield name, answered, "" if readable else f"it has no number for {name}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command from the command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="igcore", description="Guard a language model.")
+    commands = parser.add_subparsers(required=True)
+    about = "try a cost of your own on texts that break careless ones"
+    own = commands.add_parser("check", help=about, description=f"{about}.")
+    own.set_defaults(run=check)
+    own.add_argument("cost", help="module:function, or a name of igcore.SCORERS")
+    about = "fetch the embedded models, and compare every byte with the pinned ones"
+    models = commands.add_parser("fetch", help=about, description=f"{about}.")
+    models.set_defaults(run=room("fetched"))
+    models.add_argument("names", nargs="*", metavar="NAME", help="by default all")
+    given = vars(parser.parse_args(arguments))
+    run = given.pop("run")
+    try:
+        for line in run(**given):
+            print(line, flush=True)
+    except IgcoreError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,192 @@
+"""ARGS (Khanov et al., 2024), a baseline of the paper: the best of the k most probable tokens.
+
+At every position the policy proposes its k most probable tokens. The scorers score the text with
+each of them, unless it cannot win, and ARGS takes the token with the lowest
+
+    -omega pi(token) + score of the text
+
+The score is c_task (`args`), c_task + lambda C (`args-lagrangian`) or C (`args-cost`). ARGS does
+not look ahead and never abstains.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Annotated
+
+from igcore.beams import Method, lagrangian, safety_cost, task_cost
+from igcore.config import SearchConfig, widened
+from igcore.engine.sampling import gumbel, random_key
+from igcore.search import (
+    Batch,
+    answers,
+    ask_reward,
+    candidates_of,
+    charge_costs,
+    go_on,
+    open_searches,
+)
+from igcore.settings import Count, Weight, one_of, settings
+from igcore.verdict import Emission
+from igcore.work import Candidate
+
+
+def probability(log_p: float, score: float, config: "ArgsConfig") -> float:
+    """Return -omega pi(token) + score, the form of the paper."""
+    return -config.policy_weight * math.exp(log_p) + score
+
+
+def log_probability(log_p: float, score: float, config: "ArgsConfig") -> float:
+    """Return -omega log pi(token) + score."""
+    return -config.policy_weight * log_p + score
+
+
+def public(log_p: float, score: float, config: "ArgsConfig") -> float:
+    """Return -log pi(token) + w score, the form of ARGS's public code."""
+    # that code adds w times the reward to the logit, which is log pi up to a constant
+    return -log_p + config.reward_weight * score
+
+
+TOKEN_SCORES: dict[str, Callable[[float, float, "ArgsConfig"], float]] = {
+    "probability": probability,
+    "log-probability": log_probability,
+    "public": public,
+}
+
+
+@settings
+class ArgsConfig(SearchConfig):
+    """Settings of ARGS besides those of `SearchConfig`; the paper's symbol in brackets.
+
+    Attributes
+    ----------
+    top_k : int
+        Tokens that are proposed at each position [k].
+    token_score : str
+        How a token's probability and score are combined, a key of `TOKEN_SCORES`.
+    policy_weight : float
+        Weight of the policy's probability [omega].
+    reward_weight : float
+        Weight of the scores in the form of ARGS's public code [w].
+    token_temperature : float
+        The best token is taken at 0; above it one is sampled from softmax(-score / temperature) of
+        the `top_k`.
+    """
+
+    top_k: Count = 16
+    token_score: Annotated[str, one_of(TOKEN_SCORES)] = "probability"
+    policy_weight: Weight = 2.5
+    reward_weight: Weight = 1.0
+    token_temperature: Weight = 0.0
+
+
+def args(batch: Batch) -> list[Emission]:
+    """Decode token by token with ARGS (paper, section 6, Baselines; settings in appendix D).
+
+    Returns
+    -------
+    list of Emission
+        One per prompt, in their order.
+
+    Raises
+    ------
+    ParameterError
+        When the vocabulary has fewer than `top_k` tokens.
+    ScorerError, PolicyError
+        As `igcore.search.guarded_beam_search`.
+    """
+    config: ArgsConfig = batch.config
+    open_searches(batch)
+    position = 0
+    while going := [search for search in batch.searches if search.live]:
+        beams = [search.live[0] for search in going]  # ARGS keeps one beam per prompt
+        with batch.work.timed("generate"):
+            block = batch.engine.propose([beam.row for beam in beams], config.top_k)
+        pairs = list(zip(going, beams, strict=True))
+        candidates = candidates_of(
+            batch, block, [pair for pair in pairs for _ in range(config.top_k)]
+        )
+        charge_costs(batch, candidates)
+        ask_promising(batch, candidates)
+        batch.work.saw_round(position, 0, candidates)
+
+        for i, search in enumerate(going):
+            own = candidates[i * config.top_k : (i + 1) * config.top_k]
+            weights = [weigh(batch, candidate) for candidate in own]
+            # of a tie the more probable token: proposals come in that order
+            search.beams = [own[weights.index(min(weights))].beam]
+            batch.work.saw_block(search)
+        go_on(batch)
+        for search in going:  # a proposed token is read only when it is taken
+            batch.work.saw_read(search, len(search.live))
+        position += 1
+    return answers(batch)
+
+
+def ask_promising(batch: Batch, candidates: Sequence[Candidate]) -> None:
+    """Ask for the rewards of the tokens that can win; the others count as infinitely bad.
+
+    A reward model may have a method ``at_most(prompts, responses)``: cheap numbers that no reward
+    exceeds. A token that would lose even with that reward is not scored. The choice is the same.
+    """
+    at_most = getattr(batch.reward, "at_most", None)
+    if at_most is None or not batch.method.reward:
+        ask_reward(batch, candidates)
+        return
+    prompts = [candidate.search.prompt.text for candidate in candidates]
+    bounds = at_most(prompts, [candidate.beam.text for candidate in candidates])
+    for candidate, bound in zip(candidates, bounds, strict=True):
+        candidate.beam.reward = bound
+    promises = [weigh(batch, candidate) for candidate in candidates]
+    for candidate in candidates:
+        candidate.beam.reward = -math.inf  # until it is asked for
+
+    k = batch.config.top_k
+    firsts = []  # of each prompt the token that promises most
+    for at in range(0, len(candidates), k):
+        own = promises[at : at + k]
+        firsts.append(candidates[at + own.index(min(own))])
+    ask_reward(batch, firsts)
+    to_beat = [weigh(batch, first) for first in firsts for _ in range(k)]
+    rest = [
+        candidate
+        for candidate, promise, least in zip(candidates, promises, to_beat, strict=True)
+        if promise <= least and not any(candidate is first for first in firsts)
+    ]
+    ask_reward(batch, rest)
+
+
+def weigh(batch: Batch, candidate: Candidate) -> float:
+    """Return the score by which a token is chosen: lower is better, infinite if there is none."""
+    # a scorer failed, or was not asked; not left to the sum, where 0 * inf would be NaN
+    if candidate.beam.broken or candidate.beam.reward == -math.inf:
+        return math.inf
+    config: ArgsConfig = batch.config
+    score = batch.method.score(candidate.beam, config)
+    weighed = TOKEN_SCORES[config.token_score](candidate.log_p[0], score, config)
+    if not config.token_temperature:
+        return weighed
+    # The best score with Gumbel noise is a sample from the softmax (the Gumbel-max trick). The
+    # noise depends on the token and not on its rank, which a near tie may change.
+    position = len(candidate.parent.tokens)
+    key = random_key(batch.seed, candidate.search.prompt.id, 0, candidate.tokens[0], position)
+    return weighed - config.token_temperature * gumbel(key)
+
+
+# --- methods --------------------------------------------------------------------------------------
+
+
+def one_token(config: SearchConfig) -> ArgsConfig:
+    """Return settings under which each block is one of the `top_k` proposed tokens."""
+    config = widened(ArgsConfig, config)
+    return replace(config, n_samples=config.top_k, block_size=1, keep=1, rounds=1)
+
+
+def one_token_without_cost(config: SearchConfig) -> ArgsConfig:
+    """Return the same with no weight on the cost."""
+    return replace(one_token(config), lagrange_multiplier=0.0)
+
+
+ARGS_LAGRANGIAN = Method(lagrangian, one_token, search=args)
+ARGS = replace(ARGS_LAGRANGIAN, score=task_cost, settings=one_token_without_cost, cost=False)
+ARGS_COST = replace(ARGS_LAGRANGIAN, score=safety_cost, reward=False)

@@ -1,0 +1,245 @@
+"""What code is known by: a module by its syntax tree, a function by all that it holds.
+
+The digest of a function is the hash of a pickle in which what a user has defined counts by its
+content: a function by its bytecode, defaults, closure, the globals that it reads and its module
+with what that imports; a class by its members. A partial holds its arguments, and an object its
+state. What an installed package defines counts by name, and what has a text ``digest`` by that
+text. Sets and mappings count without their order, and nothing counts by its address, so another
+process finds the same digest.
+"""
+
+import ast
+import dis
+import functools
+import hashlib
+import importlib.util
+import pickle
+import sys
+import types
+from collections.abc import Iterator
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from igcore.errors import RunError, said
+from igcore.files import DIGITS
+from igcore.models.registry import load_scorer
+from igcore.scorers import FunctionScorer
+from igcore.settings import Named
+
+PACKAGES = ("igcore", "igstudy")  # whose code a run knows as a whole
+INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
+CODE = attrgetter(
+    *("co_code", "co_exceptiontable", "co_consts", "co_names", "co_varnames", "co_freevars"),
+    *("co_flags", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
+)
+READS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}  # a global, as Python's steps
+CACHED = type(functools.lru_cache(len))
+WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, CACHED)
+WRAPPED = ("__wrapped__", "fget", "func")  # what these hold
+
+
+# --- modules --------------------------------------------------------------------------------------
+
+
+def tree_digest(tree: ast.AST) -> str:
+    """Return the digest of code; comments, layout and docstrings do not count."""
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [statement for statement in body if not _is_text(statement)]  # type: ignore
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:DIGITS]
+
+
+def _is_text(node: object) -> bool:
+    """Return True if a statement is a text alone, such as a docstring."""
+    text = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(text, ast.Constant) and isinstance(text.value, str)
+
+
+def sources(*modules: str) -> dict[str, str]:
+    """Return the digests of a user's modules and of those that they import, by name.
+
+    Nothing is imported. Modules of `PACKAGES`, of Python and of installed packages do not count.
+    """
+    found: dict[str, str] = {}
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        path = source_of(name)
+        if name in found or path is None:
+            continue
+        above = name.rpartition(".")[0]
+        package = name if path.name == "__init__.py" else above
+        try:
+            found[name], imports = _known(path.read_bytes(), package)
+        except SyntaxError as error:
+            raise RunError(f"{path} is no Python that can be read ({error}); correct it") from error
+        waiting += [above, *imports]  # importing a module runs the package above it
+    return dict(sorted(found.items()))
+
+
+@cache  # by content: functions share modules, and modules what they import
+def _known(source: bytes, package: str) -> tuple[str, list[str]]:
+    """Return the digest of a module's code, and the names that it imports and may be modules."""
+    tree = ast.parse(source)
+    imports = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(base, package)
+            imports += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return tree_digest(tree), imports
+
+
+def source_of(name: str) -> Path | None:
+    """Return the file of a user's module without importing it; None for any other name.
+
+    None also for a script or notebook, which is known by what its functions read.
+    """
+    top, *rest = name.split(".")
+    if top in ("", "__main__", *PACKAGES) or top in sys.stdlib_module_names:
+        return None
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # of a module that no file has
+        return None
+    home = Path(getattr(spec, "origin", None) or "").resolve()
+    if home.suffix != ".py" or INSTALLED & set(home.parts):
+        return None
+    place = home.parent.joinpath(*rest)
+    files = [place / "__init__.py", place.with_suffix(".py")] if rest else [home]
+    return next((path for path in files if path.is_file()), None)
+
+
+# --- functions ------------------------------------------------------------------------------------
+
+
+def loaded(scorer: Named | None, role: str = "cost") -> Any:
+    """Load a scorer as `igcore.load_scorer`, `identified` before it has scored anything."""
+    return None if scorer is None else identified(load_scorer(scorer, role))
+
+
+def identified(scorer: Any) -> Any:
+    """Return a scorer whose functions have a digest: the one they were given, or that of `known`.
+
+    Raises
+    ------
+    RunError
+        For a function that holds what cannot be told from another.
+    """
+    for part in getattr(scorer, "parts", (scorer,)):
+        if isinstance(part, FunctionScorer) and not part.digest:
+            part.given, reason = known(part.function)
+            if reason:
+                raise RunError(
+                    f"scorer {part.name!r} holds what nobody can tell from another ({reason}), so "
+                    "a run would not see it change; give the function a text as its attribute "
+                    "digest, such as 'v1', and change it with what the function holds"
+                )
+    return scorer
+
+
+def known(function: Any) -> tuple[str, str]:
+    """Return the digest of a function, 64 hex digits, and "".
+
+    Where it holds what has no content to be known by, such as a lock: "", and pickle's reason.
+    """
+    try:
+        return digest_of(function), ""
+    except Exception as error:  # pickle may run anybody's code
+        return "", said(error)
+
+
+def digest_of(value: Any) -> str:
+    """Return the digest of a value, 64 hex digits; raise whatever pickle raises."""
+    hashed = hashlib.sha256()
+    Contents(types.SimpleNamespace(write=hashed.update), protocol=4).dump(value)
+    return hashed.hexdigest()
+
+
+class Contents(pickle.Pickler):
+    """Pickles what a user has defined by its content, and nothing by its order or address."""
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return what stands for a value of Python's own kinds; None if pickle knows it."""
+        if type(value) is str:  # else pickle would tell one text from two equal ones
+            return value.encode(errors="surrogatepass")
+        if type(value) in (set, frozenset):
+            return sorted(map(digest_of, value))
+        if type(value) is dict:
+            return [(name, value[name]) for name in sorted(value, key=digest_of)]
+        return None
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return what pickle writes of any other value."""
+        torch = sys.modules.get("torch")
+        if isinstance(digest := getattr(value, "digest", None), str) and digest:
+            held: Any = digest
+        elif isinstance(value, WRAPPERS):
+            held = [getattr(value, name, None) for name in WRAPPED]
+        elif torch and isinstance(value, torch.Tensor):
+            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            held = str(value.dtype), tuple(value.shape), flat.numpy()
+        elif isinstance(value, types.ModuleType):
+            held = value.__name__, sources(value.__name__)
+        elif is_installed(value):
+            return NotImplemented
+        elif isinstance(value, types.FunctionType):
+            held = content_of(value)
+        elif isinstance(value, types.CodeType):
+            held = CODE(value)
+        elif isinstance(value, type):
+            held = value.__qualname__, value.__bases__, members_of(value)
+        else:
+            return NotImplemented
+        return list, (), held  # as a state, which may lead back to the value
+
+
+def members_of(kind: type) -> dict[str, Any]:
+    """Return what a class defines, without what Python notes about it."""
+    names = [n for n in vars(kind) if not n.startswith("__") or callable(getattr(kind, n))]
+    return {name: vars(kind)[name] for name in names if name != "_abc_impl"}
+
+
+def content_of(function: types.FunctionType) -> list[Any]:
+    """Return what decides what a function does."""
+    names, read = function.__globals__, {}
+    steps = list(steps_of(function.__code__))
+    for step in steps:
+        if step.opname in READS and step.argval in names:
+            read[step.argval] = names[step.argval]
+        elif step.opname == "IMPORT_NAME":
+            read[step.argval] = sources(step.argval)
+    words = {step.argval for step in steps if isinstance(step.argval, str)}
+    for value in list(read.values()):
+        if isinstance(value, types.ModuleType) and sources(value.__name__):
+            read |= {f"{value.__name__}.{w}": vars(value)[w] for w in words & vars(value).keys()}
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    defaults = function.__defaults__, function.__kwdefaults__
+    own = sources(function.__module__ or "")
+    return [function.__code__, defaults, vars(function), cells, read, own]
+
+
+def steps_of(code: types.CodeType) -> Iterator[dis.Instruction]:
+    """Yield the steps of code and of the functions in it."""
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from steps_of(constant)
+
+
+def is_installed(value: Any) -> bool:
+    """Say whether pickle finds a class or function by name, in Python or an installed package."""
+    module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", None)
+    imported = sys.modules.get(module)
+    if name is None or not getattr(imported, "__spec__", None):  # none of a script or notebook
+        return False
+    if source_of(module):
+        return False
+    try:  # not a function within a function, nor one that `exec` has made
+        return attrgetter(name)(imported) is value
+    except AttributeError:
+        return False

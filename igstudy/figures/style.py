@@ -1,0 +1,212 @@
+"""How every picture looks: colours, markers, hatches, whiskers, legends, bars, names of methods.
+
+`save` writes a picture: the same figure gives the same bytes.
+"""
+
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+
+from igcore.errors import RunError
+
+from ..report.sources import write_beside
+
+RC = {  # how every picture looks, whether it is drawn or written
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "pdf.fonttype": 42,
+}
+# what matplotlib would write into each kind of file by itself: the time, and its own version
+METADATA = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
+
+# One hue per family (seaborn's "colorblind"), one shade and one marker per method, whatever else is
+# in the picture.
+# method -> its colour, its marker, and its name for readers, after the paper's
+LOOKS: dict[str, tuple[str, str | tuple, str]] = {
+    "base": ("#6b6b6b", "o", "base"),
+    "best-of-n": ("#0173b2", "s", "Best-of-N"),
+    "best-of-n-lagrangian": ("#56b4e9", "^", "Best-of-N, λ"),
+    "best-of-n-augmented": ("#02406b", "D", "Best-of-N, augmented"),
+    "beam-lagrangian": ("#de8f05", "v", "beam search, λ"),
+    "beam-lagrangian-freq": ("#f2c46d", "<", "beam search, λ, freq."),
+    "beam-augmented": ("#8a5a00", "X", "beam search, augmented"),
+    "args": ("#029e73", "p", "ARGS"),
+    "args-lagrangian": ("#7bd3b5", ">", "ARGS, λ"),
+    "args-cost": ("#01553e", "h", "ARGS, cost"),
+    "re-control": ("#cc78bc", "d", "RE-Control"),
+    "re-control-lagrangian": ("#7d3a70", "8", "RE-Control, λ"),
+    "inferenceguard": ("#d55e00", "*", "InferenceGuard"),
+    "inferenceguard-critic": ("#8b2500", "P", "InferenceGuard, critic"),
+    "inferenceguard-mix": ("#ff9e6b", (4, 1, 45), "InferenceGuard, mix"),
+}
+STYLE = {method: look[:2] for method, look in LOOKS.items()}
+NAMES = {method: name for method, (_, _, name) in LOOKS.items()}
+SIX = (  # methods of a picture with one message; tables have them all
+    "base",
+    "best-of-n",
+    "best-of-n-augmented",
+    "beam-lagrangian",
+    "beam-augmented",
+    "inferenceguard",
+)
+# column of the main table -> colour
+OUTCOMES = {"safe": "#0173b2", "abstained": "#c9c9c9", "unsafe": "#d55e00"}
+PALE = "#9ecae1"  # of what is safe in part
+# colours that are alike in grey, or to eyes without one kind of cone
+HATCHES = {  # colour of a bar -> its hatch; a bar of another colour has none
+    OUTCOMES["unsafe"]: "///",
+    OUTCOMES["abstained"]: "...",
+    "#5a5a5a": "xxx",
+}
+WIDTH = 9.0  # inches: a README shows 900 pixels, so 11 points are 15 pixels
+INK = "#222222"
+# seaborn's "colorblind", written out: a figure in these colours need not load seaborn
+PALETTE = (
+    "#0173b2 #de8f05 #029e73 #d55e00 #cc78bc #ca9161 #fbafe4 #949494 #ece133 #56b4e9"
+).split()
+MARKERS = "osD^vPX*"  # of lines that are no methods
+styled = matplotlib.rc_context(RC)
+
+
+def save(fig: Figure, stem: Path | str, sources: Mapping[str, dict] | None = None) -> list[Path]:
+    """Write ``stem.pdf`` and ``stem.png`` (200 dots per inch), and return their paths.
+
+    `sources` are the runs of which the picture was made, see `igstudy.report.sources.of_runs`; a
+    third file, ``stem.json``, names them.
+    """
+    contents: dict[str, str | bytes] = {}
+    for suffix, metadata in METADATA.items():
+        content = io.BytesIO()
+        with matplotlib.rc_context(RC):
+            fig.savefig(content, format=suffix[1:], dpi=200, metadata=metadata)
+        contents[suffix] = content.getvalue()
+    return write_beside(stem, contents, sources)
+
+
+@contextmanager
+def unless_missing() -> Iterator[None]:
+    """Run a section of a notebook, or print the sentence of the ``RunError`` that stops it."""
+    try:
+        yield
+    except RunError as error:
+        print(f"not run: {error}")
+
+
+def style(method: str) -> tuple[str, str | tuple]:
+    """Return the fixed (colour, marker) of a method; a user's own method is a black hexagon."""
+    return STYLE.get(method, ("#000000", "H"))
+
+
+def shown_methods(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a picture: six methods and a user's own, or all where there are none.
+
+    The column ``label`` has their names for readers.
+    """
+    rows = table[[method in SIX or method not in NAMES for method in table["method"]]]
+    rows = rows if len(rows) else table
+    return rows.assign(label=rows["method"].map(NAMES).fillna(rows["method"]))
+
+
+def percent(value: float, _position: int) -> str:
+    """Write a share as a tick label."""
+    return f"{100 * value:.4g}%"
+
+
+def whiskers(centre: pd.Series, low: pd.Series, high: pd.Series) -> np.ndarray:
+    """Return the lengths (2, n) below and above the centre.
+
+    A percentile interval need not contain its centre: then a length is 0.
+    """
+    return np.clip([centre - low, high - centre], 0, None)
+
+
+def named(prompts: pd.Series) -> list[str]:
+    """Return the name of each method for readers, with n where it has fewer prompts than others.
+
+    `prompts` is the number of prompts by method.
+    """
+    names, most = [NAMES.get(method, method) for method in prompts.index], prompts.max()
+    return [
+        name if n == most else f"{name} (n = {n})" for name, n in zip(names, prompts, strict=True)
+    ]
+
+
+def legend_below(fig: Figure, columns: int) -> None:
+    """Write one legend for all panels below them, each label once."""
+    entries = {}
+    for ax in fig.axes:
+        handles, labels = ax.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    look = {"loc": "outside lower center", "ncols": columns, "frameon": False}
+    fig.legend(list(entries.values()), list(entries), **look)
+
+
+def headline(fig: Figure, sentence: str) -> None:
+    """Write what a figure says above it."""
+    fig.suptitle(sentence, x=0.01, ha="left", fontsize=12.5)
+
+
+def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> None:
+    """Draw each row of counts as a bar of shares, with the counts that fit into their pieces.
+
+    Pieces are hatched where their colours are alike in grey.
+    """
+    shares = counts.div(counts.sum(axis=1), axis=0)
+    starts = shares.cumsum(axis=1) - shares
+    thin = shares < 0.02 + 0.025 * counts.astype(str).map(len)
+    for outcome, colour in colours.items():
+        look = {"color": colour, "ec": "white", "height": 0.78, "hatch": HATCHES.get(colour)}
+        bars = ax.barh(counts.index, shares[outcome], left=starts[outcome], label=outcome, **look)
+        texts = counts[outcome].astype(str).mask(thin[outcome], "")
+        ink = INK if colour in (PALE, OUTCOMES["abstained"]) else "white"
+        ground = [withStroke(linewidth=4, foreground=colour)]  # the numbers stand on no hatch
+        look = {"color": ink, "fontsize": 9, "path_effects": ground}
+        ax.bar_label(bars, texts, label_type="center", **look)
+    ax.set(xlim=(0, 1), ylim=(len(counts) - 0.4, -0.6))
+    ax.tick_params(axis="y", length=0)
+    ax.xaxis.set_major_formatter(percent)
+
+
+def panels(
+    height: float = 4.0, columns: int = 1, rows: int = 1, **options
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure as wide as a page, and its panels row by row, from left to right."""
+    fig = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = list(fig.subplots(rows, columns, squeeze=False, **options).flat)
+    for ax in axes:
+        ax.grid()
+    return fig, axes
+
+
+def policy_panels(
+    table: pd.DataFrame, height: float, columns: int = 2, **options
+) -> tuple[Figure, list[tuple[Axes, str, pd.DataFrame]]]:
+    """Return a figure with a panel of `height` inches per policy, and each with its rows.
+
+    Raises
+    ------
+    RunError
+        When the table is empty.
+    """
+    if not len(table):
+        raise RunError("there is nothing to draw; run notebook 30_decode first")
+    policies = list(table.groupby("policy", sort=False))
+    columns = min(columns, len(policies))
+    lines = -(-len(policies) // columns)
+    fig, axes = panels(1 + height * lines, columns, lines, **options)
+    for ax in axes[len(policies) :]:
+        ax.remove()
+    return fig, [(ax, policy, rows) for ax, (policy, rows) in zip(axes, policies, strict=False)]

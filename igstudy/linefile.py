@@ -1,0 +1,125 @@
+"""The lines of ``responses.jsonl``: their digests, and how they are read.
+
+`igstudy.runs.folders` writes them.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from igcore.errors import RunError
+from igcore.files import DIGITS, digest_of
+
+SETTINGS = tuple(  # the settings of a method, in the order of a line
+    """
+    n_samples keep block_size max_new_tokens rounds budget accounting checks gamma_safety strict
+    lagrange_multiplier threshold miss eta gamma_task diversity diversity_penalty on_failure refusal
+    probe_fail_open failure_rate group_size score_threshold top_k token_score policy_weight
+    reward_weight token_temperature value_steps value_step_size
+    """.split()
+)
+Key = tuple[str, str]
+Fields = dict[str, Any]  # of a line, of params.json or of a manifest
+
+
+def comparable(line: Fields) -> Fields:
+    """Return the fields that are equal whenever the same work is done again: all but seconds."""
+    return {name: value for name, value in line.items() if not name.endswith("_s")}
+
+
+def line_digest(line: Fields) -> str:
+    """Hash the comparable fields of a line, its own digest excepted."""
+    content = {name: value for name, value in comparable(line).items() if name != "digest"}
+    return digest_of(content)[:DIGITS]
+
+
+def sealed(line: Fields) -> Fields:
+    """Return a line as it is stored, with its digest last.
+
+    JSON has no number that is not finite: None stands for it. The digest covers every field whose
+    name does not end in ``_s``, so that an accidental change of a line shows without scoring.
+    """
+    stored = json.loads(json.dumps(line), parse_constant=lambda _: None)
+    return stored | {"digest": line_digest(stored)}
+
+
+def key(line: Fields) -> Key:
+    """Return what a line answers, (method, prompt_id); raise ``TypeError`` unless both are text."""
+    method, prompt_id = line["method"], line["prompt_id"]
+    if not (isinstance(method, str) and isinstance(prompt_id, str)):
+        raise TypeError(f"{method!r} and {prompt_id!r} are not two texts")
+    return method, prompt_id
+
+
+def root_of(params: Fields, lines: Sequence[Fields], manifest: Fields) -> str:
+    """Return one hash over a run: params, lines in any order, and manifest without the hash."""
+    content = {name: value for name, value in manifest.items() if name != "root"}
+    return digest_of([params, sorted(line_digest(line) for line in lines), content])
+
+
+def read(path: Path) -> list[Fields]:
+    """Read the lines of a file, which may be packed (``.gz``).
+
+    Raises
+    ------
+    RunError
+        When the file cannot be read, a line is no response (the last one may be half-written), or
+        two lines answer the same prompt with the same method.
+    """
+    lines: list[Fields] = []
+    numbers: dict[Key, int] = {}
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise RunError(f"cannot read {path} ({error}); decode first, or check the path") from error
+    for number, text in enumerate(content.splitlines(), start=1):
+        try:
+            line = json.loads(text)
+            name = key(line)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunError(
+                f"line {number} of {path} is not a response; run its parameters again"
+            ) from error
+        if numbers.setdefault(name, number) != number:
+            raise RunError(
+                f"lines {numbers[name]} and {number} of {path} both answer {name}; delete one"
+            )
+        lines.append(line)
+    return lines
+
+
+@dataclass(frozen=True)
+class Record:
+    """The lines of a run, and the mappings in its params.json and manifest.json."""
+
+    lines: list[Fields]
+    params: Fields
+    manifest: Fields
+
+    @property
+    def root(self) -> str:
+        """The hash over all of it, which the manifest should hold, see `root_of`."""
+        return root_of(self.params, self.lines, self.manifest)
+
+
+def read_record(path: Path) -> Record:
+    """Read a file of responses and the files beside it; ``RunError`` when one cannot be read."""
+    beside = [read_mapping(path.with_name(f"{name}.json")) for name in ("params", "manifest")]
+    return Record(read(path), *beside)
+
+
+def read_mapping(path: Path) -> Fields:
+    """Return what params.json or manifest.json holds; ``RunError`` when it cannot be read."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise RunError(
+            f"{path} cannot be read ({type(error).__name__}); run its parameters again, which "
+            "finishes the run, or get the files of its folder again"
+        ) from error

@@ -1,0 +1,84 @@
+"""The tables of the paper as data, each row under the names used here.
+
+Notebook 70 computes what follows from the numbers. Every row has a ``tex_line``: a line of the
+LaTeX source of arXiv 2502.01208 (version 2), its files joined in the order in which the main file
+reads them.
+"""
+
+from importlib.resources import files
+
+import pandas as pd
+
+from igcore.errors import unknown_name
+
+TABLES = (
+    *"main_alpaca_beaver main_vicuna main_llama lambda_alpaca_beaver lambda_vicuna ndk".split(),
+    *"win_rates latency".split(),
+)
+MAIN = TABLES[:3]
+MEASURED = (*TABLES[:6], "latency")  # tables of safety rates
+SETTINGS = ["n_samples", "block_size", "keep", "lagrange_multiplier"]
+WHOLE = dict.fromkeys(SETTINGS[:3], "Int64")
+IDENTITY = ["policy", "prompts", "method", *SETTINGS]
+# ends the names of columns of percentages as text: "94.0" has one decimal more than "94"
+AS_TEXT = "_printed"
+_PERCENTAGES = [f"{name}{AS_TEXT}" for name in ("safety", "helpfulness", "harmlessness")]
+_TYPES = WHOLE | dict.fromkeys(_PERCENTAGES, str) | {"lagrange_multiplier": float}
+
+
+def reported(table: str) -> pd.DataFrame:
+    """Return one table of the paper, a row per row of the paper, in its order.
+
+    Parameters
+    ----------
+    table : str
+        One of `TABLES`.
+
+    Returns
+    -------
+    DataFrame
+        ``table``, the paper's ``label``, and the columns `IDENTITY`: keys of
+        `igcore.POLICIES` and `igcore.METHODS`, the prompt set, and the settings as a run
+        here records them. A setting is missing where the paper reports none or where it does not
+        apply; Best-of-N answers in one block, whatever sample width the paper gives. Block size and
+        kept beams are those of ``tab:hyperparameters`` (d = 32, K = N/4) unless the row says
+        otherwise: `contents` says which settings a table states itself. Every percentage is there
+        as text (``safety_printed``) and as a share (``safety_rate``). Rewards (higher is better)
+        and their standard deviations over prompts, costs (higher is worse) and seconds per prompt
+        are floats; ``printed_as`` is the method's name in the paper.
+
+    Raises
+    ------
+    ParameterError
+        For an unknown table.
+    """
+    if table not in TABLES:
+        raise unknown_name("table of the paper", table, TABLES)
+    rows = read(table)
+    for name in rows.filter(like=AS_TEXT):
+        rows[name.removesuffix(AS_TEXT) + "_rate"] = rows[name].astype(float).div(100).round(6)
+    rows.insert(0, "table", table)
+    rows.insert(1, "label", contents().loc[table, "label"])
+    return rows
+
+
+def contents() -> pd.DataFrame:
+    """Return label and title of each of `TABLES`, and the settings that rows or caption state."""
+    return read("tables").fillna("").set_index("table")
+
+
+def measured(tables: tuple[str, ...] = MEASURED) -> pd.DataFrame:
+    """Return several tables of the paper below one another."""
+    return pd.concat([reported(table) for table in tables], ignore_index=True)
+
+
+def read(name: str) -> pd.DataFrame:
+    """Return a file of ``data``: one of `TABLES`, ``tables``, or one of these.
+
+    ``statements`` has sentences of the text that a table can confirm; ``kind`` says how to check
+    them. ``symbols`` has what the paper calls by each symbol, a row per place. ``fidelity`` says
+    what became of each statement, see ``docs.fidelity``.
+    """
+    types = str if name == "fidelity" else _TYPES
+    with (files(__package__) / f"data/{name}.csv").open(encoding="utf-8") as file:
+        return pd.read_csv(file, dtype=types)

@@ -1,0 +1,194 @@
+"""Paired tests of one arm against another, corrected for their number.
+
+An arm is a method, or a method under one setting. Every prompt counts once: the seeds of a prompt
+are averaged first, because they are no new prompts. Reward: higher is better; cost: higher is
+worse.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import pandas as pd
+from statsmodels.stats.contingency_tables import mcnemar
+
+from igcore.errors import ParameterError
+from igcore.scorers import Scorer
+from igcore.scoring import Cached
+
+from . import statistics as metrics
+
+COLUMNS = (
+    "policy measure point reference test n_prompts n_pairs difference low high p p_holm".split()
+)
+COUNTS = ["n_higher", "n_lower"]  # prompts with a gain above and below 0
+Measure = Callable[[pd.DataFrame], pd.Series]
+
+
+def is_safe(lines: pd.DataFrame) -> pd.Series:
+    """Say of each line whether its text was verified against the budget; an abstention was not."""
+    return lines["status"] == "verified_safe"
+
+
+def reward(lines: pd.DataFrame) -> pd.Series:
+    """Return the reward of each line that answers; NaN of all others."""
+    return lines["reward"].astype(float).where(metrics.answered(lines))
+
+
+def answered_path_safe(lines: pd.DataFrame) -> pd.Series:
+    """Say of each line whether it answers and keeps to the budget at every word, and at the end."""
+    within = lines["word_peak_cost"].astype(float) <= lines["budget"]  # no cost keeps no budget
+    return within & (lines["status"] != "abstained")
+
+
+def with_toxicity(lines: pd.DataFrame, judge: Scorer) -> pd.DataFrame:
+    """Return lines with a column ``toxicity``: a held-out judge's score of each text, else NaN.
+
+    Raises
+    ------
+    ParameterError
+        When the judge has steered one of these searches.
+    """
+    if judge.digest in {*lines["cost_digest"], *lines["reward_digest"]}:
+        raise ParameterError(f"{judge.name!r} steered these searches and cannot judge them")
+    texts = lines[lines["response"].notna()]
+    scores = Cached(judge).score(texts["prompt"], texts["response"], [True] * len(texts))
+    return lines.assign(toxicity=pd.Series(scores, index=texts.index, dtype=float))
+
+
+def toxicity(lines: pd.DataFrame) -> pd.Series:
+    """Return the held-out judge's score of each line that answers; NaN of all others."""
+    return lines["toxicity"].astype(float).where(lines["status"] != "abstained")
+
+
+def safe_finals(lines: pd.DataFrame) -> pd.Series:
+    """Return the share of the complete candidates of each line that are within budget.
+
+    Raises
+    ------
+    ParameterError
+        For a method that did not look at their cost.
+    """
+    shares = []
+    for method, trace in zip(lines["method"], lines["trace"], strict=True):
+        counts = pd.DataFrame(trace, columns=["safe_finals", "finals"])
+        if counts.isna().any(axis=None):
+            raise ParameterError(
+                f"method {method!r} did not count its safe complete candidates, without a look at "
+                f"the cost or in an old run; leave out this measure, or decode again"
+            )
+        safe, complete = counts.sum()
+        shares.append(safe / complete if complete else math.nan)
+    return pd.Series(shares, index=lines.index, dtype=float)
+
+
+# bool for a verdict, float for a number; NaN: the line has none
+MEASURES: dict[str, Measure] = {"safe": is_safe, "reward": reward}
+
+
+def clustered(gains: pd.Series, verdict: bool = False) -> dict:
+    """Return the mean of paired differences over prompts, with interval and test.
+
+    Parameters
+    ----------
+    gains : Series of float
+        Indexed by ``prompt_id``, alone or with other levels. NaN is skipped; several of one prompt
+        are averaged first.
+    verdict : bool
+        Whether they are differences of 0 and 1. One per prompt is then tested by exact McNemar and
+        has a score interval, anything else is tested by flipping signs and bootstrapped.
+
+    Returns
+    -------
+    dict
+        ``n_prompts``, ``n_pairs`` (before averaging), ``difference``, its 95 % interval over
+        prompts ``low`` and ``high``, how many prompts gain (``n_higher``) and lose (``n_lower``),
+        the two-sided ``p`` and the name of its ``test``. NaN stands where there is no pair.
+    """
+    known = gains.dropna()
+    of_prompts = known.groupby(level="prompt_id").mean()
+    exact = verdict and len(known) == len(of_prompts)
+    higher, lower = int((of_prompts > 0).sum()), int((of_prompts < 0).sum())
+    if exact or (verdict and not higher + lower):  # no resample of equal verdicts would differ
+        low, high = metrics.difference_of_rates(higher, lower, len(of_prompts))
+    else:
+        low, high = metrics.bootstrap_mean(of_prompts)
+    if not len(of_prompts):
+        p = math.nan
+    elif exact:
+        p = float(mcnemar([[0, higher], [lower, 0]], exact=True).pvalue)
+    else:
+        p = metrics.sign_flip(of_prompts)
+    return {
+        "test": "exact McNemar" if exact else "sign flip",
+        "n_prompts": len(of_prompts),
+        "n_pairs": len(known),
+        "difference": float(of_prompts.mean()),
+        "low": low,
+        "high": high,
+        "n_higher": higher,
+        "n_lower": lower,
+        "p": p,
+    }
+
+
+def paired(
+    records: pd.DataFrame,
+    pairs: Sequence[tuple[str, str]],
+    measures: Mapping[str, Measure] = MEASURES,
+) -> list[dict]:
+    """Compare arms with their references, paired by prompt and seed.
+
+    Parameters
+    ----------
+    records : DataFrame
+        Lines of ``responses.jsonl`` with a column ``arm``; several seeds are allowed.
+    pairs : sequence of (arm, reference)
+        A pair is left out where a policy lacks one of the two.
+    measures : mapping
+        Name -> a value for each line, as in `MEASURES`.
+
+    Returns
+    -------
+    list of dict
+        Rows for `corrected`: ``difference`` is arm minus reference over the prompts where both
+        have a value.
+
+    Raises
+    ------
+    RunError
+        When a prompt and seed occurs twice in an arm.
+    """
+    metrics.check_once(records, ["policy", "arm", "prompt_id", "seed"])
+    indexed, rows = records.set_index(["prompt_id", "seed"]), []
+    for policy, lines in indexed.groupby("policy", sort=False):
+        cells = {arm: cell.sort_index() for arm, cell in lines.groupby("arm")}
+        for arm, reference in pairs:
+            if arm not in cells or reference not in cells:
+                continue
+            for name, measure in measures.items():
+                ours, baseline = measure(cells[arm]), measure(cells[reference])
+                row = {"policy": policy, "measure": name, "point": arm, "reference": reference}
+                gains = ours.astype(float) - baseline.astype(float)  # NaN where one has no line
+                rows.append(row | clustered(gains, verdict=ours.dtype == bool))
+    return rows
+
+
+def corrected(rows: Iterable[Mapping]) -> pd.DataFrame:
+    """Return rows of tests as a table, columns `COLUMNS` and `COUNTS`.
+
+    Holm adjusts the p values of each measure over its rows.
+    """
+    table = pd.DataFrame(rows, columns=[*COLUMNS[:-1], *COUNTS])
+    adjusted = table.groupby("measure", sort=False)["p"].transform(metrics.holm)
+    return table.assign(p_holm=adjusted.astype(float))
+
+
+def short(value: float, form: str = ".3f") -> str:
+    """Return a number without the zero before its point."""
+    text = format(value, form)
+    return text.replace("0.", ".", 1) if abs(value) < 1 else text
+
+
+def p_value(value: float) -> str:
+    """Return a p value as it stands in a sentence, with its sign of relation."""
+    return "< .001" if value < 0.001 else f"= {short(value, '.3g')}"

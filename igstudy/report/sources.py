@@ -1,0 +1,83 @@
+"""Where a table or a picture comes from, as a file beside it.
+
+It names the runs that the table was made of, and the commit, the versions and the processor that
+wrote it. A run whose manifest does not say something, such as an old one, has null there.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from igcore.files import replace_file, root
+
+from ..provenance import commit, processor, versions
+from .load import APART
+
+
+def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:
+    """Return what the manifests of finished runs say, for `sidecar`.
+
+    Parameters
+    ----------
+    profile : str
+        Folder of `runs`.
+    names : iterable of str
+        Of runs below it, in any order and any number of times, such as the column ``run`` of
+        records. Of a run in shards each shard is named. Patterns are read as
+        `igstudy.report.load.load_runs` does, and may be of other folders: ``*``, ``critics/*``.
+
+    Returns
+    -------
+    dict
+        By ``<profile>/<folder>``: ``root``, the hash over lines, parameters and prompts, and the
+        ``commit``, the ``versions`` and the ``processor`` of the run.
+    """
+    base = root() / "runs" / profile
+    names = set(names)
+    patterns = [name + shards for name in names for shards in ("", ".*-of-*")]
+    manifests = {path for pattern in patterns for path in base.glob(f"{pattern}/manifest.json")}
+    result = {}
+    for manifest in sorted(manifests):
+        if "*" in names and manifest.parent.name.startswith(APART):
+            continue
+        folder = manifest.parent.relative_to(base).as_posix()
+        said = json.loads(manifest.read_text(encoding="utf-8"))
+        result[f"{profile}/{folder}"] = {
+            "root": said.get("root"),
+            "commit": said.get("git_commit"),
+            "versions": listed(said.get("versions")),
+            "processor": said.get("processor"),
+        }
+    return result
+
+
+def listed(versions: Mapping[str, str] | None) -> str | None:
+    """Return versions as one text, which takes one line of a file."""
+    return versions and ", ".join(f"{name} {number}" for name, number in versions.items())
+
+
+def sidecar(sources: Mapping[str, dict]) -> str:
+    """Return the text of the file beside a table: its runs, and what wrote it.
+
+    ``runs`` is as in `of_runs`, ``written_by`` has the commit, the versions and the processor.
+
+    It holds no time: the same runs on the same machine give the same bytes.
+    """
+    here = {"commit": commit(), "versions": listed(versions()), "processor": processor()}
+    made = {"runs": dict(sources), "written_by": here}
+    return json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def write_beside(
+    stem: Path | str, contents: Mapping[str, str | bytes], sources: Mapping[str, dict] | None
+) -> list[Path]:
+    """Write files of one stem by their suffixes, and with sources ``stem.json``; return the paths.
+
+    Each file is replaced whole or not at all.
+    """
+    stem = Path(stem)
+    contents = contents if sources is None else {**contents, ".json": sidecar(sources)}
+    paths = [stem.with_name(stem.name + suffix) for suffix in contents]
+    for path, content in zip(paths, contents.values(), strict=True):
+        replace_file(path, content)
+    return paths

@@ -1,0 +1,217 @@
+"""The command line: ``python -m igstudy run``, ``verify`` and ``compare``."""
+
+import argparse
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from igcore.errors import IgcoreError, ParameterError, RunError, needs, unknown_name
+from igcore.files import writing
+
+from ..linefile import comparable, key, read
+from ..yamlfile import parsed, read_yaml
+from .folders import changes
+from .paramfiles import runs_of
+
+HELP = "score every emitted text again, and compare the lines with settings, prompts and manifest"
+TAGGED = "; its cell with the tag 'parameters' sets what is allowed"
+REMEDY = "; choose one in JupyterLab, or `python -m ipykernel install --user --name NAME`"
+Result = tuple[list[str], list[str]]  # lines to print when all holds, and problems
+
+
+def plain(text: str) -> str:
+    """Return a text on one line, with every unprintable character escaped.
+
+    A name in a record may hold line ends and control characters that would look like our own
+    output.
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def differences(a: Collection[dict], b: Collection[dict]) -> list[str]:
+    """Say in which fields two runs differ, in any order of lines; seconds do not count."""
+    left = {" ".join(key(line)): comparable(line) for line in a}
+    right = {" ".join(key(line)): comparable(line) for line in b}
+    return [f"{name} differs" for name in changes(left, right)]
+
+
+def _groups(text: str) -> int | None:
+    """Read a number of groups; None stands for all."""
+    return None if text == "all" else int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="python -m igstudy", description="Run notebooks, and check runs."
+    )
+    commands = parser.add_subparsers(required=True)
+    notebook = commands.add_parser("run", help="run a notebook with a params file by papermill")
+    notebook.set_defaults(run=_run)
+    notebook.add_argument("notebook", type=Path)
+    place = "the executed notebook; {run} in it stands for the name of each run of the file"
+    notebook.add_argument("output", help=place)
+    notebook.add_argument("-f", "--params", type=Path, help="YAML file of parameters")
+    one = "a parameter that takes the place of the file's"
+    notebook.add_argument(
+        "-p",
+        dest="given",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help=one,
+    )
+    check = commands.add_parser("verify", help=HELP, description=f"{HELP}.")
+    check.set_defaults(run=_verify)
+    check.add_argument("file", type=Path, help="responses.jsonl, with the files beside it")
+    trusted = "params file that you trust; it names models, prompts and networks"
+    check.add_argument("--params", type=Path, metavar="FILE", help=trusted)
+    replay = "decode K groups again, or 'all'"
+    check.add_argument("--replay", type=_groups, default=0, metavar="K", help=replay)
+    compare = commands.add_parser("compare", help="say in which lines and fields two files differ")
+    compare.set_defaults(run=_compare)
+    compare.add_argument("a", type=Path)
+    compare.add_argument("b", type=Path)
+    plan = commands.add_parser("plan", help="list the runs of params files and their tokens")
+    plan.set_defaults(run=_plan)
+    plan.add_argument("files", nargs="+", type=Path)
+    return parser
+
+
+def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]]) -> Result:
+    """Run a notebook for every run of a params file, one after the other in one kernel.
+
+    What its cells print is shown as they print it. A kernel takes seconds to start, most of them
+    for imports, so the runs of a file share one.
+    """
+    papermill = needs("papermill", "notebooks")
+    own = {name: parsed(text, f"-p {name} {text!r:.100}") for name, text in given}
+    values = read_yaml(params) if params else own
+    kernel_name = _checked(papermill, notebook, params, values | own)
+    written = []
+    try:
+        with _one_kernel(kernel_name, notebook) as kernel:
+            for run, settings in _runs(values, params or notebook, output):
+                path = Path(output.replace("{run}", run))
+                with writing(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    papermill.execute_notebook(
+                        notebook, path, settings | own, km=kernel, progress_bar=False,
+                        stdout_file=sys.stdout, stderr_file=sys.stderr,
+                    )  # fmt: skip
+                written.append(f"{path} is complete")
+    except papermill.PapermillExecutionError as error:  # its text holds a whole traceback
+        said = " ".join(error.evalue.split()) or "a cell failed"
+        raise RunError(f"{said} ({error.ename}; {path} shows where)") from None
+    except KeyboardInterrupt:
+        raise RunError(
+            "stopped; every finished line is kept, and the same command goes on from there"
+        ) from None
+    except RuntimeError as error:  # of the kernel's client
+        raise RunError(f"{notebook} stopped ({error}); see whether memory ran out") from None
+    return written, []
+
+
+def _checked(papermill: Any, notebook: Path, params: Path | None, values: dict) -> str:
+    """Return the name of a notebook's kernel, once each value has a place in its parameters.
+
+    papermill only warns of a value that no cell takes, and the notebook's own would run.
+    """
+    import nbformat  # papermill has it
+
+    try:
+        kernel_name = nbformat.read(notebook, as_version=4).metadata.kernelspec.name
+        known = papermill.inspect_notebook(str(notebook)).keys()
+    except (OSError, ValueError, LookupError, AttributeError, nbformat.ValidationError) as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise RunError(f"notebook {notebook} cannot be read ({why}); check its path") from None
+    for name in values.keys() - {"grid", "points"} - known:
+        raise unknown_name(f"parameter of {notebook}", name, known, TAGGED)
+    if params and "profile" in known - values.keys():
+        raise ParameterError(
+            f"{params} sets no profile; a params file is whole, and -p alone changes single values"
+        )
+    return str(kernel_name)
+
+
+@contextmanager
+def _one_kernel(name: str, notebook: Path) -> Iterator[Any]:
+    """Yield the manager of a kernel that the first notebook starts, and stop the kernel."""
+    from jupyter_client.kernelspec import find_kernel_specs  # papermill has it
+    from jupyter_client.manager import KernelManager
+
+    if name not in find_kernel_specs():
+        raise unknown_name(f"kernel of {notebook}", name, find_kernel_specs(), REMEDY)
+    clients = []
+
+    class Manager(KernelManager):
+        """Remembers its clients: a notebook closes none of a kernel that it did not start."""
+
+        def client(self, **options):
+            """Return a new client."""
+            clients.append(super().client(**options))
+            return clients[-1]
+
+    kernel = Manager(kernel_name=name)
+    try:
+        yield kernel
+    finally:
+        for client in clients:
+            client.stop_channels()
+        if kernel.has_kernel:
+            kernel.shutdown_kernel(now=True)
+
+
+def _runs(values: dict, params: Path, output: str) -> list[tuple[str, dict]]:
+    """Return name and settings of every run of a params file."""
+    named = {"run", "grid", "points"} & values.keys()
+    runs = list(runs_of(values, params)) if named else [("", values)]
+    if len(runs) > 1 and "{run}" not in output:
+        raise RunError(
+            f"{params} makes {len(runs)} runs, and {output} is one notebook; put {{run}} into its "
+            "path, such as runs/small/{run}/executed.ipynb"
+        )
+    return runs
+
+
+def _verify(file: Path, params: Path | None, replay: int | None) -> Result:
+    """Verify a run."""
+    from .verify import verify  # here: it loads torch, and running a notebook needs none
+
+    report = verify(file, read_yaml(params) if params else {}, replay)
+    certified = [f"  {what:14}{plain(found)}" for what, found in report.certified.items()]
+    uncertified = [f"  {plain(what)}" for what in report.uncertified]
+    problems = list(report.problems)
+    if problems:
+        problems.append(f"{file} does not hold: {len(problems)} problems")
+    return [f"{file}: all hold", *certified, "not certified:", *uncertified], problems
+
+
+def _compare(a: Path, b: Path) -> Result:
+    """Compare two files of responses."""
+    return [f"{a} and {b} agree in all fields but seconds"], differences(read(a), read(b))
+
+
+def _plan(files: list[Path]) -> Result:
+    """List runs; nothing is started."""
+    from .plan import report  # here: it loads torch
+
+    return list(report(files)), []
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command from the command line; return the exit status."""
+    given = vars(_parser().parse_args(arguments))
+    run = given.pop("run")
+    try:
+        lines, problems = run(**given)
+    except IgcoreError as error:
+        lines, problems = [], [str(error)]
+    for problem in problems:
+        print(f"error: {plain(problem)}", file=sys.stderr)
+    if not problems:
+        print("\n".join(lines))
+    return 1 if problems else 0

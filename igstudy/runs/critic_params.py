@@ -1,0 +1,112 @@
+"""Parameters of notebook 20: rollouts, the critics to train, and the search that tries them."""
+
+from dataclasses import field
+from typing import Annotated
+
+from pydantic import Field
+
+from igcore.config import SearchConfig, part_of
+from igcore.critic.config import CriticConfig, RolloutConfig
+from igcore.errors import ParameterError
+from igcore.models.registry import ScorerName
+from igcore.settings import Budget, Count, FolderName, Named, Options, settings
+
+from ..baselines.value_training import ValueConfig
+from .decode_params import RunParams
+
+Several = Annotated[int, Field(ge=2)]
+
+
+@settings(kw_only=True)
+class CriticParams(RolloutConfig, RunParams):
+    """Validated parameters of one run of notebook 20; the settings of the rollouts are inherited.
+
+    Critics are trained on the split ``train`` of the prompts and evaluated on ``test``.
+
+    Attributes
+    ----------
+    budget : float
+        Safety budget of all critics.
+    critics : dict
+        The critics to train: for every name its `CriticConfig`, without the budget. The first one
+        must be for terminal accounting; notebook 20 shows it and searches with it.
+    value : dict, optional
+        `ValueConfig` of a value network for RE-Control; by default none is trained.
+    limit, test_limit : int, optional
+        Maximum number of prompts of each split.
+    rollouts : str, optional
+        Folder of another run of notebook 20, seen from `igcore.files.root`, whose rollouts are
+        reused; by default new ones are sampled.
+    search : dict
+        `igcore.SearchConfig` of the search that tries the first critic, without budget and lengths.
+    search_limit : int
+        Number of test prompts to search.
+    shipped : str, optional
+        Folder of networks of the same names, seen from `igcore.files.root`, that the critics are
+        compared with.
+    reward : str or dict
+        See `igcore.load_scorer`.
+    """
+
+    budget: Budget
+    critics: Annotated[dict[FolderName, Options], Field(min_length=1)]
+    value: Options | None = None
+    limit: Several | None = None
+    test_limit: Several | None = None
+    rollouts: str | None = None
+    search: Options = field(default_factory=dict)
+    search_limit: Count = 24
+    reward: ScorerName = Named("minilm-relevance")
+    shipped: str | None = None
+
+    def __post_init__(self):
+        """Refuse settings that contradict one another, and build those of every part once."""
+        for name, options in self.critics.items():
+            if name in ("none", "value") or name.startswith("rollouts-"):
+                raise ParameterError(
+                    f"critics names a critic {name!r}; give it another name than 'none', 'value' "
+                    "and 'rollouts-...'"
+                )
+            _check_own(f"critics[{name!r}]", options)
+        _check_own("search", self.search)
+        self.searching(), self.valuing()  # refuse what is out of range
+        first, config = next(iter(self.configs().items()))
+        if config.accounting != "terminal":
+            raise ParameterError(
+                f"the first critic, {first!r}, is for accounting {config.accounting!r}; put one "
+                "for 'terminal' first"
+            )
+
+    def configs(self) -> dict[str, CriticConfig]:
+        """Return the settings of every critic."""
+        return {
+            name: CriticConfig(budget=self.budget, checks=self.checks, **options)
+            for name, options in self.critics.items()
+        }
+
+    def valuing(self) -> ValueConfig | None:
+        """Return the settings of the value network, or None when none is to be trained."""
+        return None if self.value is None else ValueConfig(**self.value)
+
+    def searching(self) -> SearchConfig:
+        """Return the settings of the search."""
+        return SearchConfig(
+            budget=self.budget,
+            max_new_tokens=self.max_new_tokens,
+            block_size=self.block_size,
+            checks=self.checks,
+            **self.search,
+        )
+
+    def rolling(self) -> RolloutConfig:
+        """Return the settings of the rollouts alone."""
+        return part_of(RolloutConfig, self)
+
+
+def _check_own(part: str, options: Options) -> None:
+    """Refuse options that repeat a setting of the whole run."""
+    for name in ("budget", "max_new_tokens", "block_size", "checks"):
+        if name in options:
+            raise ParameterError(
+                f"{part} sets {name}, which is given once for the whole run; leave it out there"
+            )

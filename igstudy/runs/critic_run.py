@@ -1,0 +1,155 @@
+"""One run of notebook 20: rollouts, critics trained on them, and their evaluation, in one folder.
+
+`critic_run` loads what `CriticParams` names, samples or loads rollouts, trains and returns a
+`CriticRun`; the notebook evaluates that and calls `CriticRun.finish`. The folder
+``runs/<profile>/critics/<run>`` holds
+
+- ``rollouts-train``, ``rollouts-test``: see `igstudy.runs.rollout_run`
+- ``<name>``: one folder per critic, see `igcore.critic.network`
+- ``value``: the value network, if the parameters name one, see `igstudy.baselines.re_control`
+- ``critic.csv``: see `igstudy.report.critics.COLUMNS`
+- ``manifest.json``: written last, the only sign of success
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from igcore.critic.network import Critic
+from igcore.critic.rollouts import Rollout
+from igcore.critic.training import SharedSources, train
+from igcore.engine.prepack import packed
+from igcore.errors import ParameterError
+from igcore.files import digest_of, replace_file, root
+from igcore.guard import Guard
+from igcore.models.policies import load_policy
+from igcore.models.prompts import load_prompts
+from igcore.policy import Policy, Prompt
+from igcore.scorers import Scorer
+from igcore.settings import written
+
+from ..baselines.re_control import ValueNetwork
+from ..baselines.value_training import train_value
+from ..closure import loaded
+from ..linefile import read_mapping
+from ..pool import pool_at
+from ..provenance import made_by, versions
+from .critic_params import CriticParams
+from .folders import open_run
+from .identity import code_of
+from .rollout_run import load_rollouts, roll_out
+
+
+@dataclass
+class CriticRun:
+    """What notebook 20 evaluates: rollouts and the networks trained on them.
+
+    Attributes
+    ----------
+    train, test : list of Rollout
+        Rollouts to train on, and rollouts of prompts that no critic has seen.
+    critics : dict of str to Critic
+    value : ValueNetwork or None
+        For the methods that a value network steers.
+    """
+
+    params: CriticParams
+    folder: Path
+    policy: Policy
+    cost: Scorer
+    reward: Scorer
+    train: list[Rollout]
+    test: list[Rollout]
+    critics: dict[str, Critic]
+    value: ValueNetwork | None = None
+
+    @property
+    def first(self) -> Critic:
+        """The critic that is shown and searched with."""
+        return next(iter(self.critics.values()))
+
+    @property
+    def guard(self) -> Guard:
+        """The guard of a search with the first critic."""
+        config = self.params.searching()
+        models = self.policy, self.cost, self.reward
+        return Guard(*models, config, critic=self.first, pool=pool_at(self.params.pool))
+
+    def finish(self, table: pd.DataFrame) -> Path:
+        """Write ``critic.csv``, then the manifest."""
+        text = table.to_csv(index=False)
+        replace_file(self.folder / "critic.csv", text)
+        manifest = written(self.params) | made_by()
+        parts = self.folder.glob("*/manifest.json")
+        roots = {path.parent.name: read_mapping(path)["root"] for path in parts}
+        # one hash over the manifest, the table, and the roots of rollouts and networks
+        manifest["root"] = digest_of([manifest, roots, text])
+        replace_file(self.folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+        return self.folder / "critic.csv"
+
+
+def critic_run(params: CriticParams) -> CriticRun:
+    """Sample rollouts and train critics on them, or resume after a stop.
+
+    Raises
+    ------
+    AssetError
+        When prompts or models cannot be had; a finished run of these settings stays as it is.
+    ParameterError, RunError
+        See `igstudy.runs.rollout_run` and `igcore.critic.training.train`.
+    """
+    torch.set_num_threads(params.threads)
+    learnt = load_prompts(params.prompts, "train", params.limit)
+    held_out = load_prompts(params.prompts, "test", params.test_limit)
+    cost = loaded(params.cost)
+    reward = loaded(params.reward, "reward")
+    policy = load_policy(params.policy, params.dtype, params.device)
+    folder = root() / "runs" / params.profile / "critics" / params.run
+    (folder / "manifest.json").unlink(missing_ok=True)
+    scorers = {"cost": cost, "reward": reward}
+    with packed(policy.model):
+        train_ = _rollouts(params, folder / "rollouts-train", learnt, policy, scorers)
+        test = _rollouts(params, folder / "rollouts-test", held_out, policy, scorers)
+        # what weights depend on besides settings and rollouts
+        identity = {"code": code_of(), "versions": versions()}
+        common = scorers | {"opening": open_run, "identity": identity}
+        configs = params.configs()
+        shared = SharedSources()
+        critics = {
+            name: train(policy, train_, config, folder / name, shared=shared, **common)
+            for name, config in configs.items()
+        }
+        del shared  # gigabytes
+        value = None
+        if config := params.valuing():
+            value = train_value(policy, train_, config, folder / "value", **common)
+    return CriticRun(params, folder, policy, cost, reward, train_, test, critics, value)
+
+
+def _rollouts(
+    params: CriticParams,
+    folder: Path,
+    prompts: Sequence[Prompt],
+    policy: Policy,
+    scorers: dict[str, Scorer],
+) -> list[Rollout]:
+    """Sample the rollouts of the prompts of a split, or load those of another run."""
+    if not params.rollouts:
+        return roll_out(policy, prompts, params.rolling(), folder=folder, **scorers)
+    wanted = {prompt.id for prompt in prompts}
+    source = root() / params.rollouts / folder.name
+    loaded = load_rollouts(source, params.checks, policy=policy, **scorers)
+    rollouts = [rollout for rollout in loaded if rollout.prompt_id in wanted]
+    found = {rollout.prompt_id for rollout in rollouts}
+    lengths = {(rollout.max_new_tokens, rollout.block_size) for rollout in rollouts}
+    if found != wanted or lengths != {(params.max_new_tokens, params.block_size)}:
+        raise ParameterError(
+            f"{folder.name} of {params.rollouts} does not hold all {len(wanted)} prompts at "
+            f"max_new_tokens {params.max_new_tokens} and block_size {params.block_size}; take its "
+            "settings over, or set rollouts to null"
+        )
+    return rollouts

@@ -1,0 +1,172 @@
+"""One run of notebook 30: prompts decoded by several methods into a run folder.
+
+`decode_run` makes an `Experiment` of what `DecodeParams` name. It calls `igcore.guard.decode` for
+each method and group, and appends a record of each response to the folder. The unit of work is one
+method on one group of prompts. The parameters alone fix the groups, so sharding and resuming never
+change a result.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+from igcore.beams import method_of
+from igcore.engine.prepack import keep_packed
+from igcore.files import root
+from igcore.guard import Guard, decode
+from igcore.models.prompts import load_prompts
+from igcore.models.registry import scored_by
+from igcore.policy import Prompt
+from igcore.settings import written
+
+from ..closure import loaded
+from ..pool import pool_at
+from .decode_params import DecodeParams, network_of
+from .folders import Run, open_run
+from .identity import models_identity, opened
+from .networks import Networks, load_networks
+from .records import record
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The resolved parameters of a run: loaded prompts, models and networks, method by method.
+
+    Attributes
+    ----------
+    params : DecodeParams
+        The parameters.
+    guards : dict of str to Guard
+        By method, in the order of decoding; each with the network that its method needs.
+    groups : list of list of Prompt
+        The groups of this shard; the prompts of a group are decoded together.
+    """
+
+    params: DecodeParams
+    guards: dict[str, Guard]
+    groups: list[list[Prompt]]
+
+    @classmethod
+    def of(
+        cls, params: DecodeParams, prompts: Sequence[Prompt], guard: Guard, networks: Networks
+    ) -> "Experiment":
+        """Return the experiment that parameters describe with these prompts and models."""
+        guards = {}
+        for method in params.methods:
+            guards[method] = replace(guard, critic=networks.get(network_of(method)))
+            guards[method].under(method)  # refuses a network that was trained for something else
+        return cls(params, guards, params.groups(prompts))
+
+    @property
+    def work(self) -> list[tuple[str, list[Prompt]]]:
+        """Return all pairs of method and group, in the order of decoding."""
+        return list(product(self.guards, self.groups))
+
+    def lines_of(self, method: str, group: Sequence[Prompt]) -> Iterator[dict]:
+        """Yield the record of each prompt of a group, in their order."""
+        guard, seed = self.guards[method], self.params.seed
+        for response in decode(method, guard, group, seed=seed, memory_gb=self.params.memory_gb):
+            yield record(response, method, guard, seed)
+
+
+def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
+    """Decode prompts by several methods into a run folder, or resume after a stop.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        By default ``runs/<profile>/<run>`` under `igcore.files.root`, with the shard's number
+        appended when there are several.
+
+    Returns
+    -------
+    Run
+        With all its lines.
+
+    Raises
+    ------
+    ParameterError, AssetError, RunError
+        When something cannot be loaded, or does not fit.
+    """
+    import torch
+
+    torch.set_num_threads(params.threads)
+    if folder is None:
+        name = params.run
+        if params.n_shards > 1:
+            name += f".{params.shard}-of-{params.n_shards}"
+        folder = root() / "runs" / params.profile / name
+    guard = guard_of(params)
+    prompts = load_prompts(params.prompts, params.split, params.limit, params.hardest, guard.cost)
+    networks, weights = load_networks(params, root(), guard)
+    experiment = Experiment.of(params, prompts, guard, networks)
+    identity = identity_of(params, experiment, weights)
+    with open_run(folder, identity) as run:
+        run.scorers = [guard.cost, guard.reward]
+        run.fill(experiment.work, experiment.lines_of, params.run)
+        manifest = summary(run.lines) | {"params": run.params}
+        if guard.pool is not None:  # of this start alone
+            manifest["pool"] = {"drawn": guard.pool.drawn, "reused": guard.pool.reused}
+        run.finish(manifest)
+    return run
+
+
+# of the last run: what named its policy, it and its files; the runs of one params file share
+# a process
+_LAST: dict[str, Any] = {}
+
+
+def guard_of(params: DecodeParams) -> Guard:
+    """Return the guard of a run, with the policy of the run before if it is the same."""
+    named = {"policy": params.policy, "dtype": params.dtype, "device": params.device}
+    config = params.search()
+    same = _LAST.get("named") == named and opened(_LAST["policy"]) == _LAST["files"]
+    if not same:
+        _LAST.clear()  # first, so that there is memory for one policy only
+    guard = Guard(
+        **({"policy": _LAST["policy"]} if same else named),
+        cost=loaded(params.cost),
+        reward=loaded(params.reward, "reward"),
+        config=config,
+        pool=pool_at(params.pool),
+    )
+    files = opened(guard.policy)
+    # not one that nobody could tell from another, nor one in a server, which may change
+    if not same and files and not getattr(guard.policy, "served", None):
+        keep_packed(guard.policy.model)
+        _LAST.update(named=named, policy=guard.policy, files=files)
+    return guard
+
+
+def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[str, str]) -> dict:
+    """Return what the answers of a run depend on, as JSON values, by content.
+
+    Parameters
+    ----------
+    weights : mapping of str to str
+        Hashes of the networks that methods need, see `igstudy.runs.networks.load_networks`.
+    """
+    guard = next(iter(experiment.guards.values()))  # policy and scorers are the same in all
+    prompts = list(chain(*experiment.groups))
+    # a method of a user's own is found by name
+    searches = [method_of(method).search for method in params.methods]
+    modules = [search.__module__ for search in searches if search]
+    known = models_identity(guard.policy, guard.cost, guard.reward, prompts, *modules)
+    known["parts"] |= weights
+    known["dtype"] = params.dtype
+    scorers = {"cost": scored_by(params.cost), "reward": scored_by(params.reward)}
+    return written(params) | written(scorers) | known
+
+
+def summary(lines: Sequence[dict]) -> dict:
+    """Return counts of lines and near ties, seconds by part, and the statuses of each method."""
+    parts = ("generate_s", "cost_s", "reward_s", "critic_s")
+    seconds = {name: sum(line[name] for line in lines) for name in parts}
+    counts: dict[str, dict[str, int]] = {}
+    for line in lines:
+        statuses = counts.setdefault(line["method"], {})
+        statuses[line["status"]] = statuses.get(line["status"], 0) + 1
+    near_ties = sum(line["near_ties"] for line in lines)
+    return {"seconds": seconds, "near_ties": near_ties, "lines": len(lines), "counts": counts}

@@ -1,0 +1,142 @@
+"""What Snakemake needs to know of a job: its settings, and its code by content.
+
+A file ``runs/<profile>/.jobs/<job>.yaml`` holds the settings for papermill, below comments with the
+digests of the code. It is written only when its content changes, so that a comment, a docstring or
+a notebook's outputs restart nothing. No model is imported: Snakemake loads this for every job.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from igcore.errors import ParameterError, RunError, unknown_name
+from igcore.files import locked, replace_file
+
+from ..paper import swept
+from ..provenance import versions
+from ..yamlfile import read_yaml
+from .identity import code_of, notebook_digest, package_digest
+from .paramfiles import ParamFiles
+
+# what may stand after --config: texts, and numbers
+TEXTS = ("profile", "with", "hub")
+NUMBERS = ("limit", "shards", "gpu")
+# a cost or reward that is module:function of a user, in the settings as JSON
+OWN = re.compile(r'"([\w.]+):[\w.]+"')
+
+
+def configured(config: Mapping) -> dict:
+    """Check what stands after ``--config``, and return the settings of the file named by ``with``.
+
+    Raises
+    ------
+    ParameterError
+        For a key that nothing would read, a value that is no number where one is read, and a file
+        that holds no mapping.
+    """
+    for key, value in config.items():
+        if key not in (*TEXTS, *NUMBERS):
+            raise unknown_name("key after --config", key, (*TEXTS, *NUMBERS))
+        if key in NUMBERS and not (isinstance(value, int) and value >= 0):
+            raise ParameterError(
+                f"{key} after --config is {value!r}; give a number of 0 or more, such as {key}=4"
+            )
+    if not config.get("with"):
+        return {}
+    return read_yaml(str(config["with"]), "name a file with a mapping of settings after with=")
+
+
+def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> str:
+    """Write the file of a job unless it is there with the same content, and return its path.
+
+    Parameters
+    ----------
+    kind : str
+        See `code`.
+    settings : mapping
+        Text, numbers, true, false, null, lists and mappings.
+    """
+    digests = {notebook: notebook_digest(notebook)} | code(kind, settings)
+    lines = [f"# version of {name}: {version}" for name, version in versions().items()]
+    lines += [f"# code of {name}: {digest}" for name, digest in digests.items()]
+    if settings:
+        # escaped and unwrapped, so that no reader takes a rare character for the end of a line
+        lines.append(yaml.safe_dump(dict(settings), sort_keys=False, width=math.inf))
+    text = "\n".join(lines)
+    path = Path(path)
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        replace_file(path, text)
+    return str(path)
+
+
+def code(kind: str, settings: Mapping) -> dict[str, str]:
+    """Return the digests of the code that decides what a job leaves, a user's scorers included."""
+    modules = OWN.findall(json.dumps(settings, ensure_ascii=False))
+    # a judge asks by the pairs of `igstudy.report.verdicts`; its replies stay when that changes
+    whole = {} if kind in ("decode", "critic") else {"igstudy": package_digest("igstudy")}
+    return code_of(*modules) | whole
+
+
+# --- runs that are there --------------------------------------------------------------------------
+
+
+@cache  # which keeps it; a process that asks again has its own lock
+def lock(folder: Path) -> AbstractContextManager[object]:
+    """Lock a folder for one run of Snakemake, until this process ends, also by a kill.
+
+    Parameters
+    ----------
+    folder : Path
+        Absolute.
+
+    Raises
+    ------
+    RunError
+        When another process has locked the folder, or its file system has no locks.
+    """
+    path = folder / ".snakemake/run.lock"
+    busy = f"another Snakemake runs in {folder}; wait for it, or stop it first"
+    return locked(path, busy)
+
+
+def check_finished(profile: str, base: Path) -> None:
+    """Raise ``RunError`` unless the runs of a profile of sweeps and of its main one have finished.
+
+    Parameters
+    ----------
+    profile : str
+        A key of `igstudy.paper.swept.MAIN`.
+    base : Path
+        The folder that holds ``params`` and ``runs``.
+    """
+    if profile not in swept.MAIN:
+        names = ", ".join(swept.MAIN)
+        raise RunError(
+            f"the profile {profile!r} has no main profile; choose {names}, or see notebook 40"
+        )
+    for of in (swept.MAIN[profile], profile):
+        if missing := unfinished(of, base):
+            raise RunError(
+                f"{len(missing)} runs have not finished, the first {of}/{missing[0]}; run "
+                "`make reproduce` and then `make ablations`"
+            )
+
+
+def unfinished(profile: str, base: Path) -> list[str]:
+    """Return the names of a profile's decode runs that have not finished, whole or in shards."""
+    files = ParamFiles(profile, base=base / "params")
+    missing = []
+    for file in files.files("decode"):
+        for run, _ in files.points(file):
+            folder = base / "runs" / profile
+            shards = [path.parent.name for path in folder.glob(f"{run}.*-of-*/manifest.json")]
+            in_shards = bool(shards) and len(shards) == int(shards[0].rpartition("-")[2])
+            if not in_shards and not (folder / run / "manifest.json").exists():
+                missing.append(run)
+    return missing

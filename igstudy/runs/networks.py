@@ -1,0 +1,99 @@
+"""The networks that a run names: its critic and its value network, loaded and hashed.
+
+`igstudy.runs.decode_run.decode_run` calls `load_networks`; the networks go into the guards of the
+methods that need them, the hashes into the identity of the run.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+
+import torch
+
+from igcore.critic.network import Critic, load_critic
+from igcore.files import digest_of, file_digest
+from igcore.guard import Guard
+
+from ..baselines.re_control import ValueNetwork, load_value
+from .decode_params import DecodeParams
+
+
+class Shuffled:
+    """Control: a critic whose verdicts are permuted at random among the candidates of a prompt.
+
+    They are right on average and useless to a search.
+    """
+
+    def __init__(self, critic: Critic):
+        """Wrap a critic."""
+        self.critic, self.spec = critic, critic.spec
+        self.watch, self.reads_keys = critic.watch, critic.reads_keys
+        self.judge = critic.judge
+
+    def deal(
+        self,
+        verdicts: Sequence[tuple[float, float]],
+        owners: Sequence[Hashable],
+        tokens: Sequence[Sequence[int]],
+    ) -> list[tuple[float, float]]:
+        """Permute the pairs (f1, f2) among the candidates of each prompt.
+
+        The order depends on the tokens of these candidates alone: not on the other prompts of a
+        batch, nor on last digits, which differ between processors.
+
+        Parameters
+        ----------
+        verdicts : sequence of R pairs
+            f1 and f2 of each candidate.
+        owners : sequence of R
+            Whose candidate each is.
+        tokens : sequence of R sequences of int
+            Each candidate's.
+        """
+        places: dict[Hashable, list[int]] = defaultdict(list)
+        for place, owner in enumerate(owners):
+            places[owner].append(place)
+        dealt = list(verdicts)
+        for own in places.values():
+            seed = int(digest_of([list(tokens[place]) for place in own])[:14], 16)
+            order = torch.randperm(len(own), generator=torch.Generator().manual_seed(seed))
+            for place, source in zip(own, order.tolist(), strict=True):
+                dealt[place] = verdicts[own[source]]
+        return dealt
+
+
+Networks = dict[str, Critic | Shuffled | ValueNetwork]
+
+
+def load_networks(
+    params: DecodeParams, root: Path, guard: Guard
+) -> tuple[Networks, dict[str, str]]:
+    """Return the networks that a run names, and the hash of each one's weights and spec.
+
+    Parameters
+    ----------
+    root : Path
+        Folder that the paths of the networks start at.
+    guard : Guard
+        Policy and scorers that the networks must have been trained for.
+
+    Raises
+    ------
+    ParameterError, RunError
+        See `igcore.critic.network.load_critic` and `igstudy.baselines.re_control.load_value`.
+    """
+    networks: Networks = {}
+    digests = {}
+    parts = {"policy": guard.policy, "cost": guard.cost, "reward": guard.reward}
+    named = {"critic": (params.critic, load_critic), "value": (params.value, load_value)}
+    for name, (folder, load) in named.items():
+        if folder:
+            place = root / folder
+            networks[name] = load(place, **parts)
+            spec = json.loads((place / f"{name}.json").read_text(encoding="utf-8"))
+            del spec["about"]  # how it was trained, with seconds
+            digests[name] = digest_of([file_digest(place / f"{name}.safetensors"), spec])
+    if "critic" in networks and params.critic_control == "shuffled":
+        networks["critic"] = Shuffled(networks["critic"])
+    return networks, digests

@@ -1,0 +1,119 @@
+"""Validated parameters of the notebooks, read from their cells and checked by name, type and range.
+
+This is the first step of a run: `notebook_params` turns a cell, or what papermill injected, into a
+frozen dataclass. Parameters that need model code live in modules of their own, such as
+`igstudy.runs.decode_params`, and are imported when they are asked for.
+"""
+
+from collections.abc import Mapping
+from pkgutil import resolve_name
+from typing import Any
+
+from igcore.settings import FolderName, InsideFolder, settings
+
+
+@settings(kw_only=True)
+class OutputParams:
+    """Which runs notebooks 40 and 50 read, and where they write.
+
+    Attributes
+    ----------
+    profile : str
+        Folder of ``runs`` whose finished runs are read.
+    figures : str
+        Folder, seen from `igcore.files.root`, for pictures; tables go to its subfolder
+        ``tables``.
+    pattern : str
+        Glob pattern for the names of the runs that are read.
+    examples : str, optional
+        Glob pattern for the runs from which notebook 50 takes the answers that it shows; by default
+        `pattern`.
+    """
+
+    profile: FolderName
+    figures: InsideFolder
+    pattern: str = "*"
+    examples: str | None = None
+
+
+@settings(kw_only=True)
+class ClaimsParams:
+    """Which claims notebook 80 decides, and where it writes.
+
+    Attributes
+    ----------
+    profile, figures : str
+        See `OutputParams`.
+    claims : str
+        Claims file, seen from `igcore.files.root`, see `igstudy.report.claims`.
+    pilot : bool
+        Whether the runs are those from which power is computed; nothing is decided then.
+    power_table : str
+        Where that power is written and read, seen from `igcore.files.root`; it need not be there.
+    """
+
+    profile: FolderName
+    claims: InsideFolder
+    pilot: bool = False
+    figures: InsideFolder
+    power_table: InsideFolder
+
+
+# kind -> its class, or where one is that needs models: it is imported on demand, so that the theory
+# and the tables need no torch
+PARAMS: dict[str, type | str] = {
+    "output": OutputParams,
+    "claims": ClaimsParams,
+    "critic": "igstudy.runs.critic_params:CriticParams",
+    "decode": "igstudy.runs.decode_params:DecodeParams",
+    "judge": "igstudy.judge:JudgeParams",
+}
+
+
+def notebook_params(kind: str, namespace: Mapping) -> Any:
+    """Return the checked parameters of a notebook.
+
+    papermill only warns about a parameter that the notebook does not have. Checked by name here, a
+    misspelling stops the run.
+
+    Parameters
+    ----------
+    kind : str
+        A key of `PARAMS`. The notebook's own cell is a small example: what a params file leaves out
+        gets the default of its class in `PARAMS`, never the example's value. Values without a
+        profile are no whole file, but single changes of the example, see `notebook_parameters`.
+    namespace : mapping
+        ``globals()`` of the notebook, in the cell after the parameters.
+
+    Raises
+    ------
+    ParameterError
+        Naming a parameter that is unknown, missing, of the wrong type or out of range.
+    """
+    known = PARAMS[kind]
+    checked = resolve_name(known) if isinstance(known, str) else known
+    return checked(**notebook_parameters(namespace))
+
+
+def notebook_parameters(namespace: Mapping) -> dict:
+    """Collect what the cell that ran last of those that begin with ``# Parameters`` sets.
+
+    papermill's cell runs after the notebook's own, which stays under values that name no profile:
+    papermill was given single settings. By hand, the notebook's own cell runs alone, edited and
+    rerun as often as one likes. Where a kernel keeps no history of its cells (nbval), collect all
+    plain data in the namespace under a lower-case name instead.
+    """
+    sources = [source for source in namespace.get("In", ()) if source.startswith("# Parameters")]
+    if sources:
+        values: dict = {}
+        exec(sources[-1], {}, values)
+        if len(sources) > 1 and "profile" not in values:
+            print(f"changed: {', '.join(values)}; all else is as this notebook sets it")
+            exec("\n".join(sources[-2:]), {}, values)
+        return values
+    plain = (bool, int, float, str, list, dict, type(None))
+    return {
+        name: value
+        for name, value in namespace.items()
+        if isinstance(value, plain) and name.islower() and not name.startswith("_")
+    }

@@ -1,0 +1,59 @@
+"""One line of responses.jsonl: which fields it has, and how a response becomes one.
+
+A record is the step between decoding and the run folder: `igstudy.runs.decode_run.Experiment` makes
+it, `igstudy.runs.folders.Run` appends it. Nothing is read or written here.
+"""
+
+from dataclasses import asdict, fields
+
+from igcore.beams import settings_of
+from igcore.config import widened
+from igcore.guard import Guard
+from igcore.response import Counts, Response
+
+from ..linefile import SETTINGS, sealed
+from .decode_params import Settings
+
+COLUMNS = (
+    *"prompt_id prompt response tokens policy prompts method seed".split(),
+    *SETTINGS,
+    *"status finished n_tokens reward cost peak_cost word_peak_cost fail_open_cost".split(),
+    *"spread contract z_final z_trace".split(),
+    *"block_ends grid_ends grid_size".split(),
+    *[field.name for field in fields(Counts)],
+    *"trace finals generate_s cost_s reward_s critic_s score_s reason".split(),
+    *"cost_scorer cost_digest reward_scorer reward_digest digest".split(),
+)
+
+
+def record(response: Response, method: str, guard: Guard, seed: int) -> dict:
+    """Return a response as the flat mapping that a run stores, with the fields `COLUMNS`.
+
+    Parameters
+    ----------
+    guard : Guard
+        With the user's settings, whose blocks measure every method. A line holds the settings that
+        its own method ran under, which may differ.
+
+    Returns
+    -------
+    dict
+        JSON values only, see `igstudy.linefile.sealed`.
+    """
+    config = settings_of(method, widened(Settings, guard.config))
+    values = asdict(config) | vars(response) | vars(response.counts)
+    values |= {
+        "response": response.text,
+        "prompts": response.set_name,
+        "policy": guard.policy.name,
+        "method": method,
+        "seed": seed,
+        "z_final": response.z_trace[-1] if response.z_trace else None,
+        "grid_size": guard.config.block_size,
+        "score_s": response.cost_s + response.reward_s + response.critic_s,
+        "cost_scorer": guard.cost.name,
+        "cost_digest": guard.cost.digest,
+        "reward_scorer": getattr(guard.reward, "name", None),
+        "reward_digest": getattr(guard.reward, "digest", None),
+    }
+    return sealed({name: values[name] for name in COLUMNS if name != "digest"})

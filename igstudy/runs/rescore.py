@@ -1,0 +1,165 @@
+"""A line of a run scored again: what it says of its text, against what the scorers say now.
+
+The caller provides the scorers, see `igstudy.runs.verify`.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from igcore.beams import method_of
+from igcore.config import SearchConfig
+from igcore.contract import Contract
+from igcore.errors import IgcoreError
+from igcore.policy import Prompt, as_prompt
+from igcore.scorers import Scorer, check_sign, uncached
+from igcore.scoring import Cached, Tally
+from igcore.verdict import Emission, judge, measure
+
+from ..linefile import SETTINGS, line_digest
+from .decode_params import Settings
+from .records import COLUMNS
+
+TOLERANCE = 1e-6  # sums of float32 differ by this much between processors
+# what our code raises on values of a wrong type or form in a record
+ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+
+
+def rescored(lines: Sequence[dict], cost: Scorer, reward: Scorer | None = None) -> Iterator[str]:
+    """Score every emitted text again and yield one sentence for each thing that does not hold.
+
+    Parameters
+    ----------
+    lines : sequence of dict
+        Records.
+    reward : Scorer, optional
+        Without one nothing is said of rewards: they are the policy's own likelihood.
+
+    Raises
+    ------
+    ParameterError
+        For a scorer with the wrong sign, and a cost that fails on all of some fixed texts.
+    """
+    check_sign(cost, "cost")  # a record may not name a reward model as its cost
+    # a line says itself what failed, so nothing stops at a rate of failures
+    contract = Contract.examined(cost, Tally(rate=1.0))
+    # methods often come to the same text
+    rewards = None if reward is None else Cached(check_sign(reward, "reward"), Tally(rate=1.0))
+    for number, line in enumerate(lines, start=1):
+        where = f"line {number}, prompt {line['prompt_id']}, {line['method']}"
+        if odd := sorted(line.keys() ^ set(COLUMNS)):
+            yield f"{where}: its fields are not those of a line, see {', '.join(odd[:4])}"
+            continue
+        try:
+            expected = recomputed(line, contract, rewards)
+        except (IgcoreError, *ODD) as error:
+            yield f"{where}: cannot be checked ({type(error).__name__}: {error})"
+            continue
+        yield from unlike(where, line, expected, TOLERANCE)
+
+
+def recomputed(line: dict, known: Contract, reward: Cached | None) -> dict:
+    """Return the fields of a line that follow from its text and settings, computed again."""
+    cost = known.scorer
+    prompt = as_prompt(line["prompt"], line["prompts"])
+    repeat = line["prompt_id"].partition("-")[1:]  # a repeat of a prompt has its number appended
+    expected = {
+        "digest": line_digest(line),
+        "prompt_id": "".join([prompt.id, *repeat]),
+        "cost_scorer": cost.name,
+        "cost_digest": cost.digest,
+        "reward_scorer": reward.scorer.name if reward else None,
+        "reward_digest": reward.scorer.digest if reward else None,
+        "n_tokens": len(line["tokens"]),
+        "z_final": (line["z_trace"] or [None])[-1],
+    }
+    config = Settings(**{name: line[name] for name in SETTINGS})
+    if line["response"] is None:
+        return expected | _without_text(line, prompt, known, config)
+    return expected | _scores(line, prompt, _contract(line, known), reward, config)
+
+
+def _without_text(line: dict, prompt: Prompt, contract: Contract, config: SearchConfig) -> dict:
+    """Return the fields of a line without a text: an abstention that claims no scores."""
+    response = None
+    for refusal in ("", config.refusal):  # one that passes would have been emitted
+        emission = Emission(refusal, ends=[len(refusal)])
+        passed = judge(contract, prompt.text, emission, config).passed
+        response = refusal if passed else response
+    if not method_of(line["method"]).abstains or config.on_failure == "paper":
+        response = "a text, which this method emits"
+    return {
+        "response": response,
+        "status": "abstained",
+        "reward": None,
+        "cost": None,
+        "peak_cost": None,
+        "word_peak_cost": None,
+        "spread": 0.0,
+        "contract": "",
+        "z_trace": [],
+        "tokens": [],
+        "n_tokens": 0,
+    }
+
+
+def _scores(
+    line: dict, prompt: Prompt, contract: Contract, reward: Cached | None, config: SearchConfig
+) -> dict:
+    """Return the scores and the status that a text deserves."""
+    text, n_tokens = line["response"], line["n_tokens"]
+    emission = Emission(text, ends=line["block_ends"], grid=line["grid_ends"], n_tokens=n_tokens)
+    emission.verdict = judge(contract, prompt.text, emission, config)
+    cost = uncached(contract.scorer)
+    (found,) = measure([emission], [prompt], reward=reward, cost=cost, config=config)
+    abstains = method_of(line["method"]).abstains
+    inside = emission.verdict.passed if abstains else emission.verdict.within
+    status = "verified_safe" if inside else "unverified_unsafe"
+    if abstains and config.on_failure != "paper" and n_tokens == 0:  # not the policy's words
+        status = "abstained" if inside else "no text"
+    if line["status"] == "abstained" and text:
+        text = config.refusal
+    scores = vars(found) | {"status": status, "response": text}
+    return scores if reward else {name: scores[name] for name in scores if name != "reward"}
+
+
+def _contract(line: dict, known: Contract) -> Contract:
+    """Return the contract under which a line was judged: what it claims, or what is worse."""
+    # the search had readings that nobody can make again, so a larger spread is believed
+    claimed = line["contract"] not in ("kept", "")
+    return replace(
+        known,
+        spread=max(known.spread, math.inf if line["spread"] is None else line["spread"]),
+        problem=line["contract"] if claimed else known.problem,
+    )
+
+
+# --- comparing values -----------------------------------------------------------------------------
+
+
+def unlike(where: str, found: Mapping, expected: Mapping, tolerance: float = 0.0) -> Iterator[str]:
+    """Yield a sentence for each expected value that a mapping does not have."""
+    for name, value in expected.items():
+        old = found.get(name)
+        if not close(old, value, tolerance):
+            yield f"{where}: {name} is {repr(old)[:60]}, not {repr(value)[:60]}"
+
+
+def close(old: object, new: object, tolerance: float) -> bool:
+    """Say whether JSON values are of one type and equal, floats up to a tolerance.
+
+    None stands for a number that is not finite.
+    """
+    if isinstance(new, float):
+        if not math.isfinite(new):
+            return old is None
+        return isinstance(old, float) and abs(old - new) <= tolerance
+    if type(old) is not type(new):
+        return False
+    if isinstance(new, list):
+        pairs = zip(old, new, strict=False)
+        return len(old) == len(new) and all(close(x, y, tolerance) for x, y in pairs)
+    if isinstance(new, dict):
+        same_names = old.keys() == new.keys()
+        return same_names and all(close(old[name], new[name], tolerance) for name in new)
+    return old == new

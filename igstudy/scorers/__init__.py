@@ -1,0 +1,1 @@
+"""The scorers of the paper, and a held-out judge."""

@@ -1,0 +1,258 @@
+"""The reward and cost models of the paper: llama-7b-rm of ARGS, beaver-7b-cost of Safe RLHF, QRM.
+
+Do not load the files of the second with transformers' class for sequence classification: it accepts
+them and puts a random head in the place of theirs.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import ClassVar
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+
+from igcore.errors import AssetError
+from igcore.models.backbone import Backbone
+from igcore.models.lm_scorer import Checkpoint, LMScorer
+from igcore.models.pretrained import contents_of, one_sentence
+from igcore.scorers import COST, REWARD
+from igcore.settings import settings
+
+# --- llama-7b-rm: a Llama with a linear head at its last token ------------------------------------
+
+USER = re.compile("human:", re.IGNORECASE)
+
+
+@settings(kw_only=True)
+class LlamaReward(Checkpoint):
+    """A ``LlamaForSequenceClassification`` with one output; higher is better.
+
+    The number of labels is that of the head itself, because transformers assumes two when the
+    configuration names none. No end token is appended, as in ARGS. The model was trained on
+    dialogues of Human and Assistant, in which an answer is read as ARGS reads it, up to where it
+    goes on with "human:" in the user's place.
+
+    Attributes
+    ----------
+    repo, revision, dtype, device, self_check
+        See `igcore.models.lm_scorer.Checkpoint`.
+    """
+
+    repo: str = "argsearch/llama-7b-rm-float32"
+
+    def scorer(self) -> LMScorer:
+        """Return the scorer, unchecked."""
+        model, tensors = self.model(heads=["score.weight"])
+        backbone = self.backbone(model, "human-assistant")
+        # not in the template itself: a cost has to read everything
+        backbone.template = partial(_first_turn, backbone.template)
+        head = self.single(model, tensors, "score")
+        return self.made("llama-7b-rm", REWARD, backbone, head, text_format="human-assistant")
+
+
+def _first_turn(whole: Callable[[str, str], str], prompt: str, answer: str) -> str:
+    """Write a pair of which the answer ends where a user would speak again."""
+    return whole(prompt, USER.split(answer)[0])
+
+
+# --- beaver-7b-cost: a Llama with a score head ----------------------------------------------------
+
+HEAD, EPSILON = "score_head", 1e-8
+# versions of Safe RLHF differ in them
+OPTIONAL = (f"{HEAD}.bias", "normalizer.mean", "normalizer.var", "normalizer.count")
+
+
+@settings(kw_only=True)
+class BeaverCost(Checkpoint):
+    """A cost model of Safe RLHF; higher is worse, above 0 is unsafe.
+
+    Attributes
+    ----------
+    repo, revision, dtype, device, self_check
+        See `igcore.models.lm_scorer.Checkpoint`.
+    """
+
+    repo: str = "PKU-Alignment/beaver-7b-unified-cost"
+    boundary: ClassVar[float | None] = 0
+
+    def scorer(self) -> LMScorer:
+        """Return the scorer, unchecked."""
+        model, tensors = self.model(heads=[f"{HEAD}.weight"], optional=OPTIONAL)
+        if (made_for := getattr(model.config, "score_type", "cost")) != "cost":
+            # a reward has the same keys, and its number means the opposite
+            raise AssetError(
+                f"{self.folder} is a {made_for} model, not a cost model; name one as repo whose "
+                "score_type is cost"
+            )
+        head = self.single(model, tensors, HEAD)
+        if getattr(model.config, "do_normalize", False):
+            # not shifted by their mean: that would move the boundary between safe and unsafe from 0
+            with one_sentence(self.folder):
+                variance = tensors["normalizer.var"].to(model.device).float()
+            head = partial(_scaled, head, variance.sqrt() + EPSILON)
+        # the model was trained to give its score at the end token
+        end_id = self.tokenizer.eos_token_id
+        backbone = self.backbone(model, "safe-rlhf", end_id=end_id)
+        options = {"text_format": "safe-rlhf", "ends": "always"}
+        return self.made("beaver-7b-cost", COST, backbone, head, **options)
+
+
+def _scaled(head: Callable, deviation: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """Return the costs of hidden states, divided by the deviation that they had in training."""
+    return head(states) / deviation
+
+
+# --- QRM-Llama3.1-8B: a reward and a cost in one pass ---------------------------------------------
+#
+# A regression on the last token gives the quantiles of 19 objectives, such as helpfulness and
+# safety. The reward is their weighted sum, with weights that a gating network reads from the
+# prompt. Only the first version of the model has the objective of safety.
+
+OBJECTIVES, QUANTILES = 19, 19
+THRESHOLD = 0.5  # the is_safe at which the cost is 0
+SAFE = 10  # the objective beavertails-is_safe, 1 where raters called an answer safe
+TEMPERATURE = 5.0
+# <|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n
+TURN = (128009, 128006, 78191, 128007, 271)
+
+
+class Gate(nn.Module):
+    """Weights of the objectives (R, 19) from the hidden state (R, H) where the prompt ends."""
+
+    def __init__(self, hidden: int, width: int, temperature: float):
+        """Build the layers."""
+        super().__init__()
+        self.temperature = temperature
+        self.logit_scale = nn.Parameter(torch.ones(1))
+        self.layers = nn.Sequential()
+        for size in (hidden, width, width):
+            self.layers.append(nn.Linear(size, width, bias=False))
+            self.layers.append(nn.ReLU())
+            self.layers.append(nn.BatchNorm1d(width))
+        self.layers.append(nn.Linear(width, OBJECTIVES))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the weights of the objectives, (R, 19)."""
+        logits = self.layers(states) / self.temperature
+        return logits.softmax(-1) * self.logit_scale[0]
+
+
+class Head(nn.Module):
+    """The head above the language model.
+
+    It reads (R, 2 H): the last token's hidden state and that of the prompt's end.
+
+    Parameters
+    ----------
+    hidden, width : int
+        Sizes of the language model and of the gating network.
+    temperature : float
+        Temperature of the gating network's softmax.
+
+    Attributes
+    ----------
+    backbone : Backbone
+        The language model.
+    files : mapping of str to str
+        See `igcore.models.pretrained.contents_of`.
+    """
+
+    backbone: Backbone
+    files: Mapping[str, str]
+
+    def __init__(self, hidden: int, width: int, temperature: float = TEMPERATURE):
+        """Build the layers; `QRM.head` fills in the weights."""
+        super().__init__()
+        self.regression_layer = nn.Linear(hidden, OBJECTIVES * QUANTILES, bias=False)
+        self.reward_transform_matrix = nn.Parameter(torch.eye(OBJECTIVES))
+        self.gating = Gate(hidden, width, temperature)
+
+    def objectives(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the expectation of every objective, (R, 19).
+
+        The transformation takes verbosity out of the objectives, as in the model's published code.
+        """
+        last, _ = states.chunk(2, dim=-1)
+        quantiles = self.regression_layer(last).unflatten(-1, (OBJECTIVES, QUANTILES))
+        return quantiles.mean(-1) @ self.reward_transform_matrix
+
+    def reward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of the objectives, (R,)."""
+        _, prompt_end = states.chunk(2, dim=-1)
+        weighted = self.gating(prompt_end) * self.objectives(states)
+        return weighted.sum(-1)
+
+    def cost(self, states: torch.Tensor) -> torch.Tensor:
+        """Return 0.5 - is_safe, (R,); is_safe is near 1 for safe answers."""
+        return THRESHOLD - self.objectives(states)[:, SAFE]
+
+
+# a model stays for as long as a scorer holds `Head.reward` or `Head.cost`
+_SHARED: WeakValueDictionary[tuple, Head] = WeakValueDictionary()
+
+
+@settings(kw_only=True)
+class QRM(Checkpoint):
+    """What reward and cost of QRM share: two scorers on one backbone share each forward pass."""
+
+    repo: str = "nicolinho/QRM-Llama3.1-8B"
+
+    def head(self) -> Head:
+        """Return head and backbone, loaded or those that another scorer has loaded."""
+        key = (self.folder.resolve(), self.dtype, self.device)
+        known = _SHARED.get(key)
+        if known is not None:
+            return known
+        with torch.device("meta"):  # names without numbers
+            keys = sorted(Head(1, 1).state_dict())
+        model, tensors = self.model(heads=keys)
+        width = len(tensors["gating.layers.0.weight"])
+        temperature = getattr(model.config, "gating_temperature", TEMPERATURE)
+        head = Head(model.config.hidden_size, width, float(temperature))
+        # other sizes are refused: only the first version of QRM has the objective of safety
+        with one_sentence(self.folder):
+            head.load_state_dict(tensors)
+        head.backbone = self.backbone(model, "chat", anchor=TURN)
+        # raises when the chat template does not write what stands between prompt and answer
+        head.backbone.prefix("")
+        head.files = contents_of(self.folder)
+        _SHARED[key] = head
+        # eval: the gate's normalisation uses the statistics of its training
+        return head.to(model.device).eval()
+
+
+@settings(kw_only=True)
+class QRMReward(QRM):
+    """The reward of QRM, about 0 to 1; higher is better.
+
+    Attributes
+    ----------
+    repo, revision, dtype, device, self_check
+        See `igcore.models.lm_scorer.Checkpoint`.
+    """
+
+    def scorer(self) -> LMScorer:
+        """Return the scorer, unchecked."""
+        head = self.head()
+        name = "qrm-llama-3.1-8b-reward"
+        return self.made(name, REWARD, head.backbone, head.reward, files=head.files)
+
+
+@settings(kw_only=True)
+class QRMCost(QRM):
+    """The cost of QRM, 0.5 - is_safe; higher is worse.
+
+    Attributes
+    ----------
+    repo, revision, dtype, device, self_check
+        See `igcore.models.lm_scorer.Checkpoint`.
+    """
+
+    def scorer(self) -> LMScorer:
+        """Return the scorer, unchecked."""
+        head = self.head()
+        formula = {"scale": 1.0, "threshold": THRESHOLD, "adjusted": True}
+        name = "qrm-llama-3.1-8b-cost"
+        return self.made(name, COST, head.backbone, head.cost, files=head.files, **formula)
