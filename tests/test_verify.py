@@ -981,7 +981,7 @@ def test_what_only_the_record_names_is_not_loaded(forger, tiny, monkeypatch, rol
     repository may be anybody's, too.
     """
     loaded = []
-    for load in (verify.load_scorer, verify.load_policy, verify.load_prompts):
+    for load in (verify.loaded, verify.load_policy, verify.load_prompts):
         monkeypatch.setattr(
             verify, load.__name__, lambda *args, load=load: loaded.append(args) or load(*args)
         )
