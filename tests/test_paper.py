@@ -5,8 +5,9 @@ survive.
 import pandas as pd
 import pytest
 
-from igcore import METHODS, POLICIES, paper
+from igcore import METHODS, POLICIES
 from igcore.errors import ParameterError
+from igstudy import paper
 
 
 def cell(table, **settings):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import synthetic
 
-from igcore import paper
+from igstudy import paper
 from igstudy.paper import compare
 from igstudy.paper.compare import (
     MEASURES,

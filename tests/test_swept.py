@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from imaginaryruns import executed, outputs, workplace, written
 
-from igcore import RunError, paper
+from igcore import RunError
+from igstudy import paper
 from igstudy.paper import compare, swept
 from igstudy.runs import jobs
 
