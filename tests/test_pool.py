@@ -23,7 +23,7 @@ from igcore.models.policies import load_policy
 from igstudy.baselines.args import ArgsConfig
 from igstudy.baselines.re_control import ReControlConfig
 from igstudy.pool import Pool, code_digest, policy_digest, scorer_digest, value_of
-from igstudy.pool.engine import PooledEngine
+from igstudy.pool.pooled import PooledEngine
 
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
 SETTINGS = dict(budget=0.5, n_samples=4, keep=2, block_size=3, max_new_tokens=9, rounds=3)

@@ -21,8 +21,8 @@ from igcore.engine import sampling
 from igcore.models import registry
 from igcore.scorers import of_function
 from igstudy import closure, linefile
+from igstudy.commands import differences
 from igstudy.runs import identity
-from igstudy.runs.cli import differences
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.decode_run import decode_run
 

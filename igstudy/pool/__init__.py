@@ -96,7 +96,7 @@ class Pool:
 
     def engine(self, make: Callable[[], LocalEngine], policy: Policy) -> Any:
         """Return an engine that looks here first, and samples the rest with the one of `make`."""
-        from .engine import PooledEngine  # which needs this module
+        from .pooled import PooledEngine  # which needs this module
 
         return PooledEngine(make, policy, self)
 

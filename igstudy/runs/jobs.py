@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -31,8 +32,8 @@ NUMBERS = ("limit", "shards", "gpu")
 OWN = re.compile(r'"([\w.]+):[\w.]+"')
 
 
-def configured(config: Mapping) -> dict:
-    """Check what stands after ``--config``, and return the settings of the file named by ``with``.
+def configured(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the keys after ``--config``, and return the settings of the file named by ``with``.
 
     Raises
     ------
@@ -52,7 +53,7 @@ def configured(config: Mapping) -> dict:
     return read_yaml(str(config["with"]), "name a file with a mapping of settings after with=")
 
 
-def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> str:
+def request(path: Path | str, kind: str, notebook: str, settings: Mapping[str, Any]) -> str:
     """Write the file of a job unless it is there with the same content, and return its path.
 
     Parameters
@@ -75,7 +76,7 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
     return str(path)
 
 
-def code(kind: str, settings: Mapping) -> dict[str, str]:
+def code(kind: str, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of the code that decides what a job leaves, a user's scorers included."""
     modules = OWN.findall(json.dumps(settings, ensure_ascii=False))
     # a judge asks by the pairs of `igstudy.report.verdicts`; its replies stay when that changes
