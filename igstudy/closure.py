@@ -21,13 +21,15 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import igcore
 from igcore.errors import RunError, said
-from igcore.files import DIGITS
+from igcore.files import DIGITS, digest_of
 from igcore.models.registry import load_scorer
 from igcore.scorers import FunctionScorer
 from igcore.settings import Named
 
-PACKAGES = ("igcore", "igstudy")  # whose code counts as a whole, see `igstudy.runs.identity`
+# the packages, whose code counts as a whole, see `igstudy.runs.identity`
+HOMES = {"igcore": Path(igcore.__file__).parent, "igstudy": Path(__file__).parent}
 INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
 CODE = attrgetter(
     *("co_code", "co_exceptiontable", "co_consts", "co_names", "co_varnames", "co_freevars"),
@@ -53,6 +55,18 @@ def _is_text(node: object) -> bool:
     """Return True if a statement is a text alone, such as a docstring."""
     text = node.value if isinstance(node, ast.Expr) else None
     return isinstance(text, ast.Constant) and isinstance(text.value, str)
+
+
+@cache
+def package_digest(package: str, *parts: str) -> str:
+    """Return the digest of a package's syntax trees, or of some parts; watching never counts."""
+    digests = {}
+    for file in sorted(HOMES[package].rglob("*.py")):
+        name = file.relative_to(HOMES[package])
+        part = name.parts[0].removesuffix(".py")
+        if part != "watch" and (not parts or part in parts):
+            digests[name.as_posix()] = tree_digest(ast.parse(file.read_bytes()))
+    return digest_of(digests)[:DIGITS]
 
 
 def sources(*modules: str) -> dict[str, str]:
@@ -98,7 +112,7 @@ def source_of(name: str) -> Path | None:
     None also for a script or notebook, whose functions count by the globals that they use.
     """
     top, *rest = name.split(".")
-    if top in ("", "__main__", *PACKAGES) or top in sys.stdlib_module_names:
+    if top in ("", "__main__", *HOMES) or top in sys.stdlib_module_names:
         return None
     try:
         spec = importlib.util.find_spec(top)
@@ -184,6 +198,11 @@ class Contents(pickle.Pickler):
         else:
             return NotImplemented
         return list, (), held  # as a state, which may lead back to the value
+
+
+def has_source(kind: type) -> bool:
+    """True if the packages or a module of a user define a class, and no notebook does."""
+    return kind.__module__.partition(".")[0] in HOMES or bool(source_of(kind.__module__))
 
 
 def members_of(kind: type) -> dict[str, Any]:

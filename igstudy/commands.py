@@ -1,6 +1,7 @@
 """The command line: ``python -m igstudy run``, ``verify``, ``compare`` and ``plan``."""
 
 import argparse
+import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -15,27 +16,6 @@ from .runs.folders import changes
 from .runs.paramfiles import Given, runs_of
 from .yamlfile import parsed, read_yaml
 
-PLACE = "Start it in the folder of the repository."
-RUN = f"""\
-Run a notebook with the settings of a params file, once for each of the file's runs.
-
-The answers go to runs/PROFILE/RUN, where a stopped run continues. Needs papermill and Jupyter,
-which `make` installs. {PLACE}"""
-VERIFY = """\
-Check the record of a run without trusting whoever made it.
-
-Scores every emitted text again, and compares the lines with settings, prompts and manifest. Needs
-the models of the run, whose names must come from you (--params) unless they are built in. The exit
-status is 1 if something does not hold."""
-COMPARE = """\
-Name the lines and fields in which two files of answers differ.
-
-Seconds and the order of lines do not count. Needs no models. The exit status is 1 if the files
-differ."""
-PLAN = """\
-List the runs of params files and the most tokens that each can take for a prompt.
-
-Nothing is loaded, downloaded or started."""
 DECODE, LINES = "notebooks/30_decode.ipynb", "runs/ci/decode-raw/responses.jsonl"
 TAGGED = "; its cell with the tag 'parameters' sets what is allowed"
 REMEDY = "; choose one in JupyterLab, or `python -m ipykernel install --user --name NAME`"
@@ -68,13 +48,14 @@ def _parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="python -m igstudy",
-        description=f"Run the notebooks' experiments, and check their records. {PLACE}",
+        description="Run the notebooks' experiments, and check their records.",
         epilog="`python -m igstudy run --help` shows an example, and so for the other commands.",
     )
     commands = parser.add_subparsers(required=True, metavar="run | verify | compare | plan")
 
-    def command(name: str, run: Command, text: str, example: str) -> argparse.ArgumentParser:
-        """Add a command; its help has the first sentence in the list of all."""
+    def command(run: Command, example: str) -> argparse.ArgumentParser:
+        """Add a command, whose name and help are those of its function."""
+        name, text = run.__name__.strip("_"), inspect.getdoc(run) or ""
         made = commands.add_parser(
             name,
             help=text.partition(".")[0],
@@ -85,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         return made
 
-    notebook = command("run", _run, RUN, f"{DECODE} out.ipynb -f params/ci/decode-raw.yaml")
+    notebook = command(_run, f"{DECODE} out.ipynb -f params/ci/decode-raw.yaml")
     notebook.add_argument("notebook", type=Path, help="a notebook of the folder notebooks")
     place = "the executed notebook; {run} in it stands for the name of each run of the file"
     notebook.add_argument("output", help=place)
@@ -99,26 +80,27 @@ def _parser() -> argparse.ArgumentParser:
         metavar=("NAME", "VALUE"),
         help="a parameter that replaces the file's, or the notebook's own without a file",
     )
-    check = command("verify", _verify, VERIFY, f"{LINES} --params params/ci/decode-raw.yaml")
+    check = command(_verify, f"{LINES} --params params/ci/decode-raw.yaml")
     check.add_argument("file", type=Path, help="responses.jsonl, with the files beside it")
     trusted = "params file that you trust; it names models, prompts and networks"
     check.add_argument("--params", type=Path, metavar="FILE", help=trusted)
     replay = "decode K groups of prompts again, or 'all'; by default 0"
     check.add_argument("--replay", type=_groups, default=0, metavar="K", help=replay)
-    compare = command("compare", _compare, COMPARE, f"{LINES} other/responses.jsonl")
+    compare = command(_compare, f"{LINES} other/responses.jsonl")
     compare.add_argument("a", type=Path, help="a file of answers, responses.jsonl")
     compare.add_argument("b", type=Path, help="another one")
-    plan = command("plan", _plan, PLAN, "params/ci/decode-raw.yaml params/ci/critic-raw.yaml")
+    plan = command(_plan, "params/ci/decode-raw.yaml params/ci/critic-raw.yaml")
     plan.add_argument("files", nargs="+", type=Path, help="params files, of notebook 20 or 30")
     return parser
 
 
 def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]]) -> Result:
-    """Run a notebook for every run of a params file, one after the other in one kernel.
+    """Run a notebook with the settings of a params file, once for each of the file's runs.
 
-    What its cells print is shown as they print it. A kernel takes seconds to start, most of them
-    for imports, so the runs of a file share one.
+    The answers go to runs/PROFILE/RUN, where a stopped run continues. Needs papermill and Jupyter,
+    which `make` installs. Start it in the folder of the repository.
     """
+    # the runs share a kernel, which takes seconds to start, most of them for imports
     papermill = needs("papermill", "notebooks")
     own = {name: parsed(text, f"-p {name} {text!r:.100}") for name, text in given}
     values = read_yaml(params) if params else own
@@ -210,7 +192,12 @@ def _runs(values: Given, params: Path, output: str) -> list[tuple[str, Given]]:
 
 
 def _verify(file: Path, params: Path | None, replay: int | None) -> Result:
-    """Verify a run."""
+    """Check the record of a run without trusting whoever made it.
+
+    Scores every emitted text again, and compares the lines with settings, prompts and manifest.
+    Needs the models of the run; those that are not built in must be named in your own file, given
+    by --params. The exit status is 1 if something does not hold.
+    """
     from .runs.verify import verify  # here: it loads torch, and running a notebook needs none
 
     report = verify(file, read_yaml(params) if params else {}, replay)
@@ -223,12 +210,19 @@ def _verify(file: Path, params: Path | None, replay: int | None) -> Result:
 
 
 def _compare(a: Path, b: Path) -> Result:
-    """Compare two files of responses."""
+    """Name the lines and fields in which two files of answers differ.
+
+    Seconds and the order of lines do not count. Needs no models. The exit status is 1 if the files
+    differ.
+    """
     return [f"{a} and {b} agree in all fields but seconds"], differences(read(a), read(b))
 
 
 def _plan(files: list[Path]) -> Result:
-    """List runs; nothing is started."""
+    """List the runs of params files and the most tokens that each can take for a prompt.
+
+    Nothing is loaded, downloaded or started.
+    """
     from .runs.plan import report  # here: it loads torch
 
     return list(report(files)), []

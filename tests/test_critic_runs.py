@@ -48,7 +48,7 @@ def put(monkeypatch, root, asked=None):
         return SPLITS[split][:limit]
 
     monkeypatch.setattr(module, "load_policy", lambda *_: replace(letters(), name="speaker"))
-    monkeypatch.setattr(module, "load_scorer", lambda name, role="cost": SCORERS[name.name])
+    monkeypatch.setattr(module, "loaded", lambda name, role="cost": SCORERS[name.name])
     monkeypatch.setattr(module, "load_prompts", load_prompts)
     monkeypatch.setattr(NOTEBOOK, "load_prompts", load_prompts)
     monkeypatch.setattr(module, "root", lambda: root)

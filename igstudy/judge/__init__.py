@@ -75,10 +75,7 @@ class ScorerJudge:
 
 
 Judge = OpenAIJudge | ScorerJudge
-JUDGES: dict[str, type[OpenAIJudge] | type[ScorerJudge]] = {
-    "openai": OpenAIJudge,
-    "scorer": ScorerJudge,
-}
+JUDGES: dict[str, type[Judge]] = {"openai": OpenAIJudge, "scorer": ScorerJudge}
 
 
 def load_judge(judge: str | Mapping[str, Any] | Named) -> Judge:

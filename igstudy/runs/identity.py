@@ -8,48 +8,28 @@ with what they import, see `igstudy.closure`, and the modules of other packages 
 import ast
 import json
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import igcore
 from igcore.files import DIGITS, digest_of
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
 
-from ..closure import (
-    PACKAGES,
-    content_digest,
-    identified,
-    members_of,
-    source_of,
-    sources,
-    tree_digest,
-)
+from .. import closure
 from ..linefile import Fields
 from ..provenance import versions
 
-HOMES = {"igcore": Path(igcore.__file__).parent, "igstudy": Path(__file__).parents[1]}
 # modules and folders of igstudy that make records or decide how a line is stored
 RECORDING = ("runs", "scorers", "prompts", "baselines", "closure", "linefile")
 
 
-@cache
-def package_digest(package: str, *parts: str) -> str:
-    """Return the digest of a package's syntax trees, or of some parts; watching never counts."""
-    digests = {}
-    for file in sorted(HOMES[package].rglob("*.py")):
-        name = file.relative_to(HOMES[package])
-        part = name.parts[0].removesuffix(".py")
-        if part != "watch" and (not parts or part in parts):
-            digests[name.as_posix()] = tree_digest(ast.parse(file.read_bytes()))
-    return digest_of(digests)[:DIGITS]
-
-
 def code_of(*modules: str) -> dict[str, str]:
     """Return the digests of the code that makes records: the packages, and modules of a user."""
-    own = {"igcore": package_digest("igcore"), "igstudy": package_digest("igstudy", *RECORDING)}
-    return own | sources(*modules)
+    own = {
+        "igcore": closure.package_digest("igcore"),
+        "igstudy": closure.package_digest("igstudy", *RECORDING),
+    }
+    return own | closure.sources(*modules)
 
 
 def notebook_digest(path: Path | str) -> str:
@@ -58,7 +38,7 @@ def notebook_digest(path: Path | str) -> str:
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     lines = "\n".join(code).splitlines()
     python = [repr([line]) if line.lstrip().startswith(("%", "!")) else line for line in lines]
-    return tree_digest(ast.parse("\n".join(python)))
+    return closure.tree_digest(ast.parse("\n".join(python)))
 
 
 def prompts_digest(prompts: Iterable[Prompt]) -> Fields:
@@ -78,15 +58,14 @@ def part_identity(part: Any) -> Fields:
     RunError
         For a function that holds a value without content to hash.
     """
-    identified(part)
+    closure.identified(part)
     found: Fields = {"name": part.name, "digest": part.digest}
     if hasattr(part, "identity"):
         found = part.identity()
     if files := getattr(part, "files", None):
         found = found | {"files": dict(files)}
-    home = type(part).__module__
-    if home.partition(".")[0] not in PACKAGES and source_of(home) is None:
-        found = found | {"code": content_digest(members_of(type(part)))}
+    if not closure.has_source(type(part)):
+        found = found | {"code": closure.content_digest(closure.members_of(type(part)))}
     return found
 
 

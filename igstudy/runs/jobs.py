@@ -1,4 +1,4 @@
-"""What Snakemake needs to know of a job: its settings, and its code by content.
+"""The file of a Snakemake job: its settings, and the digests of its code.
 
 A file ``runs/<profile>/.jobs/<job>.yaml`` holds the settings for papermill, below comments with the
 digests of the code. It is written only when its content changes, so that a comment, a docstring or
@@ -19,13 +19,14 @@ import yaml
 from igcore.errors import ParameterError, RunError, unknown_name
 from igcore.files import locked, replace_file
 
+from ..closure import package_digest
 from ..paper import swept
 from ..provenance import versions
 from ..yamlfile import read_yaml
-from .identity import code_of, notebook_digest, package_digest
+from .identity import code_of, notebook_digest
 from .paramfiles import ParamFiles
 
-# what may stand after --config: texts, and numbers
+# the keys after --config: texts, and numbers
 TEXTS = ("profile", "with", "hub")
 NUMBERS = ("limit", "shards", "gpu")
 # a cost or reward that is module:function of a user, in the settings as JSON
