@@ -35,7 +35,7 @@ from igstudy.runs.paramfiles import ParamFiles
 
 @contextmanager
 def one_sentence():
-    """Stop with the sentence of an error that the user can mend, and without the places where it was found."""
+    """Stop with the sentence of an error that the user can fix, and without the places where it was found."""
     try:
         yield
     except IgcoreError as error:

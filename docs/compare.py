@@ -20,7 +20,7 @@ import pandas as pd
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import replace_file, root
 from igstudy.linefile import comparable, key, read
-from igstudy.runs.rescore import TOLERANCE, unlike
+from igstudy.runs.rescore import TOLERANCE, differing_fields
 from igstudy.runs.verify import allow_for_batch
 
 PUBLISHED = ("small", "ablations", "critic-search", "tune", "bench", "served")
@@ -90,7 +90,7 @@ def differences(name: str, made: dict, kept: dict) -> list[str]:
         for line in (made, kept)
     )
     allow_for_batch(new["trace"], old["trace"], new["block_size"])
-    return list(unlike(name, new, old, TOLERANCE))
+    return list(differing_fields(name, new, old, TOLERANCE))
 
 
 def compared(profile: str, base: Path) -> list[str]:

@@ -1,7 +1,7 @@
-"""``python -m igstudy``, see `igstudy.runs.cli`."""
+"""``python -m igstudy``, see `igstudy.commands`."""
 
 import sys
 
-from .runs.cli import main
+from .commands import main
 
 sys.exit(main())

@@ -1,15 +1,14 @@
-"""What code is known by: a module by its syntax tree, a function by all that it holds.
+"""Content hashes of a user's code: of a module its syntax tree, of a function all that it uses.
 
 The digest of a function is the hash of a pickle in which what a user has defined counts by its
-content: a function by its bytecode, defaults, closure, the globals that it reads and its module
-with what that imports; a class by its members. A partial holds its arguments, and an object its
-state. What an installed package defines counts by name, and what has a text ``digest`` by that
+content: a function by its bytecode, defaults, closure, the globals whose names it uses and its
+module with what that imports; a class by its members. A partial holds its arguments, and an object
+its state. What an installed package defines counts by name, and what has a text ``digest`` by that
 text. Sets and mappings count without their order, and nothing counts by its address, so another
 process finds the same digest.
 """
 
 import ast
-import dis
 import functools
 import hashlib
 import importlib.util
@@ -22,22 +21,23 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import igcore
 from igcore.errors import RunError, said
-from igcore.files import DIGITS
+from igcore.files import DIGITS, digest_of
 from igcore.models.registry import load_scorer
 from igcore.scorers import FunctionScorer
 from igcore.settings import Named
 
-PACKAGES = ("igcore", "igstudy")  # whose code a run knows as a whole
+# the packages, whose code counts as a whole, see `igstudy.runs.identity`
+HOMES = {"igcore": Path(igcore.__file__).parent, "igstudy": Path(__file__).parent}
 INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
 CODE = attrgetter(
     *("co_code", "co_exceptiontable", "co_consts", "co_names", "co_varnames", "co_freevars"),
     *("co_flags", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
 )
-READS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}  # a global, as Python's steps
 CACHED = type(functools.lru_cache(len))
 WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, CACHED)
-WRAPPED = ("__wrapped__", "fget", "func")  # what these hold
+WRAPPED = ("__wrapped__", "fget", "func")  # the functions in them
 
 
 # --- modules --------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def tree_digest(tree: ast.AST) -> str:
     """Return the digest of code; comments, layout and docstrings do not count."""
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
-            node.body = [statement for statement in body if not _is_text(statement)]  # type: ignore
+            body[:] = [statement for statement in body if not _is_text(statement)]
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:DIGITS]
 
 
@@ -55,6 +55,18 @@ def _is_text(node: object) -> bool:
     """Return True if a statement is a text alone, such as a docstring."""
     text = node.value if isinstance(node, ast.Expr) else None
     return isinstance(text, ast.Constant) and isinstance(text.value, str)
+
+
+@cache
+def package_digest(package: str, *parts: str) -> str:
+    """Return the digest of a package's syntax trees, or of some parts; watching never counts."""
+    digests = {}
+    for file in sorted(HOMES[package].rglob("*.py")):
+        name = file.relative_to(HOMES[package])
+        part = name.parts[0].removesuffix(".py")
+        if part != "watch" and (not parts or part in parts):
+            digests[name.as_posix()] = tree_digest(ast.parse(file.read_bytes()))
+    return digest_of(digests)[:DIGITS]
 
 
 def sources(*modules: str) -> dict[str, str]:
@@ -97,10 +109,10 @@ def _known(source: bytes, package: str) -> tuple[str, list[str]]:
 def source_of(name: str) -> Path | None:
     """Return the file of a user's module without importing it; None for any other name.
 
-    None also for a script or notebook, which is known by what its functions read.
+    None also for a script or notebook, whose functions count by the globals that they use.
     """
     top, *rest = name.split(".")
-    if top in ("", "__main__", *PACKAGES) or top in sys.stdlib_module_names:
+    if top in ("", "__main__", *HOMES) or top in sys.stdlib_module_names:
         return None
     try:
         spec = importlib.util.find_spec(top)
@@ -123,37 +135,27 @@ def loaded(scorer: Named | None, role: str = "cost") -> Any:
 
 
 def identified(scorer: Any) -> Any:
-    """Return a scorer whose functions have a digest: the one they were given, or that of `known`.
+    """Return a scorer whose functions have a digest: the given one, or that of their content.
 
     Raises
     ------
     RunError
-        For a function that holds what cannot be told from another.
+        For a function that holds a value without content to hash, such as a lock.
     """
     for part in getattr(scorer, "parts", (scorer,)):
         if isinstance(part, FunctionScorer) and not part.digest:
-            part.given, reason = known(part.function)
-            if reason:
+            try:
+                part.given = content_digest(part.function)
+            except Exception as error:  # pickle may run anybody's code
                 raise RunError(
-                    f"scorer {part.name!r} holds what nobody can tell from another ({reason}), so "
+                    f"scorer {part.name!r} holds a value that cannot be hashed ({said(error)}), so "
                     "a run would not see it change; give the function a text as its attribute "
-                    "digest, such as 'v1', and change it with what the function holds"
-                )
+                    "digest, such as 'v1', and change it with the value"
+                ) from error
     return scorer
 
 
-def known(function: Any) -> tuple[str, str]:
-    """Return the digest of a function, 64 hex digits, and "".
-
-    Where it holds what has no content to be known by, such as a lock: "", and pickle's reason.
-    """
-    try:
-        return digest_of(function), ""
-    except Exception as error:  # pickle may run anybody's code
-        return "", said(error)
-
-
-def digest_of(value: Any) -> str:
+def content_digest(value: Any) -> str:
     """Return the digest of a value, 64 hex digits; raise whatever pickle raises."""
     hashed = hashlib.sha256()
     Contents(types.SimpleNamespace(write=hashed.update), protocol=4).dump(value)
@@ -164,17 +166,17 @@ class Contents(pickle.Pickler):
     """Pickles what a user has defined by its content, and nothing by its order or address."""
 
     def persistent_id(self, value: Any) -> Any:
-        """Return what stands for a value of Python's own kinds; None if pickle knows it."""
+        """Return a form of a text, set or mapping without identity or order; None for others."""
         if type(value) is str:  # else pickle would tell one text from two equal ones
             return value.encode(errors="surrogatepass")
         if type(value) in (set, frozenset):
-            return sorted(map(digest_of, value))
+            return sorted(map(content_digest, value))
         if type(value) is dict:
-            return [(name, value[name]) for name in sorted(value, key=digest_of)]
+            return [(name, value[name]) for name in sorted(value, key=content_digest)]
         return None
 
     def reducer_override(self, value: Any) -> Any:
-        """Return what pickle writes of any other value."""
+        """Return the content of a value of a user; pickle reduces the others by its own rules."""
         torch = sys.modules.get("torch")
         if isinstance(digest := getattr(value, "digest", None), str) and digest:
             held: Any = digest
@@ -185,17 +187,22 @@ class Contents(pickle.Pickler):
             held = str(value.dtype), tuple(value.shape), flat.numpy()
         elif isinstance(value, types.ModuleType):
             held = value.__name__, sources(value.__name__)
+        elif isinstance(value, types.CodeType):
+            held = CODE(value)
         elif is_installed(value):
             return NotImplemented
         elif isinstance(value, types.FunctionType):
             held = content_of(value)
-        elif isinstance(value, types.CodeType):
-            held = CODE(value)
         elif isinstance(value, type):
             held = value.__qualname__, value.__bases__, members_of(value)
         else:
             return NotImplemented
         return list, (), held  # as a state, which may lead back to the value
+
+
+def has_source(kind: type) -> bool:
+    """True if the packages or a module of a user define a class, and no notebook does."""
+    return kind.__module__.partition(".")[0] in HOMES or bool(source_of(kind.__module__))
 
 
 def members_of(kind: type) -> dict[str, Any]:
@@ -205,41 +212,30 @@ def members_of(kind: type) -> dict[str, Any]:
 
 
 def content_of(function: types.FunctionType) -> list[Any]:
-    """Return what decides what a function does."""
-    names, read = function.__globals__, {}
-    steps = list(steps_of(function.__code__))
-    for step in steps:
-        if step.opname in READS and step.argval in names:
-            read[step.argval] = names[step.argval]
-        elif step.opname == "IMPORT_NAME":
-            read[step.argval] = sources(step.argval)
-    words = {step.argval for step in steps if isinstance(step.argval, str)}
-    for value in list(read.values()):
-        if isinstance(value, types.ModuleType) and sources(value.__name__):
-            read |= {f"{value.__name__}.{w}": vars(value)[w] for w in words & vars(value).keys()}
+    """Return code, defaults, attributes, closure, globals and modules of a function."""
+    names = set(names_of(function.__code__))  # of globals, attributes and imports alike
+    read = {name: function.__globals__[name] for name in names & function.__globals__.keys()}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     defaults = function.__defaults__, function.__kwdefaults__
-    own = sources(function.__module__ or "")
+    own = sources(function.__module__ or "", *names - read.keys())
     return [function.__code__, defaults, vars(function), cells, read, own]
 
 
-def steps_of(code: types.CodeType) -> Iterator[dis.Instruction]:
-    """Yield the steps of code and of the functions in it."""
-    yield from dis.get_instructions(code)
+def names_of(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that code and the functions in it use."""
+    yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from steps_of(constant)
+            yield from names_of(constant)
 
 
 def is_installed(value: Any) -> bool:
-    """Say whether pickle finds a class or function by name, in Python or an installed package."""
+    """True if pickle finds a class or function by name, in Python or an installed package."""
     module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", None)
     imported = sys.modules.get(module)
-    if name is None or not getattr(imported, "__spec__", None):  # none of a script or notebook
-        return False
-    if source_of(module):
+    if not getattr(imported, "__spec__", None) or source_of(module):  # none of a notebook
         return False
     try:  # not a function within a function, nor one that `exec` has made
-        return attrgetter(name)(imported) is value
+        return bool(attrgetter(str(name))(imported) is value)
     except AttributeError:
         return False

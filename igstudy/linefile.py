@@ -43,7 +43,7 @@ def sealed(line: Fields) -> Fields:
     JSON has no number that is not finite: None stands for it. The digest covers every field whose
     name does not end in ``_s``, so that an accidental change of a line shows without scoring.
     """
-    stored = json.loads(json.dumps(line), parse_constant=lambda _: None)
+    stored: Fields = json.loads(json.dumps(line), parse_constant=lambda _: None)
     return stored | {"digest": line_digest(stored)}
 
 

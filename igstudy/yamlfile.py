@@ -1,4 +1,4 @@
-"""YAML as igcore reads it: one door, which refuses what two readers would take for two things."""
+"""Read YAML files; refuse values that two versions of YAML read as different things."""
 
 import re
 from pathlib import Path
@@ -15,12 +15,13 @@ PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "times
 REMEDY = "write true, false or a plain number, or put text into quotes"
 
 
-class Strict(yaml.SafeLoader):
+class Strict(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     """Reads YAML without equal keys and `ODD` values."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Refuse a key that is given twice, of which the last would win."""
-        made, seen = super().construct_mapping(node, deep), set()
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        seen = set()
         for place, _ in node.value:
             key = self.construct_object(place, deep=True)
             if key in seen:
@@ -62,7 +63,7 @@ def parsed(text: str, source: object) -> Any:
         raise ParameterError(f"{source} cannot be read ({line}{problem})") from None
 
 
-def read_yaml(path: Path | str, form: str = "it must be a mapping of settings") -> dict:
+def read_yaml(path: Path | str, form: str = "it must be a mapping of settings") -> dict[str, Any]:
     """Return the mapping of a YAML file.
 
     Parameters

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from igstudy.runs import identity
+from igstudy import closure
 
 
 def know_code_from(monkeypatch, folder: Path) -> Path:
@@ -11,16 +11,16 @@ def know_code_from(monkeypatch, folder: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__")
     copies = {
         package: Path(shutil.copytree(home, folder / package, ignore=ignore))
-        for package, home in identity.HOMES.items()
+        for package, home in closure.HOMES.items()
     }
-    monkeypatch.setattr(identity, "HOMES", copies)
+    monkeypatch.setattr(closure, "HOMES", copies)
     forget()
     return folder
 
 
 def forget():
     """Look at the code again, as a new process does."""
-    identity.package_digest.cache_clear()
+    closure.package_digest.cache_clear()
 
 
 def edit(path: Path, old: str, new: str):

@@ -4,7 +4,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from igstudy.runs import cli
+from igstudy import commands
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 CELL = "# Parameters\nprofile = 'ci'\nrounds = 2\nweight: float = 0.5\nhalf = weight / 2"
@@ -26,7 +26,7 @@ def notebook(place, *sources, tag="parameters", kernel=KERNEL):
 
 def refused(capsys, *arguments):
     """Return the one line that a command ends with."""
-    assert cli.main(["run", *arguments]) == 1
+    assert commands.main(["run", *arguments]) == 1
     said = capsys.readouterr().err.splitlines()
     assert len([line for line in said if line.startswith("error: ")]) == 1
     return said[-1].removeprefix("error: ")
@@ -54,7 +54,9 @@ def test_single_values_change_what_the_notebook_sets(place, capsys):
     """Bug: of notebook 30 with one value changed, "parameter budget is missing"."""
     look = "print('seen:', profile, rounds, weight, half)"
     name = notebook(place, CELL, look)
-    assert cli.main(["run", name, "o.ipynb", "-p", "rounds", "3", "-p", "profile", "mine"]) == 0
+    assert (
+        commands.main(["run", name, "o.ipynb", "-p", "rounds", "3", "-p", "profile", "mine"]) == 0
+    )
     assert "seen: mine 3 0.5 0.25" in capsys.readouterr().out
     assert nbformat.read(place / "o.ipynb", as_version=4).cells[1].source.startswith("# Parameters")
 

@@ -21,7 +21,9 @@ import numpy as np
 import pytest
 import torch
 
-from igstudy.closure import digest_of, known
+from igcore import RunError
+from igcore.scorers import of_function
+from igstudy.closure import content_digest, identified
 
 CALLS: list[str] = []
 
@@ -171,9 +173,8 @@ CASES["attribute of a function"] = attributed(1), attributed(2)
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_change_changes_the_digest(case):
-    digests = [known(cost) for cost in CASES[case]]
-    assert all(len(digest) == 64 and not why for digest, why in digests)
-    assert digests[0] != digests[1]
+    one, other = (content_digest(cost) for cost in CASES[case])
+    assert len(one) == len(other) == 64 and one != other
 
 
 @pytest.mark.parametrize(
@@ -194,17 +195,18 @@ def test_a_change_changes_the_digest(case):
 )
 def test_what_is_equal_has_the_same_digest(one, same):
     """Guards resuming: a cell that runs again makes the same things anew."""
-    assert known(one) == known(same)
+    assert content_digest(one) == content_digest(same)
 
 
-def test_what_cannot_be_told_from_another_is_named():
-    cost = closed(threading.Lock())
-    assert known(cost) == ("", "TypeError: cannot pickle '_thread.lock' object")
-    assert known(closed(x for x in "a"))[0] == ""
+def test_what_cannot_be_hashed_is_named():
     deep: list = []
     for _ in range(10**5):
         deep = [deep]
-    assert known(closed(deep))[0] == "" and "RecursionError" in known(closed(deep))[1]
+    held = {"TypeError: cannot pickle '_thread.lock' object": threading.Lock()}
+    held |= {"cannot pickle 'generator' object": (x for x in "a"), "RecursionError": deep}
+    for reason, value in held.items():
+        with pytest.raises(RunError, match=f"cost' holds .*{reason}.* give the function a text"):
+            identified(of_function(closed(value), "cost"))
 
 
 def test_what_says_what_it_is_counts_by_that():
@@ -214,12 +216,12 @@ def test_what_says_what_it_is_counts_by_that():
         def __init__(self, digest):
             self.digest, self.lock = digest, threading.Lock()
 
-    one, same, other = (known(closed(Model(digest))) for digest in ("v1", "v1", "v2"))
-    assert one == same != other and one[0]
+    one, same, other = (content_digest(closed(Model(digest))) for digest in ("v1", "v1", "v2"))
+    assert one == same != other
 
 
 MODULE = "import aid\nLIMIT = {limit}\ndef cost(text):\n    return aid.words(text) > LIMIT\n"
-AID = "STATE = 1\ndef words(text):\n    return len(text.split()) * {by} * STATE\n"
+AID = "def words(text):\n    return len(text.split()) * {by}\n"
 
 
 @pytest.fixture
@@ -242,18 +244,15 @@ def modules(tmp_path, monkeypatch):
 
 
 def test_a_module_counts_with_what_it_imports(modules):
-    """Guards a helper in another file, and what a notebook sets in a module."""
-    first = known(modules())
-    assert first == known(modules()) and first[0]
-    assert len({first, known(modules(limit=2)), known(modules(by=2))}) == 3
-    cost = modules()
-    sys.modules["aid"].STATE = 2
-    assert known(cost) != first
+    """Guards a helper in another file."""
+    first = content_digest(modules())
+    assert first == content_digest(modules())
+    assert len({first, content_digest(modules(limit=2)), content_digest(modules(by=2))}) == 3
 
 
 PROGRAM = """
 import functools
-from igstudy.closure import known
+from igstudy.closure import content_digest
 from mycost import cost
 WORDS = {"one", "two", "three", "four"}
 class Cost:
@@ -263,7 +262,7 @@ def plain(text): return [w in text for w in ("a", *WORDS)] + [w in {"x", "y", "z
 FUNCTIONS = {plain, cost}
 held = functools.partial(lambda text, by: 1, by=FUNCTIONS)
 for made in (cost, Cost(), plain, held, Cost().__call__):
-    print(*known(made))
+    print(content_digest(made))
 """
 
 
@@ -288,4 +287,4 @@ def test_a_cycle_ends():
     one.append(one)
     two: list = [2]
     two.append(two)
-    assert digest_of(closed(one)) != digest_of(closed(two))
+    assert content_digest(closed(one)) != content_digest(closed(two))

@@ -15,7 +15,7 @@ from igcore.critic.network import Critic, Spec, load_critic, save_critic
 from igcore.engine.kv_cache import History
 from igcore.engine.local import LocalEngine
 from igcore.policy import Policy
-from igstudy.runs.networks import Shuffled
+from igstudy.runs.networks import ShuffledCritic
 
 NAMES = dict(
     policy="tiny",
@@ -271,7 +271,7 @@ def dealt(f1, f2=None, owners=None, tokens=None):
     pairs = list(zip(f1, [-x for x in f1] if f2 is None else f2, strict=True))
     critic = SimpleNamespace(spec=None, watch=None, reads_keys=False, judge=None)
     tokens = [[i] for i in range(len(pairs))] if tokens is None else tokens
-    return Shuffled(critic).deal(pairs, owners or ["one"] * len(pairs), tokens)
+    return ShuffledCritic(critic).deal(pairs, owners or ["one"] * len(pairs), tokens)
 
 
 @pytest.mark.parametrize("features", FEATURES)
@@ -280,7 +280,7 @@ def test_the_control_stands_where_the_critic_stands(features):
     the critic everywhere else.
     """
     net, x = critic(features), states(features)
-    control = Shuffled(net)
+    control = ShuffledCritic(net)
     assert (control.spec, control.watch, control.reads_keys) == (
         net.spec,
         net.watch,

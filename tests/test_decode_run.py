@@ -27,12 +27,12 @@ from igcore.models import policies
 from igcore.models.pretrained import Contents
 from igcore.models.registry import SCORERS
 from igcore.policy import Policy
-from igstudy import linefile
+from igstudy import commands, linefile
 from igstudy.baselines.re_control import ValueNetwork, save_value
-from igstudy.runs import cli, decode_run, folders, identity
-from igstudy.runs.cli import differences
+from igstudy.commands import differences
+from igstudy.runs import decode_run, folders, identity
 from igstudy.runs.decode_params import DecodeParams
-from igstudy.runs.networks import Shuffled
+from igstudy.runs.networks import ShuffledCritic
 
 GOOD = dict(
     profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2
@@ -244,7 +244,7 @@ def test_an_embedded_run_from_parameters_to_verification(tmp_path, capsys):
     assert known["parts"].keys() == {"policy", "cost", "reward"} and known["device"] == "cpu"
     assert known["code"].keys() == {"igcore", "igstudy"}
     capsys.readouterr()
-    assert cli.main(["verify", str(run.responses)]) == 0
+    assert commands.main(["verify", str(run.responses)]) == 0
     good = capsys.readouterr()
     assert good.err == "" and re.search(
         "cost model +offensive-language, .*, of the table", good.out
@@ -311,7 +311,7 @@ def test_a_shuffled_critic_is_another_run(tmp_path, mocked, monkeypatch, capsys)
     )
     assert "critic_control changed since the last run in run" in capsys.readouterr().out
     first, *_, last = asked
-    assert type(first) is Critic and type(last) is Shuffled and last.spec == critic.spec
+    assert type(first) is Critic and type(last) is ShuffledCritic and last.spec == critic.spec
     assert all(
         torch.equal(x, y)
         for x, y in zip(last.critic.parameters(), critic.parameters(), strict=True)
@@ -364,7 +364,7 @@ def test_a_run_whose_methods_ask_different_networks(tmp_path, mocked, monkeypatc
     run = decode_run.decode_run(p, tmp_path / "run")
     kinds = {method: type(network) for method, network in asked.items()}
     assert kinds == dict(
-        zip(methods, [type(None), ValueNetwork, Shuffled, ValueNetwork], strict=True)
+        zip(methods, [type(None), ValueNetwork, ShuffledCritic, ValueNetwork], strict=True)
     )
     known = json.loads(run.manifest.read_text())["params"]
     for name in ("critic", "value"):

@@ -13,8 +13,8 @@ from mockruns import decode_into, lines
 
 from igcore import RunError
 from igstudy import linefile
+from igstudy.commands import differences
 from igstudy.runs import folders
-from igstudy.runs.cli import differences
 
 LINES = [
     {"method": method, "prompt_id": name, "cost": 0.5, "cost_s": 1.0}

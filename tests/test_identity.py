@@ -11,6 +11,7 @@ from copiedcode import edit, forget, know_code_from
 from mockpolicy import LetterCost
 
 from igcore import Prompt, RunError
+from igstudy import closure
 from igstudy.closure import sources, tree_digest
 from igstudy.runs import identity
 
@@ -67,7 +68,7 @@ def test_code_that_makes_records_starts_them_again(tmp_path, monkeypatch):
 
     def known() -> tuple[dict, str]:
         forget()
-        return identity.code_of(), identity.package_digest("igstudy")
+        return identity.code_of(), closure.package_digest("igstudy")
 
     runs, whole = known()
     edit(copied / "igcore/beams.py", '"""', '"""Another word. ')
@@ -84,6 +85,7 @@ def test_code_that_makes_records_starts_them_again(tmp_path, monkeypatch):
         edit(copied / f"{module}.py", "\nimport ", "\nother = 1\nimport ")
         after = known()[0]
         assert {name for name in after if after[name] != before[name]} == {package}
+    forget()
 
 
 def test_a_layout_changes_nothing():

@@ -82,4 +82,4 @@ def test_a_notebook_imports_no_models(name):
 
 def test_the_command_line_imports_no_models():
     """Bug: `igstudy run` imported torch for `igstudy verify`, then its kernel did so again."""
-    run_without([*MODELS, "pandas", "scipy"], ["import igstudy.runs.cli"])
+    run_without([*MODELS, "pandas", "scipy"], ["import igstudy.commands"])

@@ -11,7 +11,7 @@ from igcore.errors import ParameterError
 from igcore.models.registry import load_scorer, prepared
 from igcore.policy import as_prompt
 from igcore.settings import Named
-from igstudy.runs import cli
+from igstudy import commands
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.decode_run import decode_run
 from igstudy.runs.jobs import code
@@ -63,7 +63,7 @@ def settings(**changes):
 
 
 def verified(run, capsys, *options):
-    done = cli.main(["verify", str(run.responses), "--replay", "all", *options])
+    done = commands.main(["verify", str(run.responses), "--replay", "all", *options])
     return done, "\n".join(capsys.readouterr())
 
 

@@ -8,7 +8,8 @@ import yaml
 
 import igcore
 from igcore.errors import ParameterError
-from igstudy.runs import cli, plan
+from igstudy import commands
+from igstudy.runs import plan
 
 SHARED = dict(
     profile="paper",
@@ -77,7 +78,7 @@ def test_a_bad_file_is_one_sentence_with_its_name(tmp_path, capsys, content, sen
     with pytest.raises(ParameterError, match=sentence) as caught:
         rows(file)
     assert str(caught.value).startswith(str(file)) and "\n" not in str(caught.value)
-    assert cli.main(["plan", str(file)]) == 1
+    assert commands.main(["plan", str(file)]) == 1
     assert capsys.readouterr().err.startswith(f"error: {file}")
 
 

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from copiedcode import edit, forget, know_code_from
 from mockpolicy import LetterCost, LetterReward, MockModel, mock_policy
 from tiny import SCORERS, letters, tiny_model, tiny_tokenizer, untrained, value_network
 from tinymodels import tiny
@@ -22,8 +23,8 @@ from igcore.engine.sampling import random_key
 from igcore.models.policies import load_policy
 from igstudy.baselines.args import ArgsConfig
 from igstudy.baselines.re_control import ReControlConfig
-from igstudy.pool import Pool, code_digest, policy_digest, scorer_digest, value_of
-from igstudy.pool.engine import PooledEngine
+from igstudy.pool import Pool, policy_digest, scorer_digest, value_of
+from igstudy.pool.pooled import PooledEngine
 
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
 SETTINGS = dict(budget=0.5, n_samples=4, keep=2, block_size=3, max_new_tokens=9, rounds=3)
@@ -379,14 +380,13 @@ def test_a_policy_without_weights_answers_from_the_pool_and_says_when_it_ends(tm
 
 def test_changed_code_has_samples_and_scores_of_its_own(tmp_path, monkeypatch):
     """Bug: a scorer of the package whose neighbour module had changed found its old scores."""
-    folder = tmp_path / "room"
-    folder.mkdir()
-    (folder / "one.py").write_text("a = 1\n"), (folder / "two.py").write_text("b = 2\n")
-    before = code_digest(folder)
-    (folder / "two.py").write_text("b = 3\n")
-    code_digest.cache_clear()
-    assert code_digest(folder) != before
-    known = scorer_digest(load_scorer("offensive-language")), policy_digest(mock_policy())
-    monkeypatch.setattr("igstudy.pool.code_digest", lambda folder: before)
-    changed = scorer_digest(load_scorer("offensive-language")), policy_digest(mock_policy())
-    assert known[0] != changed[0] and known[1] != changed[1]
+
+    def digests():
+        forget()
+        return scorer_digest(load_scorer("offensive-language")), policy_digest(mock_policy())
+
+    code, before = know_code_from(monkeypatch, tmp_path), digests()
+    edit(code / "igcore/models/wording.py", "\nimport ", "\nother = 1\nimport ")
+    after = digests()
+    forget()
+    assert before[0] != after[0] and before[1] != after[1]

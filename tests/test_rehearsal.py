@@ -12,10 +12,11 @@ import yaml
 from notebook_code import notebook_code
 
 from igcore import METHODS
+from igstudy import commands
 from igstudy.judge import JudgeParams
 from igstudy.report import load as runs
-from igstudy.runs import cli, decode_run
 from igstudy.runs import critic_run as critic_runs
+from igstudy.runs import decode_run
 from igstudy.runs.critic_params import CriticParams
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.judge_run import judge_run
@@ -78,7 +79,7 @@ def test_a_row_group_of_the_main_tables_runs(name, here):
         run = decode_run.decode_run(params(DecodeParams, f"decode-main-{stem}", **SMALL))
         found |= {line["method"]: line for line in run.lines}
         assert len(run.lines) == 2 * len(run.params["methods"])
-        assert cli.main(["verify", str(run.responses)]) == 0
+        assert commands.main(["verify", str(run.responses)]) == 0
     assert len(found) >= len(METHODS) - 3
     assert found["inferenceguard"]["status"] in ("verified_safe", "abstained")
 

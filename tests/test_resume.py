@@ -21,8 +21,8 @@ from igcore.engine import sampling
 from igcore.models import registry
 from igcore.scorers import of_function
 from igstudy import closure, linefile
+from igstudy.commands import differences
 from igstudy.runs import identity
-from igstudy.runs.cli import differences
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.decode_run import decode_run
 
@@ -355,7 +355,7 @@ def test_a_run_refuses_what_nobody_can_tell_from_another(world, tmp_path, monkey
 
     monkeypatch.setitem(registry.SCORERS, "mine", lambda: of_function(cost, "cost"))
     settings = params(world, cost="mine", methods=["base"])
-    with pytest.raises(RunError, match="holds what .* 'v1', and change it with") as caught:
+    with pytest.raises(RunError, match="holds a value that .* 'v1', and change it with") as caught:
         decode_run(settings, tmp_path / "run")
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
     Guard(load_policy(str(world / "model"), device="cpu"), cost, budget=1.0)

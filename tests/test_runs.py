@@ -12,8 +12,9 @@ from killed import PARAMS
 from mockruns import decode_into
 
 from igcore import RunError
+from igstudy import commands
 from igstudy.report import load as runs
-from igstudy.runs import cli, folders, records
+from igstudy.runs import folders, records
 
 
 def left(folder, prompts, methods=("base",), shard=0, n_shards=1, finish=True, run=None):
@@ -151,11 +152,11 @@ def test_examples_are_read_only_when_they_are_named(tmp_path):
 
 def test_compare_and_errors_of_the_command_line(tmp_path, capsys):
     path = decode_into(tmp_path / "run")
-    assert cli.main(["compare", str(path), str(path)]) == 0
+    assert commands.main(["compare", str(path), str(path)]) == 0
     other = decode_into(tmp_path / "other", dataclasses.replace(PARAMS, seed=1))
-    assert cli.main(["compare", str(path), str(other)]) == 1
+    assert commands.main(["compare", str(path), str(other)]) == 1
     assert "seed differs" in capsys.readouterr().err
-    assert cli.main(["verify", str(tmp_path / "none.jsonl")]) == 1
+    assert commands.main(["verify", str(tmp_path / "none.jsonl")]) == 1
     assert "params.json cannot be read" in capsys.readouterr().err
 
 
@@ -177,7 +178,7 @@ def written_notebook(folder, source):
 def test_a_notebook_runs_with_a_params_file_and_shows_its_progress(tmp_path, capfd):
     """Guards the long cell: what it prints must be seen while papermill runs."""
     command = written_notebook(tmp_path, "print('the parameter is', n)")
-    assert cli.main([*command, "-f", str(tmp_path / "params.yaml")]) == 0
+    assert commands.main([*command, "-f", str(tmp_path / "params.yaml")]) == 0
     printed = capfd.readouterr().out
     assert "the parameter is 3" in printed and printed.endswith("out.ipynb is complete\n")
 
@@ -191,14 +192,14 @@ def test_the_runs_of_a_file_share_a_kernel(tmp_path, capfd):
     params = {"run": "r", "n": 3, "grid": {"n": [1, 2]}, "points": {"": {}, "x": {"m": 0}}}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     given = ["-f", str(tmp_path / "params.yaml"), "-p", "shard", "1"]
-    assert cli.main([*command, *given]) == 1
+    assert commands.main([*command, *given]) == 1
     assert "params.yaml makes 4 runs, and" in capfd.readouterr().err
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params | {"grid": {"n": 1}}))
-    assert cli.main([*command, *given]) == 1  # in its own words: the file can be read
+    assert commands.main([*command, *given]) == 1  # in its own words: the file can be read
     assert capfd.readouterr().err.startswith(f"error: {tmp_path}/params.yaml: parameter grid")
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     command[2] = str(tmp_path / "new/{run}.ipynb")
-    assert cli.main([*command, *given]) == 0
+    assert commands.main([*command, *given]) == 0
     lines = [line.split() for line in capfd.readouterr().out.splitlines() if line.startswith("r")]
     assert [line[:3] for line in lines] == [
         ["r-n-1", "1", "1"],
@@ -217,7 +218,7 @@ def test_an_error_in_a_notebook_is_one_sentence(tmp_path, capfd):
     command = written_notebook(
         tmp_path, "import igcore\nraise igcore.ParameterError('n is 1; give 2')"
     )
-    assert cli.main(command) == 1
+    assert commands.main(command) == 1
     last = capfd.readouterr().err.splitlines()[-1]
     assert last.startswith("error: n is 1; give 2 (ParameterError; ")
 
@@ -229,5 +230,5 @@ def test_an_interrupt_is_one_sentence(tmp_path, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("papermill.execute_notebook", interrupted)
-    assert cli.main(written_notebook(tmp_path, "pass")) == 1
+    assert commands.main(written_notebook(tmp_path, "pass")) == 1
     assert capsys.readouterr().err.startswith("error: stopped; every finished line is kept")

@@ -23,7 +23,7 @@ from snakewalk import snakemake
 
 from igcore.errors import ParameterError
 from igcore.settings import written
-from igstudy.runs import cli
+from igstudy import commands
 from igstudy.runs.paramfiles import runs_of
 from igstudy.runs.params import notebook_params
 
@@ -126,7 +126,7 @@ def reached(command, monkeypatch) -> list[tuple[str, dict]]:
             caught.append((Path(notebook).stem, parameters))
 
         instead.setattr(papermill, "execute_notebook", execute)
-        assert cli.main(["run", *command]) == 0
+        assert commands.main(["run", *command]) == 0
     return caught
 
 

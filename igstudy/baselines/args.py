@@ -12,7 +12,7 @@ not look ahead and never abstains.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from igcore.beams import Method, lagrangian, safety_cost, task_cost
 from igcore.config import SearchConfig, widened
@@ -162,7 +162,7 @@ def weigh(batch: Batch, candidate: Candidate) -> float:
     if candidate.beam.broken or candidate.beam.reward == -math.inf:
         return math.inf
     config: ArgsConfig = batch.config
-    score = batch.method.score(candidate.beam, config)
+    score: Any = batch.method.score(candidate.beam, config)  # none of the tuples of others
     weighed = TOKEN_SCORES[config.token_score](candidate.log_p[0], score, config)
     if not config.token_temperature:
         return weighed
@@ -178,8 +178,8 @@ def weigh(batch: Batch, candidate: Candidate) -> float:
 
 def one_token(config: SearchConfig) -> ArgsConfig:
     """Return settings under which each block is one of the `top_k` proposed tokens."""
-    config = widened(ArgsConfig, config)
-    return replace(config, n_samples=config.top_k, block_size=1, keep=1, rounds=1)
+    own: ArgsConfig = widened(ArgsConfig, config)
+    return replace(own, n_samples=own.top_k, block_size=1, keep=1, rounds=1)
 
 
 def one_token_without_cost(config: SearchConfig) -> ArgsConfig:

@@ -10,7 +10,7 @@ final norm and the head. The KV cache stays that of the sampled tokens.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -68,7 +68,8 @@ class ReControlConfig(SearchConfig):
 
 def one_steered_sample(config: SearchConfig) -> ReControlConfig:
     """Return settings under which a single steered response is sampled."""
-    return one_sample(widened(ReControlConfig, config))
+    steered: ReControlConfig = widened(ReControlConfig, one_sample(config))
+    return steered
 
 
 def one_sample_without_cost(config: SearchConfig) -> ReControlConfig:
@@ -126,11 +127,12 @@ class ValueNetwork(Network):
 
         A higher reward is better, a higher cost is worse.
         """
-        return self.layers(hidden) * self.scale + self.centre
+        outcomes: torch.Tensor = self.layers(hidden)
+        return outcomes * self.scale + self.centre
 
     def value(self, hidden: torch.Tensor, lagrange_multiplier: float) -> torch.Tensor:
         """Return V_reward - lambda V_cost (...), higher is better, of o_t (..., H)."""
-        reward, cost = self(hidden).unbind(-1)
+        reward, cost = self.forward(hidden).unbind(-1)
         return reward - lagrange_multiplier * cost
 
     def ascend(self, hidden: torch.Tensor, settings: ReControlConfig) -> torch.Tensor:
@@ -159,7 +161,7 @@ class ValueNetwork(Network):
             )
         return h
 
-    def steering(self, model, settings: ReControlConfig) -> Steering:
+    def steering(self, model: Any, settings: ReControlConfig) -> Steering:
         """Return a function of o_t (R, H) and W o_t (R, V) that gives the steered logits (R, V).
 
         With h the end of the ascent from o_t these are W o_t + W (h - o_t).
@@ -189,7 +191,7 @@ class ValueNetwork(Network):
 
 
 @torch.inference_mode()
-def _head(model) -> torch.Tensor:
+def _head(model: Any) -> torch.Tensor:
     """Return the head's weight W (V, H), after a check on one token that the logits are W o_t.
 
     The logits may have a bias, which steering does not change.
@@ -205,7 +207,8 @@ def _head(model) -> torch.Tensor:
             "so a steered hidden state has no simple logits; choose another policy or a method "
             "without a value network"
         )
-    return head.weight.detach()
+    weight: torch.Tensor = head.weight
+    return weight.detach()
 
 
 def save_value(network: ValueNetwork, folder: Path) -> None:

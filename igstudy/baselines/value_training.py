@@ -14,7 +14,7 @@ last one. Monte Carlo targets leave no such choice.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -136,7 +136,7 @@ def train_value(
     cost: Scorer,
     reward: Scorer,
     opening: Opening,
-    identity: Mapping | None = None,
+    identity: Mapping[str, Any] | None = None,
 ) -> ValueNetwork:
     """Train a value network and save it, see `igcore.critic.loop.fit`.
 

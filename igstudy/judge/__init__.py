@@ -12,7 +12,7 @@ would fail as well; it has yielded the replies until then.
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from igcore.scoring import Cached
 from igcore.settings import Count, FolderName, InsideFolder, Named, Threads, one_of, settings
 
 from ..closure import loaded
-from .endpoint import OpenAIJudge
+from .openai import OpenAIJudge
 from .spec import ASPECTS, Question, Reply
 
 Method = Annotated[str, one_of(METHODS)]
@@ -55,7 +55,7 @@ class ScorerJudge:
     def names(self) -> dict[str, str]:
         return {aspect: scorer.name for aspect, scorer in self.scorers.items()}
 
-    def identity(self) -> dict:
+    def identity(self) -> dict[str, Any]:
         return {aspect: [scorer.name, scorer.digest] for aspect, scorer in self.scorers.items()}
 
     def ask(
@@ -75,10 +75,10 @@ class ScorerJudge:
 
 
 Judge = OpenAIJudge | ScorerJudge
-JUDGES: dict[str, type] = {"openai": OpenAIJudge, "scorer": ScorerJudge}
+JUDGES: dict[str, type[Judge]] = {"openai": OpenAIJudge, "scorer": ScorerJudge}
 
 
-def load_judge(judge: str | Mapping | Named) -> Judge:
+def load_judge(judge: str | Mapping[str, Any] | Named) -> Judge:
     """Return a judge by name; nothing is loaded or asked yet.
 
     Parameters
@@ -139,7 +139,7 @@ class JudgeParams:
     seed: int = 0
     workers: Threads = 4
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         load_judge(self.judge)
         chosen = [self.baseline, *(self.methods or [])]
         if len(set(chosen)) < len(chosen):

@@ -109,6 +109,6 @@ class Completion(BaseModel):
 
 
 def read_completion(content: bytes) -> Reply:
-    """Return what a chat completion says; raise ``ValueError`` for anything that is none."""
+    """Return the reply in a chat completion; raise ``ValueError`` for any other content."""
     said = Completion.model_validate_json(content)
     return Reply(parse(said.content, said.reason), said.content, said.reason)

@@ -1,17 +1,14 @@
-"""A pool of samples and scores on disk: what one search has drawn, no other draws again.
+"""An on-disk cache of samples and scores shared between searches.
 
 A token depends on its sequence and its key, and a score on its text, but neither on the method. So
 searches of all methods, budgets and multipliers share them, also from several processes at a time.
 """
 
-import functools
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
 import sqlite3
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -19,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import igcore
 from igcore.engine.local import LocalEngine
 from igcore.errors import ParameterError, RunError
 from igcore.files import root, writing
@@ -27,7 +23,8 @@ from igcore.policy import Policy
 from igcore.scorers import FunctionScorer, Scorer
 from igcore.scoring import Text
 
-from ..closure import PACKAGES
+from ..closure import has_source, package_digest, sources
+from ..provenance import versions
 
 WAIT = 600.0  # seconds for another process that is writing; it takes milliseconds
 TABLE = "CREATE TABLE IF NOT EXISTS records (key BLOB PRIMARY KEY, value TEXT) WITHOUT ROWID"
@@ -43,7 +40,7 @@ class Pool:
     Parameters
     ----------
     folder : str or path
-        Made when it is missing; delete it to start anew. It holds an SQLite database for each
+        Created if it is missing; delete it to start again. It holds an SQLite database for each
         prompt, and may be on any disk whose file system has POSIX locks.
 
     Raises
@@ -96,12 +93,12 @@ class Pool:
 
     def engine(self, make: Callable[[], LocalEngine], policy: Policy) -> Any:
         """Return an engine that looks here first, and samples the rest with the one of `make`."""
-        from .engine import PooledEngine  # which needs this module
+        from .pooled import PooledEngine  # which needs this module
 
         return PooledEngine(make, policy, self)
 
     def scores_of(self, scorer: Scorer, part: str = "") -> "PooledScores | None":
-        """Return the scores of a scorer; None for one that does not tell what it is."""
+        """Return the scores of a scorer; None for a scorer without a digest."""
         known = scorer_digest(scorer)
         return PooledScores(self, digest(known, part)) if known else None
 
@@ -129,12 +126,10 @@ def digest(*parts: str | bytes) -> bytes:
     return hashed.digest()
 
 
-@functools.cache
-def code_digest(folder: Path) -> bytes:
-    """Return a digest of the modules of a folder, and of the libraries that decide a number."""
-    code = [path.read_bytes() for path in sorted(folder.glob("*.py"))]
-    versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
-    return digest(*code, *versions)
+def code_digest(*modules: str) -> bytes:
+    """Return a digest of igcore, of a user's modules, and of the versions of libraries."""
+    own = package_digest("igcore"), package_digest("igstudy", "scorers")
+    return digest(*own, str(sources(*modules)), str(versions()))
 
 
 def policy_digest(policy: Policy) -> bytes:
@@ -143,7 +138,7 @@ def policy_digest(policy: Policy) -> bytes:
     Raises
     ------
     ParameterError
-        For a policy without a digest: nobody could tell it from another.
+        For a policy without a digest: another one would find its samples.
     """
     if not policy.digest:
         raise ParameterError(
@@ -152,24 +147,16 @@ def policy_digest(policy: Policy) -> bytes:
         )
     model = policy.model
     path = f"{model.dtype} {model.device.type} {policy.cache} {sorted(policy.eos_ids)}"
-    # the engines: of a local model, and of one in a server
-    code = [code_digest(Path(igcore.__file__).parent / room) for room in ("engine", "serve")]
-    return digest(*code, policy.digest, path)
+    return digest(code_digest(), policy.digest, path)
 
 
 def scorer_digest(scorer: Scorer) -> bytes | None:
-    """Return a digest of a scorer with its code; None for one that does not tell what it is."""
+    """Return a digest of a scorer with its code; None for a function, or without a digest."""
     # the digest of a function does not cover what the function calls
-    if isinstance(scorer, FunctionScorer) or not scorer.digest:
+    kind = type(scorer)
+    if isinstance(scorer, FunctionScorer) or not scorer.digest or not has_source(kind):
         return None
-    module = sys.modules[type(scorer).__module__]
-    path = Path(getattr(module, "__file__", ""))
-    if not path.is_file():  # typed at a prompt
-        return None
-    # a scorer of the packages calls its neighbours
-    own = module.__name__.partition(".")[0] in PACKAGES
-    code = code_digest(path.parent) if own else path.read_bytes()
-    return digest(scorer.name, scorer.digest, code)
+    return digest(scorer.name, scorer.digest, code_digest(kind.__module__))
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class CriticParams(RolloutConfig, RunParams):
     reward: ScorerName = Named("minilm-relevance")
     shipped: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Refuse settings that contradict one another, and build those of every part once."""
         for name, options in self.critics.items():
             if name in ("none", "value") or name.startswith("rollouts-"):
@@ -100,7 +100,8 @@ class CriticParams(RolloutConfig, RunParams):
 
     def rolling(self) -> RolloutConfig:
         """Return the settings of the rollouts alone."""
-        return part_of(RolloutConfig, self)
+        rolling: RolloutConfig = part_of(RolloutConfig, self)
+        return rolling
 
 
 def _check_own(part: str, options: Options) -> None:

@@ -129,7 +129,7 @@ class DecodeParams(Settings, RunParams):
     shard: Natural = 0
     n_shards: Count = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Refuse settings that contradict one another."""
         super().__post_init__()
         if self.shard >= self.n_shards:
@@ -158,4 +158,5 @@ class DecodeParams(Settings, RunParams):
 
     def search(self) -> Settings:
         """Return the settings of the search alone."""
-        return part_of(Settings, self)
+        search: Settings = part_of(Settings, self)
+        return search

@@ -22,10 +22,11 @@ from igcore.policy import Prompt
 from igcore.settings import written
 
 from ..closure import loaded
+from ..linefile import Fields
 from ..pool import pool_at
 from .decode_params import DecodeParams, network_of
 from .folders import Run, open_run
-from .identity import models_identity, opened
+from .identity import file_stamps, models_identity
 from .networks import Networks, load_networks
 from .records import record
 
@@ -55,7 +56,7 @@ class Experiment:
         """Return the experiment that parameters describe with these prompts and models."""
         guards = {}
         for method in params.methods:
-            guards[method] = replace(guard, critic=networks.get(network_of(method)))
+            guards[method] = replace(guard, critic=networks.get(network_of(method) or ""))
             guards[method].under(method)  # refuses a network that was trained for something else
         return cls(params, guards, params.groups(prompts))
 
@@ -64,7 +65,7 @@ class Experiment:
         """Return all pairs of method and group, in the order of decoding."""
         return list(product(self.guards, self.groups))
 
-    def lines_of(self, method: str, group: Sequence[Prompt]) -> Iterator[dict]:
+    def lines_of(self, method: str, group: Sequence[Prompt]) -> Iterator[Fields]:
         """Yield the record of each prompt of a group, in their order."""
         guard, seed = self.guards[method], self.params.seed
         for response in decode(method, guard, group, seed=seed, memory_gb=self.params.memory_gb):
@@ -122,7 +123,7 @@ def guard_of(params: DecodeParams) -> Guard:
     """Return the guard of a run, with the policy of the run before if it is the same."""
     named = {"policy": params.policy, "dtype": params.dtype, "device": params.device}
     config = params.search()
-    same = _LAST.get("named") == named and opened(_LAST["policy"]) == _LAST["files"]
+    same = _LAST.get("named") == named and file_stamps(_LAST["policy"]) == _LAST["files"]
     if not same:
         _LAST.clear()  # first, so that there is memory for one policy only
     guard = Guard(
@@ -132,16 +133,16 @@ def guard_of(params: DecodeParams) -> Guard:
         config=config,
         pool=pool_at(params.pool),
     )
-    files = opened(guard.policy)
-    # not one that nobody could tell from another, nor one in a server, which may change
+    files = file_stamps(guard.policy)
+    # not one without a digest, nor one in a server, which may change
     if not same and files and not getattr(guard.policy, "served", None):
         keep_packed(guard.policy.model)
         _LAST.update(named=named, policy=guard.policy, files=files)
     return guard
 
 
-def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[str, str]) -> dict:
-    """Return what the answers of a run depend on, as JSON values, by content.
+def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[str, str]) -> Fields:
+    """Return the identity of a run, as JSON values: settings, models, code and prompts by content.
 
     Parameters
     ----------
@@ -157,10 +158,11 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     known["parts"] |= weights
     known["dtype"] = params.dtype
     scorers = {"cost": scored_by(params.cost), "reward": scored_by(params.reward)}
-    return written(params) | written(scorers) | known
+    identity: Fields = written(params) | written(scorers) | known
+    return identity
 
 
-def summary(lines: Sequence[dict]) -> dict:
+def summary(lines: Sequence[Fields]) -> Fields:
     """Return counts of lines and near ties, seconds by part, and the statuses of each method."""
     parts = ("generate_s", "cost_s", "reward_s", "critic_s")
     seconds = {name: sum(line[name] for line in lines) for name in parts}

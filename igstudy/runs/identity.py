@@ -1,44 +1,35 @@
-"""The identity of a run: code, versions and prompts that its answers depend on, known by content.
+"""The identity of a run: code, versions, models and prompts, identified by content hashes.
 
-A run folder keeps this identity; when it changes, the run starts again. The code is that of the
-package, and of the modules of a user that it loads, see `igcore.closure`. Modules of other packages
-count by version.
+A run folder keeps this identity; when it changes, the run starts again. The packages count by one
+digest each: of igcore, and of the parts of igstudy that make records. The modules of a user count
+with what they import, see `igstudy.closure`, and the modules of other packages by version.
 """
 
 import ast
 import json
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
+from typing import Any
 
-import igcore
 from igcore.files import DIGITS, digest_of
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
 
-from ..closure import PACKAGES, identified, known, members_of, source_of, sources, tree_digest
+from .. import closure
+from ..linefile import Fields
 from ..provenance import versions
 
-HOMES = {"igcore": Path(igcore.__file__).parent, "igstudy": Path(__file__).parents[1]}
-# what of the study makes records; how a line is stored counts, too
-RECORDING = ("runs", "scorers", "prompts", "baselines", "closure.py", "linefile.py")
-
-
-@cache
-def package_digest(package: str, *parts: str) -> str:
-    """Return the digest of a package's code, or of some parts of it; watching changes none."""
-    digests = {}
-    for file in sorted(HOMES[package].rglob("*.py")):
-        name = file.relative_to(HOMES[package])
-        if name.parts[0] != "watch" and (not parts or name.parts[0] in parts):
-            digests[name.as_posix()] = tree_digest(ast.parse(file.read_bytes()))
-    return digest_of(digests)[:DIGITS]
+# modules and folders of igstudy that make records or decide how a line is stored
+RECORDING = ("runs", "scorers", "prompts", "baselines", "closure", "linefile")
 
 
 def code_of(*modules: str) -> dict[str, str]:
     """Return the digests of the code that makes records: the packages, and modules of a user."""
-    own = {"igcore": package_digest("igcore"), "igstudy": package_digest("igstudy", *RECORDING)}
-    return own | sources(*modules)
+    own = {
+        "igcore": closure.package_digest("igcore"),
+        "igstudy": closure.package_digest("igstudy", *RECORDING),
+    }
+    return own | closure.sources(*modules)
 
 
 def notebook_digest(path: Path | str) -> str:
@@ -46,17 +37,17 @@ def notebook_digest(path: Path | str) -> str:
     cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     lines = "\n".join(code).splitlines()
-    plain = [repr([line]) if line.lstrip().startswith(("%", "!")) else line for line in lines]
-    return tree_digest(ast.parse("\n".join(plain)))
+    python = [repr([line]) if line.lstrip().startswith(("%", "!")) else line for line in lines]
+    return closure.tree_digest(ast.parse("\n".join(python)))
 
 
-def prompts_digest(prompts: Iterable) -> dict:
+def prompts_digest(prompts: Iterable[Prompt]) -> Fields:
     """Return number and digest of prompts (with ``id`` and ``text``), whatever their order."""
     pairs = sorted([prompt.id, prompt.text] for prompt in prompts)
     return {"n": len(pairs), "digest": digest_of(pairs)[:DIGITS]}
 
 
-def part_identity(part) -> dict:
+def part_identity(part: Any) -> Fields:
     """Return the identity of a policy or scorer by content.
 
     It is ``identity()`` where the part has one, else its name and digest; its files are added. A
@@ -65,25 +56,23 @@ def part_identity(part) -> dict:
     Raises
     ------
     RunError
-        For a function that holds what cannot be told from another.
+        For a function that holds a value without content to hash.
     """
-    identified(part)
+    closure.identified(part)
+    found: Fields = {"name": part.name, "digest": part.digest}
     if hasattr(part, "identity"):
         found = part.identity()
-    else:
-        found = {"name": part.name, "digest": part.digest}
     if files := getattr(part, "files", None):
         found = found | {"files": dict(files)}
-    home = type(part).__module__
-    if home.partition(".")[0] not in PACKAGES and source_of(home) is None:
-        found = found | {"code": known(members_of(type(part)))[0]}
+    if not closure.has_source(type(part)):
+        found = found | {"code": closure.content_digest(closure.members_of(type(part)))}
     return found
 
 
 def models_identity(
     policy: Policy, cost: Scorer, reward: Scorer | None, prompts: Iterable[Prompt], *modules: str
-) -> dict:
-    """Return what lines depend on besides settings: models, code, versions, device and prompts.
+) -> Fields:
+    """Return the inputs other than settings: models, code, versions, device and prompts.
 
     Parameters
     ----------
@@ -106,7 +95,7 @@ def models_identity(
     }
 
 
-def modules_of(*parts) -> list[str]:
+def modules_of(*parts: Any) -> list[str]:
     """Return the modules that define policies and scorers, or from which they were loaded."""
     inner = [part for outer in parts for part in getattr(outer, "parts", ())]
     modules = []
@@ -115,7 +104,7 @@ def modules_of(*parts) -> list[str]:
     return [module for module in modules if module]
 
 
-def opened(policy: Policy) -> dict[str, list[int]]:
+def file_stamps(policy: Policy) -> dict[str, list[int]]:
     """Return size and time (ns) of the files of a policy: a change shows without reading them."""
     names = getattr(policy, "files", {})
     files = [Path(names.folder, name) for name in names] if hasattr(names, "folder") else []

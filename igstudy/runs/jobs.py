@@ -1,4 +1,4 @@
-"""What Snakemake needs to know of a job: its settings, and its code by content.
+"""The file of a Snakemake job: its settings, and the digests of its code.
 
 A file ``runs/<profile>/.jobs/<job>.yaml`` holds the settings for papermill, below comments with the
 digests of the code. It is written only when its content changes, so that a comment, a docstring or
@@ -12,27 +12,29 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from igcore.errors import ParameterError, RunError, unknown_name
 from igcore.files import locked, replace_file
 
+from ..closure import package_digest
 from ..paper import swept
 from ..provenance import versions
 from ..yamlfile import read_yaml
-from .identity import code_of, notebook_digest, package_digest
+from .identity import code_of, notebook_digest
 from .paramfiles import ParamFiles
 
-# what may stand after --config: texts, and numbers
+# the keys after --config: texts, and numbers
 TEXTS = ("profile", "with", "hub")
 NUMBERS = ("limit", "shards", "gpu")
 # a cost or reward that is module:function of a user, in the settings as JSON
 OWN = re.compile(r'"([\w.]+):[\w.]+"')
 
 
-def configured(config: Mapping) -> dict:
-    """Check what stands after ``--config``, and return the settings of the file named by ``with``.
+def configured(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the keys after ``--config``, and return the settings of the file named by ``with``.
 
     Raises
     ------
@@ -52,7 +54,7 @@ def configured(config: Mapping) -> dict:
     return read_yaml(str(config["with"]), "name a file with a mapping of settings after with=")
 
 
-def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> str:
+def request(path: Path | str, kind: str, notebook: str, settings: Mapping[str, Any]) -> str:
     """Write the file of a job unless it is there with the same content, and return its path.
 
     Parameters
@@ -75,7 +77,7 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
     return str(path)
 
 
-def code(kind: str, settings: Mapping) -> dict[str, str]:
+def code(kind: str, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of the code that decides what a job leaves, a user's scorers included."""
     modules = OWN.findall(json.dumps(settings, ensure_ascii=False))
     # a judge asks by the pairs of `igstudy.report.verdicts`; its replies stay when that changes

@@ -4,10 +4,10 @@
 methods that need them, the hashes into the identity of the run.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,10 +16,11 @@ from igcore.files import digest_of, file_digest
 from igcore.guard import Guard
 
 from ..baselines.re_control import ValueNetwork, load_value
+from ..linefile import read_mapping
 from .decode_params import DecodeParams
 
 
-class Shuffled:
+class ShuffledCritic:
     """Control: a critic whose verdicts are permuted at random among the candidates of a prompt.
 
     They are right on average and useless to a search.
@@ -63,7 +64,7 @@ class Shuffled:
         return dealt
 
 
-Networks = dict[str, Critic | Shuffled | ValueNetwork]
+Networks = dict[str, Critic | ShuffledCritic | ValueNetwork]
 
 
 def load_networks(
@@ -85,15 +86,20 @@ def load_networks(
     """
     networks: Networks = {}
     digests = {}
-    parts = {"policy": guard.policy, "cost": guard.cost, "reward": guard.reward}
-    named = {"critic": (params.critic, load_critic), "value": (params.value, load_value)}
-    for name, (folder, load) in named.items():
-        if folder:
-            place = root / folder
-            networks[name] = load(place, **parts)
-            spec = json.loads((place / f"{name}.json").read_text(encoding="utf-8"))
-            del spec["about"]  # how it was trained, with seconds
-            digests[name] = digest_of([file_digest(place / f"{name}.safetensors"), spec])
-    if "critic" in networks and params.critic_control == "shuffled":
-        networks["critic"] = Shuffled(networks["critic"])
+    parts: Any = {"policy": guard.policy, "cost": guard.cost, "reward": guard.reward}
+    if params.critic:
+        critic = load_critic(root / params.critic, **parts)
+        shuffled = params.critic_control == "shuffled"
+        networks["critic"] = ShuffledCritic(critic) if shuffled else critic
+        digests["critic"] = _digest(root / params.critic, "critic")
+    if params.value:
+        networks["value"] = load_value(root / params.value, **parts)
+        digests["value"] = _digest(root / params.value, "value")
     return networks, digests
+
+
+def _digest(folder: Path, name: str) -> str:
+    """Return the digest of a network's weights and spec, without how it was trained."""
+    spec = read_mapping(folder / f"{name}.json")
+    del spec["about"]  # it holds seconds
+    return digest_of([file_digest(folder / f"{name}.safetensors"), spec])

@@ -22,6 +22,7 @@ from ..yamlfile import read_yaml
 OUTPUT = ("tables", "figures", "ablations")  # kinds of files that name no run
 DECODED = ("decode", "regime", "examples")  # of notebook 30
 KINDS = ("every", *OUTPUT, *DECODED, "critic", "judge")
+Given = dict[str, Any]  # the settings of a file or a run
 MOST_RUNS = 10_000  # that the grid and the points of one file may make
 
 
@@ -62,11 +63,11 @@ class ParamFiles:
     """
 
     folder: str
-    changes: Mapping = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
     limit: int = 0
     base: Path = Path("params")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Refuse names that no folder can have, and changes of what there is not."""
         check_name("the folder of params", self.folder)
         check_name("profile", self.profile)
@@ -77,14 +78,15 @@ class ParamFiles:
     @property
     def profile(self) -> str:
         """Name of the folder of runs."""
-        return self.changes.get("profile", self.folder)
+        profile: str = self.changes.get("profile", self.folder)
+        return profile
 
     def files(self, kind: str) -> list[Path]:
         """Return all files of a kind: ``critic``, ``decode``, ``judge``, ``tables``, ..."""
         paths = sorted((self.base / self.folder).glob(f"{kind}*.yaml"))
         return [path for path in paths if _kind(path) == kind]
 
-    def read(self, file: Path | str) -> dict:
+    def read(self, file: Path | str) -> Given:
         """Return the settings of a file.
 
         Raises
@@ -108,9 +110,9 @@ class ParamFiles:
         given |= {name: every[name] for name in every.keys() & given.keys()}
         given = merged(given, self.changes.get(_kind(file), {})) | {"profile": self.profile}
         moved = json.dumps(given).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
-        return json.loads(moved)
+        return dict(json.loads(moved))
 
-    def whole(self, file: Path | str) -> dict:
+    def whole(self, file: Path | str) -> Given:
         """Return the settings of a file of runs, its grid and points included, within `limit`.
 
         Raises
@@ -119,13 +121,13 @@ class ParamFiles:
             See `read`.
         """
         given = self.read(file)
-        hardest, limit = given.get("hardest"), given.get("limit")
+        hardest, limit = given.get("hardest") or 0, given.get("limit") or 0
         # not where a whole set is answered, nor where the notebook will refuse them
         if self.limit and all(type(number) is int and number > 0 for number in (hardest, limit)):
             given |= {"limit": self.limit, "hardest": round(self.limit * hardest / limit)}
         return given
 
-    def points(self, file: Path | str) -> Iterator[tuple[str, dict]]:
+    def points(self, file: Path | str) -> Iterator[tuple[str, Given]]:
         """Yield name and settings of every run of a file, see `runs_of`.
 
         Raises
@@ -135,7 +137,7 @@ class ParamFiles:
         """
         return runs_of(self.whole(file), file)
 
-    def runs(self) -> dict[str, dict]:
+    def runs(self) -> dict[str, Given]:
         """Return the settings of all runs of notebook 30 by name, also of examples and regimes.
 
         Files of all other kinds are looked at too, so that Snakemake refuses a bad name before it
@@ -157,12 +159,12 @@ class ParamFiles:
         """Return all files of notebook 30, also those of examples and regimes."""
         return [file for kind in DECODED for file in self.files(kind)]
 
-    def _made(self, files: Iterable[Path]) -> dict[str, dict]:
+    def _made(self, files: Iterable[Path]) -> dict[str, Given]:
         """Return the settings of all runs of these files, by name.
 
         Refuse two files that would write into one folder.
         """
-        runs: dict[str, dict] = {}
+        runs: dict[str, Given] = {}
         for file in files:
             for run, given in self.points(file):
                 if run in runs:
@@ -174,7 +176,7 @@ class ParamFiles:
         return runs
 
 
-def runs_of(given: Mapping, file: object) -> Iterator[tuple[str, dict]]:
+def runs_of(given: Mapping[str, Any], file: object) -> Iterator[tuple[str, Given]]:
     """Yield name and settings of every run that the settings of a file make.
 
     There is one for every point of its ``grid``, a mapping of settings to lists of values, and of
@@ -195,7 +197,7 @@ def runs_of(given: Mapping, file: object) -> Iterator[tuple[str, dict]]:
     shared = dict(given)
     own = {name: shared.pop(name) for name in ("grid", "points") if name in shared}
     try:
-        made = Runs(run=shared.get("run"), **own)
+        made = Runs(run=shared.get("run", ""), **own)
     except ParameterError as error:
         raise ParameterError(f"{file}: {error}") from None
     if (many := math.prod(map(len, (made.points, *made.grid.values())))) > MOST_RUNS:

@@ -70,7 +70,7 @@ PARAMS: dict[str, type | str] = {
 }
 
 
-def notebook_params(kind: str, namespace: Mapping) -> Any:
+def notebook_params(kind: str, namespace: Mapping[str, Any]) -> Any:
     """Return the checked parameters of a notebook.
 
     papermill only warns about a parameter that the notebook does not have. Checked by name here, a
@@ -95,7 +95,7 @@ def notebook_params(kind: str, namespace: Mapping) -> Any:
     return checked(**notebook_parameters(namespace))
 
 
-def notebook_parameters(namespace: Mapping) -> dict:
+def notebook_parameters(namespace: Mapping[str, Any]) -> dict[str, Any]:
     """Collect what the cell that ran last of those that begin with ``# Parameters`` sets.
 
     papermill's cell runs after the notebook's own, which stays under values that name no profile:
@@ -105,15 +105,15 @@ def notebook_parameters(namespace: Mapping) -> dict:
     """
     sources = [source for source in namespace.get("In", ()) if source.startswith("# Parameters")]
     if sources:
-        values: dict = {}
+        values: dict[str, Any] = {}
         exec(sources[-1], {}, values)
         if len(sources) > 1 and "profile" not in values:
             print(f"changed: {', '.join(values)}; all else is as this notebook sets it")
             exec("\n".join(sources[-2:]), {}, values)
         return values
-    plain = (bool, int, float, str, list, dict, type(None))
+    data = (bool, int, float, str, list, dict, type(None))
     return {
         name: value
         for name, value in namespace.items()
-        if isinstance(value, plain) and name.islower() and not name.startswith("_")
+        if isinstance(value, data) and name.islower() and not name.startswith("_")
     }

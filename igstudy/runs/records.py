@@ -11,7 +11,7 @@ from igcore.config import widened
 from igcore.guard import Guard
 from igcore.response import Counts, Response
 
-from ..linefile import SETTINGS, sealed
+from ..linefile import SETTINGS, Fields, sealed
 from .decode_params import Settings
 
 COLUMNS = (
@@ -26,7 +26,7 @@ COLUMNS = (
 )
 
 
-def record(response: Response, method: str, guard: Guard, seed: int) -> dict:
+def record(response: Response, method: str, guard: Guard, seed: int) -> Fields:
     """Return a response as the flat mapping that a run stores, with the fields `COLUMNS`.
 
     Parameters

@@ -1,11 +1,12 @@
-"""A line of a run scored again: what it says of its text, against what the scorers say now.
+"""Score the lines of a run again, and compare the recorded values with the new ones.
 
 The caller provides the scorers, see `igstudy.runs.verify`.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from igcore.beams import method_of
 from igcore.config import SearchConfig
@@ -16,16 +17,24 @@ from igcore.scorers import Scorer, check_sign, uncached
 from igcore.scoring import Cached, Tally
 from igcore.verdict import Emission, judge, measure
 
-from ..linefile import SETTINGS, line_digest
+from ..linefile import SETTINGS, Fields, line_digest
 from .decode_params import Settings
 from .records import COLUMNS
 
 TOLERANCE = 1e-6  # sums of float32 differ by this much between processors
-# what our code raises on values of a wrong type or form in a record
-ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+# raised by our code on values of a wrong type or form in a record
+RECORD_ERRORS = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+)
 
 
-def rescored(lines: Sequence[dict], cost: Scorer, reward: Scorer | None = None) -> Iterator[str]:
+def rescored(lines: Sequence[Fields], cost: Scorer, reward: Scorer | None = None) -> Iterator[str]:
     """Score every emitted text again and yield one sentence for each thing that does not hold.
 
     Parameters
@@ -33,7 +42,7 @@ def rescored(lines: Sequence[dict], cost: Scorer, reward: Scorer | None = None) 
     lines : sequence of dict
         Records.
     reward : Scorer, optional
-        Without one nothing is said of rewards: they are the policy's own likelihood.
+        Without one rewards are not compared: they are the policy's own likelihood.
 
     Raises
     ------
@@ -52,13 +61,13 @@ def rescored(lines: Sequence[dict], cost: Scorer, reward: Scorer | None = None) 
             continue
         try:
             expected = recomputed(line, contract, rewards)
-        except (IgcoreError, *ODD) as error:
+        except (IgcoreError, *RECORD_ERRORS) as error:
             yield f"{where}: cannot be checked ({type(error).__name__}: {error})"
             continue
-        yield from unlike(where, line, expected, TOLERANCE)
+        yield from differing_fields(where, line, expected, TOLERANCE)
 
 
-def recomputed(line: dict, known: Contract, reward: Cached | None) -> dict:
+def recomputed(line: Fields, known: Contract, reward: Cached | None) -> Fields:
     """Return the fields of a line that follow from its text and settings, computed again."""
     cost = known.scorer
     prompt = as_prompt(line["prompt"], line["prompts"])
@@ -79,7 +88,7 @@ def recomputed(line: dict, known: Contract, reward: Cached | None) -> dict:
     return expected | _scores(line, prompt, _contract(line, known), reward, config)
 
 
-def _without_text(line: dict, prompt: Prompt, contract: Contract, config: SearchConfig) -> dict:
+def _without_text(line: Fields, prompt: Prompt, contract: Contract, config: SearchConfig) -> Fields:
     """Return the fields of a line without a text: an abstention that claims no scores."""
     response = None
     for refusal in ("", config.refusal):  # one that passes would have been emitted
@@ -104,8 +113,8 @@ def _without_text(line: dict, prompt: Prompt, contract: Contract, config: Search
 
 
 def _scores(
-    line: dict, prompt: Prompt, contract: Contract, reward: Cached | None, config: SearchConfig
-) -> dict:
+    line: Fields, prompt: Prompt, contract: Contract, reward: Cached | None, config: SearchConfig
+) -> Fields:
     """Return the scores and the status that a text deserves."""
     text, n_tokens = line["response"], line["n_tokens"]
     emission = Emission(text, ends=line["block_ends"], grid=line["grid_ends"], n_tokens=n_tokens)
@@ -123,9 +132,9 @@ def _scores(
     return scores if reward else {name: scores[name] for name in scores if name != "reward"}
 
 
-def _contract(line: dict, known: Contract) -> Contract:
+def _contract(line: Fields, known: Contract) -> Contract:
     """Return the contract under which a line was judged: what it claims, or what is worse."""
-    # the search had readings that nobody can make again, so a larger spread is believed
+    # the search had readings that cannot be repeated, so a larger spread is trusted
     claimed = line["contract"] not in ("kept", "")
     return replace(
         known,
@@ -137,7 +146,9 @@ def _contract(line: dict, known: Contract) -> Contract:
 # --- comparing values -----------------------------------------------------------------------------
 
 
-def unlike(where: str, found: Mapping, expected: Mapping, tolerance: float = 0.0) -> Iterator[str]:
+def differing_fields(
+    where: str, found: Fields, expected: Fields, tolerance: float = 0.0
+) -> Iterator[str]:
     """Yield a sentence for each expected value that a mapping does not have."""
     for name, value in expected.items():
         old = found.get(name)
@@ -145,8 +156,8 @@ def unlike(where: str, found: Mapping, expected: Mapping, tolerance: float = 0.0
             yield f"{where}: {name} is {repr(old)[:60]}, not {repr(value)[:60]}"
 
 
-def close(old: object, new: object, tolerance: float) -> bool:
-    """Say whether JSON values are of one type and equal, floats up to a tolerance.
+def close(old: Any, new: Any, tolerance: float) -> bool:
+    """True if JSON values are of one type and equal, floats up to a tolerance.
 
     None stands for a number that is not finite.
     """
@@ -162,4 +173,4 @@ def close(old: object, new: object, tolerance: float) -> bool:
     if isinstance(new, dict):
         same_names = old.keys() == new.keys()
         return same_names and all(close(old[name], new[name], tolerance) for name in new)
-    return old == new
+    return bool(old == new)

@@ -24,9 +24,9 @@ from igcore.engine.sampling import random_key
 from igcore.errors import ParameterError, RunError
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer, check_sign
-from igcore.scoring import Cached, Tally, checked_score
+from igcore.scoring import Cached, Tally, Text, checked_score
 
-from ..linefile import read_record
+from ..linefile import Fields, read_record
 from .folders import groups_of, open_run
 from .identity import models_identity
 
@@ -72,9 +72,10 @@ def roll_out(
     identity = asdict(config) | models_identity(policy, cost, reward, prompts)
     tallies = Tally(), Tally()  # of the whole run: it stops where a scorer mostly fails
 
-    def lines_of(method: str, group: Sequence[Prompt]) -> list[dict]:
+    def lines_of(method: str, group: Sequence[Prompt]) -> list[Fields]:
         """Return the lines of a group, in smaller batches where memory runs out."""
-        return halving(group, len(group), partial(_lines, policy, config, cost, reward, tallies))
+        work = partial(_lines, policy, config, cost, reward, tallies)
+        return list(halving(group, len(group), work))
 
     with open_run(folder, identity) as run, packed(policy.model):
         run.fill([(METHOD, group) for group in groups], lines_of, f"rollouts {policy.name}")
@@ -90,14 +91,15 @@ def _lines(
     reward: Scorer,
     tallies: tuple[Tally, Tally],
     prompts: Sequence[Prompt],
-) -> list[dict]:
+) -> list[Fields]:
     """Sample and score the responses to one group of prompts; return one line per prompt."""
     n, size = config.n_rollouts, config.block_size
     began = time.perf_counter()
     block = _sampled(policy, prompts, config)
     sampled = time.perf_counter()
     # each response cut at every block end, the whole response last; `owners` says whose prefix
-    texts, owners = [], []
+    texts: list[Text] = []
+    owners = []
     for i, tokens in enumerate(block.tokens):
         for end in [*range(size, len(tokens), size), len(tokens)]:
             texts.append((prompts[i // n].text, policy.text(tokens[:end]), end == len(tokens)))
@@ -105,14 +107,16 @@ def _lines(
     since, found = [0] * len(texts), Cached(cost, tallies[0])
     for k in range(1, len(texts)):  # a block begins where the text before it ended
         since[k] = len(texts[k - 1][1]) if owners[k] == owners[k - 1] else 0
-    costs: list[list] = [[] for _ in block.tokens]
-    worst: list[list] = [[] for _ in block.tokens]
-    given = readings(found, config.checks, *zip(*texts, strict=True), since)
+    costs: list[list[float]] = [[] for _ in block.tokens]
+    worst: list[list[float]] = [[] for _ in block.tokens]
+    asked, answers, ends = zip(*texts, strict=True)
+    given = readings(found, config.checks, asked, answers, ends, since)
     for i, reading in zip(owners, given, strict=True):
         costs[i].append(reading.costs[-1])
         worst[i].append(float(np.max(reading.costs)))  # np.max keeps a NaN
     whole = [text for text in texts if text[2]]
-    rewards = checked_score(reward, *zip(*whole, strict=True), tallies[1]).tolist()
+    asked, answers, ends = zip(*whole, strict=True)
+    rewards = checked_score(reward, asked, answers, ends, tallies[1]).tolist()
     scored = time.perf_counter()
     lines = []
     for k, prompt in enumerate(prompts):
@@ -191,13 +195,13 @@ def load_rollouts(
     if found.root != found.manifest.get("root"):
         raise RunError(
             f"the rollouts in {folder} have changed since they were sampled; sample them again, or "
-            "get the folder anew"
+            "download the folder again"
         )
     return _rollouts(found.lines)
 
 
-def _rollouts(lines: list[dict]) -> list[Rollout]:
-    """Return the rollouts of all lines, in their order; a null stands for NaN."""
+def _rollouts(lines: list[Fields]) -> list[Rollout]:
+    """Return the rollouts of all lines, in their order; null is read as NaN."""
     rollouts = []
     for line in lines:
         rewards = np.array(line["rewards"], dtype=float).tolist()

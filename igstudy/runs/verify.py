@@ -13,30 +13,32 @@ import math
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from igcore.beams import settings_of
+from igcore.catalog import SCORERS
 from igcore.engine.sampling import NEAR_TIE
 from igcore.errors import IgcoreError, ParameterError, RunError
 from igcore.guard import Guard
 from igcore.models.policies import POLICIES, load_policy
-from igcore.models.prompts import PROMPT_SETS, SOURCES, load_prompts
-from igcore.models.registry import SCORERS
+from igcore.models.prompts import PROMPT_SETS, load_prompts
+from igcore.models.promptsets import SOURCES
 from igcore.policy import Prompt
 from igcore.settings import Named, written
 
 from ..closure import loaded
-from ..linefile import SETTINGS, Record, comparable, key, read_record
+from ..linefile import SETTINGS, Fields, Record, comparable, key, read_record
+from ..provenance import versions
 from .decode_params import NETWORKS, DecodeParams
 from .decode_run import Experiment, identity_of, summary
 from .folders import changes
-from .identity import prompts_digest
+from .identity import code_of, prompts_digest
 from .networks import load_networks
-from .rescore import ODD, TOLERANCE, close, rescored, unlike
+from .rescore import RECORD_ERRORS, TOLERANCE, close, differing_fields, rescored
 
 UNCHECKED = (
     "that the policy gives these answers under these settings, which may be changed in params.json "
@@ -54,7 +56,7 @@ UNCERTAIN = (
     "methods, last digits of perplexity and kl, seconds, the names of profile and run, files opened"
 )
 # role -> tables of this package whose names a record may give
-BELIEVED: dict[str, list[Collection[str]]] = {
+NAMED_HERE: dict[str, list[Collection[str]]] = {
     "cost": [SCORERS],
     "reward": [SCORERS],
     "policy": [POLICIES],
@@ -107,7 +109,7 @@ def verify(path: Path, trusted: Mapping[str, Any] | None = None, replay: int | N
         _check(found, trusted or {}, replay, report)
     except IgcoreError:
         raise
-    except ODD as error:
+    except RECORD_ERRORS as error:
         reason = f"{type(error).__name__}: {error}"
         raise RunError(f"the files of {path} cannot be compared ({reason})") from error
     if "replay" not in report.certified:
@@ -120,14 +122,14 @@ def verify(path: Path, trusted: Mapping[str, Any] | None = None, replay: int | N
 
 def _check(found: Record, trusted: Mapping[str, Any], replay: int | None, report: Report) -> None:
     """Score the lines again, compare the files, and decode groups again."""
-    names = {f.name for f in fields(DecodeParams)} & found.params.keys()
-    params = DecodeParams(**{name: found.params[name] for name in names})
-    cost = loaded(believed("cost", params.cost, trusted))
-    named = believed("reward", params.reward, trusted)
+    settings = {f.name for f in fields(DecodeParams)} & found.params.keys()
+    params = DecodeParams(**{name: found.params[name] for name in settings})
+    cost = loaded(trusted_source("cost", params.cost, trusted))
+    named = trusted_source("reward", params.reward, trusted)
     reward = loaded(named, "reward")
     report.problems += rescored(found.lines, cost, reward)
 
-    named = believed("prompts", params.prompts, trusted)
+    named = trusted_source("prompts", params.prompts, trusted)
     ranking = cost if params.hardest else None
     chosen = load_prompts(named, params.split, params.limit, params.hardest, ranking)
     prompts = list(chain.from_iterable(params.groups(chosen)))
@@ -143,37 +145,43 @@ def _check(found: Record, trusted: Mapping[str, Any], replay: int | None, report
         "lines": f"{len(found.lines)}, one for each method and prompt",
         "root": str(found.manifest.get("root")),
     }
+    recorded = {name: found.params[name] for name in ("code", "versions")}
+    here = {"code": code_of(*recorded["code"]), "versions": versions()}
+    if names := list(changes(recorded, here)):
+        report.uncertified.append(f"this record was made by other code: {', '.join(names)} differ")
     if reward is None:
         report.uncertified.append("rewards of groups not decoded again: the policy's likelihood")
     if replay == 0 or report.problems or not repeatable(found):
         return
     torch.set_num_threads(params.threads)  # on which float sums depend
-    policy = load_policy(believed("policy", params.policy, trusted), params.dtype, params.device)
+    policy = load_policy(
+        trusted_source("policy", params.policy, trusted), params.dtype, params.device
+    )
     source = _source(policy, trusted.get("policy"))
     report.certified["policy"] = f"{source}, template {policy.template.name}"
     guard = Guard(policy, cost, reward, params.search())
-    recorded = {role: getattr(params, role) for role in NETWORKS.values()}
-    folders = {role: believed(role, named, trusted) for role, named in recorded.items() if named}
+    folders = {role: getattr(params, role) for role in NETWORKS.values()}
+    folders = {
+        role: trusted_source(role, named, trusted) for role, named in folders.items() if named
+    }
     networks, weights = load_networks(replace(params, **folders), Path.cwd(), guard)
     whole = replace(params, shard=0, n_shards=1)  # these prompts are already those of the shard
     experiment = Experiment.of(whole, prompts, guard, networks)
     now = json.loads(json.dumps(identity_of(params, experiment, weights)))
-    for part in ("parts", "versions", "code"):
-        names = ", ".join(islice(changes(found.params.get(part), now[part], part), 4))
-        if names and part == "parts":
-            report.problems.append(f"{names} of params.json are not what is loaded here")
-        elif names:
-            report.uncertified.append(f"the code that decoded: {names} differ here")
+    if names := list(changes(found.params.get("parts"), now["parts"], "parts")):
+        report.problems.append(
+            f"{', '.join(names[:4])} of params.json differ from those loaded here"
+        )
     _decode_again(found.lines, experiment, replay, report)
 
 
-def believed(role: str, recorded: Any, trusted: Mapping[str, Any]) -> Any:
-    """Return what to load: what the verifier names, else what the record names if a table has it.
+def trusted_source(role: str, recorded: Any, trusted: Mapping[str, Any]) -> Any:
+    """Return the source to load: the verifier's, else the record's if a table of ours names it.
 
     Parameters
     ----------
     role : str
-        A key of `BELIEVED`, or a network, which has no table.
+        A key of `NAMED_HERE`, or a network, which has no table.
     recorded : Named or str, optional
         Name and options in the record.
     trusted : mapping
@@ -187,7 +195,7 @@ def believed(role: str, recorded: Any, trusted: Mapping[str, Any]) -> Any:
     if recorded is None or trusted.get(role) is not None:
         return trusted.get(role)
     recorded = Named.of(recorded)
-    in_table = any(recorded.name in table for table in BELIEVED.get(role, []))
+    in_table = any(recorded.name in table for table in NAMED_HERE.get(role, []))
     if in_table and recorded.options.keys() <= HARMLESS:
         return recorded
     raise ParameterError(
@@ -197,13 +205,13 @@ def believed(role: str, recorded: Any, trusted: Mapping[str, Any]) -> Any:
 
 
 def repeatable(found: Record) -> bool:
-    """Say whether the policy gives the same tokens again: a server must promise that."""
+    """True if the policy gives the same tokens again: a server must promise that."""
     policy = found.params.get("parts", {}).get("policy", {})
     return "served" not in policy or policy["served"].get("batch_invariant") is True
 
 
-def _source(part, named: Any) -> str:
-    """Say which scorer or policy was used, and who named it."""
+def _source(part: Any, named: Any) -> str:
+    """Return name and digest of a scorer or policy, and who named it."""
     return f"{part.name}, {part.digest[:16]}, {'of the table' if named is None else 'named by you'}"
 
 
@@ -217,29 +225,29 @@ def contradictions(found: Record, params: DecodeParams, prompts: Sequence[Prompt
     wanted = {(method, prompt.id): prompt for method in params.methods for prompt in prompts}
     answered = {key(line) for line in found.lines}
     missing, too_many = wanted.keys() - answered, answered - wanted.keys()
-    for what, answers in (("missing", missing), ("not wanted", too_many)):
+    for state, answers in (("missing", missing), ("not wanted", too_many)):
         if answers:
             method, prompt_id = min(answers)
-            yield f"{len(answers)} answers are {what}, the first by {method} to prompt {prompt_id}"
+            yield f"{len(answers)} answers are {state}, the first by {method} to prompt {prompt_id}"
     for number, line in enumerate(found.lines, start=1):
         if prompt := wanted.get(key(line)):
             settings = asdict(settings_of(line["method"], params.search()))
             expected = of_run | {name: settings[name] for name in SETTINGS}
             expected |= {"prompt": prompt.text, "prompts": prompt.set_name}
-            yield from unlike(f"line {number}", line, expected)
+            yield from differing_fields(f"line {number}", line, expected)
     chosen = {"chosen": prompts_digest(prompts)}
-    yield from unlike("params.json", found.params, written(params) | chosen)
+    yield from differing_fields("params.json", found.params, written(params) | chosen)
     expected = summary(found.lines) | {"params": found.params}
     del expected["seconds"]  # nobody can check them
     expected["root"] = found.root
-    yield from unlike("manifest.json", found.manifest, expected)
+    yield from differing_fields("manifest.json", found.manifest, expected)
 
 
 # --- decoding again -------------------------------------------------------------------------------
 
 
 def _decode_again(
-    found: Sequence[dict], experiment: Experiment, replay: int | None, report: Report
+    found: Sequence[Fields], experiment: Experiment, replay: int | None, report: Report
 ) -> None:
     """Compare sampled groups, decoded again, in all that does not depend on time."""
     work = experiment.work
@@ -255,13 +263,13 @@ def _decode_again(
             where = f"{method}, prompt {again['prompt_id']}, decoded again"
             line = lines[key(again)]
             allow_for_batch(line["trace"], expected["trace"], line["block_size"])
-            report.problems += unlike(where, line, expected, TOLERANCE)
+            report.problems += differing_fields(where, line, expected, TOLERANCE)
     if size < len(work):
         report.uncertified.append(f"of the other {len(work) - size} groups: {UNCHECKED}")
     report.certified["replay"] = f"{size} of {len(work)} groups decoded again"
 
 
-def allow_for_batch(found: Sequence[dict], again: Sequence[dict], block_size: int) -> None:
+def allow_for_batch(found: Sequence[Fields], again: Sequence[Fields], block_size: int) -> None:
     """Give a trace decoded again the found diagnostics wherever another batch explains them.
 
     A batch moves logits by up to `NEAR_TIE`, and so a log-probability by up to twice that. It moves

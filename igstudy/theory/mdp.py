@@ -9,11 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from igcore.budget import SafetyState, charge, check_accounting, is_safe, start
 from igcore.errors import ParameterError
+
+Prefix = Sequence[Any]  # a string or tuple of tokens
+Key = tuple[Any, ...]  # the part of a safety state that later costs depend on
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,12 +59,12 @@ class MDP:
     task: np.ndarray
     reference: np.ndarray
     chance: np.ndarray
-    names: tuple
+    names: tuple[Any, ...]
     safe: np.ndarray
     gamma: float = 1
     signed: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_gamma(self.gamma)
         costs = self.cost[self.allowed]
         if not (self.signed or (costs >= 0).all()):
@@ -107,9 +111,9 @@ def check_gamma(gamma: float) -> None:
 
 
 def token_mdp(
-    table: Mapping[Sequence, tuple[float, float]],
-    reference: Mapping[Sequence, Mapping] | None = None,
-    chance: Sequence = (),
+    table: Mapping[Prefix, tuple[float, float]],
+    reference: Mapping[Prefix, Mapping[Any, Any]] | None = None,
+    chance: Sequence[Prefix] = (),
     gamma: float = 1,
     signed: bool = False,
 ) -> MDP:
@@ -150,7 +154,7 @@ def token_mdp(
         cost[action], task[action] = table[name]
     allowed = child >= 0
     n_actions = allowed.sum(axis=1, keepdims=True).clip(1)
-    uniform = allowed * Fraction(1) / n_actions.astype(object)
+    uniform = allowed / (n_actions.astype(object) * Fraction(1))
     probabilities = uniform.astype(dtype)
     for name, row in (reference or {}).items():
         probabilities[index[name]] = [row.get(token, 0) for token in tokens]
@@ -201,15 +205,15 @@ def augment(
     """
     check_gamma(gamma)
     check_accounting(accounting)
-    ended = ~mdp.allowed.any(axis=1)
+    ended = np.logical_not(mdp.allowed.any(axis=1))
     # of each state: what later costs depend on -> the safety state
-    reached: list[dict[tuple, SafetyState]] = [{} for _ in mdp.child]
+    reached: list[dict[Key, SafetyState]] = [{} for _ in mdp.child]
     reached[0][()] = start(budget)
-    number: dict[tuple, int] = {}  # of each pair [s, key], in the order of s
+    number: dict[tuple[int, Key], int] = {}  # of each pair [s, key], in the order of s
     origin: list[int] = []
     states: list[SafetyState] = []
     safe: list[bool] = []
-    edges: list[tuple] = []  # (number of a pair, action, the pair that it leads to)
+    edges: list[tuple[int, int, tuple[int, Key]]] = []  # number of a pair, action, next pair
     for s, here in enumerate(reached):  # children come later
         for key, state in here.items():
             i = number[s, key] = len(states)
@@ -217,8 +221,8 @@ def augment(
             states.append(state)
             unchecked = ended[s] and not check_last
             safe.append(bool(unchecked or is_safe(state, strict)))
-            for a in np.flatnonzero(mdp.allowed[s] & safe[i]):
-                y = mdp.child[s, a]
+            for a in np.flatnonzero(mdp.allowed[s] & safe[i]).tolist():
+                y = int(mdp.child[s, a])
                 after = charge(state, mdp.cost[s, a], accounting, gamma, last=ended[y])
                 # the accountings other than "sum" compare a score with those before it
                 memory = () if accounting == "sum" else (after.peak, after.score)

@@ -15,6 +15,8 @@ from igcore.errors import ParameterError
 
 from .mdp import MDP, Augmented, truncated_cost
 
+States = Sequence[int] | np.ndarray | slice
+
 
 class Trajectory(NamedTuple):
     """One way from a state to the end: its last state, its length and its discounted task cost.
@@ -35,9 +37,7 @@ def unsafe_value(mdp: MDP, n: float) -> float:
     return n / (1 - mdp.gamma) if mdp.gamma < 1 else n
 
 
-def action_values(
-    mdp: MDP, v: np.ndarray, states: Sequence[int] | slice = slice(None)
-) -> np.ndarray:
+def action_values(mdp: MDP, v: np.ndarray, states: States = slice(None)) -> np.ndarray:
     """Return q(s, y) = C_task(s, y) + gamma v(s + y), shape (states, A); infinite if not allowed.
 
     The states are all, unless they are given.
@@ -51,11 +51,12 @@ def _mean(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Return the expectation of q over actions."""
     # an action of probability 0 must not count, and 0 * inf would be NaN
     possible = np.where(p > 0, q, 0)
-    return (p * possible).sum(axis=1)
+    mean: np.ndarray = (p * possible).sum(axis=1)
+    return mean
 
 
 def _backup(
-    mdp: MDP, v: np.ndarray, states: Sequence[int], policy: np.ndarray | None = None
+    mdp: MDP, v: np.ndarray, states: States, policy: np.ndarray | None = None
 ) -> np.ndarray:
     """Return the right side of the Bellman equation at states with actions, shape (len(states),).
 
@@ -182,7 +183,8 @@ def occupancy(mdp: MDP, policy: np.ndarray) -> np.ndarray:
 def violation(mdp: MDP, policy: np.ndarray) -> float:
     """Return the probability that a policy breaks the budget; 0 for an optimal one (Theorem 2)."""
     mass = occupancy(mdp, policy)
-    return mass[~mdp.safe].sum()
+    broken: float = mass[~mdp.safe].sum()
+    return broken
 
 
 # --- bounds ---------------------------------------------------------------------------------------

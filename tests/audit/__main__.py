@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from igcore.cli import check
 from igcore.errors import IgcoreError, ParameterError
 from igcore.progress import progress
-from igstudy.runs.cli import plain
+from igstudy.commands import one_line
 from tests.audit.breakages import listed, outcomes
 from tests.audit.emissions import Tally, cases, tallies_of
 from tests.audit.zoo import KINDS
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     except IgcoreError as error:
         problems = [str(error)]
     for problem in problems:
-        print(f"error: {plain(problem)}", file=sys.stderr)
+        print(f"error: {one_line(problem)}", file=sys.stderr)
     if not problems:
         print("the audit found nothing")
     return 1 if problems else 0

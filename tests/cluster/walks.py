@@ -16,8 +16,8 @@ import yaml
 
 from igcore.errors import RunError
 from igcore.files import root
+from igstudy.commands import differences
 from igstudy.linefile import read
-from igstudy.runs.cli import differences
 
 PROFILE = "cluster"
 SHARDS = 3

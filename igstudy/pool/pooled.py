@@ -64,7 +64,7 @@ class PooledEngine:
         self._begin([], {})
 
     def _begin(self, rows: Sequence[Branch], there: Mapping[int, int]) -> None:
-        """Begin a block from these rows, some of which the engine has."""
+        """Begin a block from these rows; the engine has the rows in `there`."""
         self.rows = rows
         self._there = there  # row that the engine has -> its number there
         self._candidates: dict[int, tuple[int, list[int]]] = {}  # live: its row and its tokens

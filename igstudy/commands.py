@@ -1,8 +1,9 @@
-"""The command line: ``python -m igstudy run``, ``verify`` and ``compare``."""
+"""The command line: ``python -m igstudy run``, ``verify``, ``compare`` and ``plan``."""
 
 import argparse
+import inspect
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,20 @@ from typing import Any
 from igcore.errors import IgcoreError, ParameterError, RunError, needs, unknown_name
 from igcore.files import writing
 
-from ..linefile import comparable, key, read
-from ..yamlfile import parsed, read_yaml
-from .folders import changes
-from .paramfiles import runs_of
+from .linefile import Fields, comparable, key, read
+from .runs.folders import changes
+from .runs.paramfiles import Given, runs_of
+from .yamlfile import parsed, read_yaml
 
-HELP = "score every emitted text again, and compare the lines with settings, prompts and manifest"
+DECODE, LINES = "notebooks/30_decode.ipynb", "runs/ci/decode-raw/responses.jsonl"
 TAGGED = "; its cell with the tag 'parameters' sets what is allowed"
 REMEDY = "; choose one in JupyterLab, or `python -m ipykernel install --user --name NAME`"
 Result = tuple[list[str], list[str]]  # lines to print when all holds, and problems
+Command = Callable[..., Result]
 
 
-def plain(text: str) -> str:
-    """Return a text on one line, with every unprintable character escaped.
+def one_line(text: str) -> str:
+    """Return a text with every unprintable character escaped.
 
     A name in a record may hold line ends and control characters that would look like our own
     output.
@@ -30,31 +32,45 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def differences(a: Collection[dict], b: Collection[dict]) -> list[str]:
-    """Say in which fields two runs differ, in any order of lines; seconds do not count."""
+def differences(a: Collection[Fields], b: Collection[Fields]) -> list[str]:
+    """Return the fields in which two runs differ, in any order of lines; seconds do not count."""
     left = {" ".join(key(line)): comparable(line) for line in a}
     right = {" ".join(key(line)): comparable(line) for line in b}
     return [f"{name} differs" for name in changes(left, right)]
 
 
 def _groups(text: str) -> int | None:
-    """Read a number of groups; None stands for all."""
+    """Return a number of groups, or None for ``all``."""
     return None if text == "all" else int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
-        prog="python -m igstudy", description="Run notebooks, and check runs."
+        prog="python -m igstudy",
+        description="Run the notebooks' experiments, and check their records.",
+        epilog="`python -m igstudy run --help` shows an example, and so for the other commands.",
     )
-    commands = parser.add_subparsers(required=True)
-    notebook = commands.add_parser("run", help="run a notebook with a params file by papermill")
-    notebook.set_defaults(run=_run)
-    notebook.add_argument("notebook", type=Path)
+    commands = parser.add_subparsers(required=True, metavar="run | verify | compare | plan")
+
+    def command(run: Command, example: str) -> argparse.ArgumentParser:
+        """Add a command, whose name and help are those of its function."""
+        name, text = run.__name__.strip("_"), inspect.getdoc(run) or ""
+        made = commands.add_parser(
+            name,
+            help=text.partition(".")[0],
+            description=text,
+            epilog=f"example:\n  python -m igstudy {name} {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        made.set_defaults(run=run)
+        return made
+
+    notebook = command(_run, f"{DECODE} out.ipynb -f params/ci/decode-raw.yaml")
+    notebook.add_argument("notebook", type=Path, help="a notebook of the folder notebooks")
     place = "the executed notebook; {run} in it stands for the name of each run of the file"
     notebook.add_argument("output", help=place)
     notebook.add_argument("-f", "--params", type=Path, help="YAML file of parameters")
-    one = "a parameter that takes the place of the file's"
     notebook.add_argument(
         "-p",
         dest="given",
@@ -62,31 +78,29 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar=("NAME", "VALUE"),
-        help=one,
+        help="a parameter that replaces the file's, or the notebook's own without a file",
     )
-    check = commands.add_parser("verify", help=HELP, description=f"{HELP}.")
-    check.set_defaults(run=_verify)
+    check = command(_verify, f"{LINES} --params params/ci/decode-raw.yaml")
     check.add_argument("file", type=Path, help="responses.jsonl, with the files beside it")
     trusted = "params file that you trust; it names models, prompts and networks"
     check.add_argument("--params", type=Path, metavar="FILE", help=trusted)
-    replay = "decode K groups again, or 'all'"
+    replay = "decode K groups of prompts again, or 'all'; by default 0"
     check.add_argument("--replay", type=_groups, default=0, metavar="K", help=replay)
-    compare = commands.add_parser("compare", help="say in which lines and fields two files differ")
-    compare.set_defaults(run=_compare)
-    compare.add_argument("a", type=Path)
-    compare.add_argument("b", type=Path)
-    plan = commands.add_parser("plan", help="list the runs of params files and their tokens")
-    plan.set_defaults(run=_plan)
-    plan.add_argument("files", nargs="+", type=Path)
+    compare = command(_compare, f"{LINES} other/responses.jsonl")
+    compare.add_argument("a", type=Path, help="a file of answers, responses.jsonl")
+    compare.add_argument("b", type=Path, help="another one")
+    plan = command(_plan, "params/ci/decode-raw.yaml params/ci/critic-raw.yaml")
+    plan.add_argument("files", nargs="+", type=Path, help="params files, of notebook 20 or 30")
     return parser
 
 
 def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]]) -> Result:
-    """Run a notebook for every run of a params file, one after the other in one kernel.
+    """Run a notebook with the settings of a params file, once for each of the file's runs.
 
-    What its cells print is shown as they print it. A kernel takes seconds to start, most of them
-    for imports, so the runs of a file share one.
+    The answers go to runs/PROFILE/RUN, where a stopped run continues. Needs papermill and Jupyter,
+    which `make` installs. Start it in the folder of the repository.
     """
+    # the runs share a kernel, which takes seconds to start, most of them for imports
     papermill = needs("papermill", "notebooks")
     own = {name: parsed(text, f"-p {name} {text!r:.100}") for name, text in given}
     values = read_yaml(params) if params else own
@@ -104,8 +118,8 @@ def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]
                     )  # fmt: skip
                 written.append(f"{path} is complete")
     except papermill.PapermillExecutionError as error:  # its text holds a whole traceback
-        said = " ".join(error.evalue.split()) or "a cell failed"
-        raise RunError(f"{said} ({error.ename}; {path} shows where)") from None
+        reason = " ".join(error.evalue.split()) or "a cell failed"
+        raise RunError(f"{reason} ({error.ename}; {path} shows where)") from None
     except KeyboardInterrupt:
         raise RunError(
             "stopped; every finished line is kept, and the same command goes on from there"
@@ -115,12 +129,12 @@ def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]
     return written, []
 
 
-def _checked(papermill: Any, notebook: Path, params: Path | None, values: dict) -> str:
+def _checked(papermill: Any, notebook: Path, params: Path | None, values: Given) -> str:
     """Return the name of a notebook's kernel, once each value has a place in its parameters.
 
     papermill only warns of a value that no cell takes, and the notebook's own would run.
     """
-    import nbformat  # papermill has it
+    nbformat = needs("nbformat", "notebooks")
 
     try:
         kernel_name = nbformat.read(notebook, as_version=4).metadata.kernelspec.name
@@ -150,7 +164,7 @@ def _one_kernel(name: str, notebook: Path) -> Iterator[Any]:
     class Manager(KernelManager):
         """Remembers its clients: a notebook closes none of a kernel that it did not start."""
 
-        def client(self, **options):
+        def client(self, **options: Any) -> Any:
             """Return a new client."""
             clients.append(super().client(**options))
             return clients[-1]
@@ -165,7 +179,7 @@ def _one_kernel(name: str, notebook: Path) -> Iterator[Any]:
             kernel.shutdown_kernel(now=True)
 
 
-def _runs(values: dict, params: Path, output: str) -> list[tuple[str, dict]]:
+def _runs(values: Given, params: Path, output: str) -> list[tuple[str, Given]]:
     """Return name and settings of every run of a params file."""
     named = {"run", "grid", "points"} & values.keys()
     runs = list(runs_of(values, params)) if named else [("", values)]
@@ -178,12 +192,17 @@ def _runs(values: dict, params: Path, output: str) -> list[tuple[str, dict]]:
 
 
 def _verify(file: Path, params: Path | None, replay: int | None) -> Result:
-    """Verify a run."""
-    from .verify import verify  # here: it loads torch, and running a notebook needs none
+    """Check the record of a run without trusting whoever made it.
+
+    Scores every emitted text again, and compares the lines with settings, prompts and manifest.
+    Needs the models of the run; those that are not built in must be named in your own file, given
+    by --params. The exit status is 1 if something does not hold.
+    """
+    from .runs.verify import verify  # here: it loads torch, and running a notebook needs none
 
     report = verify(file, read_yaml(params) if params else {}, replay)
-    certified = [f"  {what:14}{plain(found)}" for what, found in report.certified.items()]
-    uncertified = [f"  {plain(what)}" for what in report.uncertified]
+    certified = [f"  {what:14}{one_line(found)}" for what, found in report.certified.items()]
+    uncertified = [f"  {one_line(what)}" for what in report.uncertified]
     problems = list(report.problems)
     if problems:
         problems.append(f"{file} does not hold: {len(problems)} problems")
@@ -191,13 +210,20 @@ def _verify(file: Path, params: Path | None, replay: int | None) -> Result:
 
 
 def _compare(a: Path, b: Path) -> Result:
-    """Compare two files of responses."""
+    """Name the lines and fields in which two files of answers differ.
+
+    Seconds and the order of lines do not count. Needs no models. The exit status is 1 if the files
+    differ.
+    """
     return [f"{a} and {b} agree in all fields but seconds"], differences(read(a), read(b))
 
 
 def _plan(files: list[Path]) -> Result:
-    """List runs; nothing is started."""
-    from .plan import report  # here: it loads torch
+    """List the runs of params files and the most tokens that each can take for a prompt.
+
+    Nothing is loaded, downloaded or started.
+    """
+    from .runs.plan import report  # here: it loads torch
 
     return list(report(files)), []
 
@@ -211,7 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
     except IgcoreError as error:
         lines, problems = [], [str(error)]
     for problem in problems:
-        print(f"error: {plain(problem)}", file=sys.stderr)
+        print(f"error: {one_line(problem)}", file=sys.stderr)
     if not problems:
         print("\n".join(lines))
     return 1 if problems else 0

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from igcore.errors import JudgeError
 from igcore.serve.client import JUDGE, Client, Failed, Request, check_endpoint, key_in
@@ -46,22 +47,22 @@ class OpenAIJudge:
     timeout: Seconds = 600.0
     max_retries: Natural = 5
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_endpoint("base_url", self.base_url, self.api_key_env, JUDGE)
 
     @property
     def names(self) -> dict[str, str]:
         return dict.fromkeys(ASPECTS, self.model)
 
-    def identity(self) -> dict:
-        """Return what a reply depends on.
+    def identity(self) -> dict[str, Any]:
+        """Return the inputs of a reply.
 
         The address is not in it: the same model may be served at another one after a stop.
         """
         return self.sampling | {"wording": [ANSWER, ASPECTS]}
 
     @property
-    def sampling(self) -> dict:
+    def sampling(self) -> dict[str, Any]:
         """The fields of a request that say how the reply is sampled."""
         return {n: getattr(self, n) for n in ("model", "temperature", "top_p", "max_tokens")}
 
@@ -70,8 +71,10 @@ class OpenAIJudge:
     ) -> Iterator[tuple[Question, Reply]]:
         # not before: tables of what was judged ask nobody, and need no key
         key = key_in(self.base_url, self.api_key_env, JUDGE)
-        limits = {"timeout": self.timeout, "retries": self.max_retries, "at_once": workers}
-        client = Client(self.base_url.rstrip("/"), key, **limits)
+        address = self.base_url.rstrip("/")
+        client = Client(
+            address, key, timeout=self.timeout, retries=self.max_retries, at_once=workers
+        )
         requests = []
         for question in questions:
             messages = [{"role": "user", "content": question.text}]
