@@ -24,11 +24,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from docs.records import pack, verified
 from igcore import METHODS, Guard, ParameterError, decode, load_policy
 from igcore.beams import method_of, settings_of
+from igcore.catalog import PROMPT_SETS
 from igcore.contract import TEXTS, Contract
 from igcore.critic.network import Critic, save_critic
 from igcore.critic.training import CriticConfig, spec_of
 from igcore.models.policies import POLICIES, Known
-from igcore.models.prompts import PROMPT_SETS
 from igcore.models.registry import SCORERS
 from igcore.policy import Prompt, as_prompt
 from igcore.verdict import Emission, judge, measure, within

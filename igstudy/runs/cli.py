@@ -1,4 +1,4 @@
-"""The command line: ``python -m igstudy run``, ``verify`` and ``compare``."""
+"""The command line: ``python -m igstudy run``, ``verify``, ``compare``, ``fetch`` and ``plan``."""
 
 import argparse
 import sys
@@ -75,6 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     compare.set_defaults(run=_compare)
     compare.add_argument("a", type=Path)
     compare.add_argument("b", type=Path)
+    about = "fetch the embedded models and prompts, and compare every byte with the pinned ones"
+    models = commands.add_parser("fetch", help=about, description=f"{about}.")
+    models.set_defaults(run=_fetch)
+    models.add_argument("names", nargs="*", metavar="NAME", help="by default all")
     plan = commands.add_parser("plan", help="list the runs of params files and their tokens")
     plan.set_defaults(run=_plan)
     plan.add_argument("files", nargs="+", type=Path)
@@ -193,6 +197,13 @@ def _verify(file: Path, params: Path | None, replay: int | None) -> Result:
 def _compare(a: Path, b: Path) -> Result:
     """Compare two files of responses."""
     return [f"{a} and {b} agree in all fields but seconds"], differences(read(a), read(b))
+
+
+def _fetch(names: list[str]) -> Result:
+    """Fetch embedded models and prompts."""
+    from ..assets import fetched  # here: the other commands need none
+
+    return list(fetched(names)), []
 
 
 def _plan(files: list[Path]) -> Result:

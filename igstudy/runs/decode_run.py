@@ -16,13 +16,13 @@ from igcore.beams import method_of
 from igcore.engine.prepack import keep_packed
 from igcore.files import root
 from igcore.guard import Guard, decode
-from igcore.models.prompts import load_prompts
 from igcore.models.registry import scored_by
 from igcore.policy import Prompt
 from igcore.settings import written
 
 from ..closure import loaded
 from ..pool import pool_at
+from ..prompts import load_prompts
 from .decode_params import DecodeParams, network_of
 from .folders import Run, open_run
 from .identity import models_identity, opened

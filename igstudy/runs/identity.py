@@ -21,7 +21,7 @@ from ..provenance import versions
 
 HOMES = {"igcore": Path(igcore.__file__).parent, "igstudy": Path(__file__).parents[1]}
 # what of the study makes records; how a line is stored counts, too
-RECORDING = ("runs", "scorers", "prompts", "baselines", "closure.py", "linefile.py")
+RECORDING = ("runs", "scorers", "prompts.py", "baselines", "closure.py", "linefile.py")
 
 
 @cache

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from igcore.engine.device import usable
-from igcore.models import assets
+
+from ..assets import sound
 
 HEADS = ("toxic", "severe_toxic", "obscene", "threat", "insult", "identity_hate")
 LENGTH = 100  # words read; a shorter text is filled up in front, of a longer one the last are read
@@ -29,7 +30,7 @@ class BiLSTM(nn.Module):
     Parameters
     ----------
     weights : dict of str to Tensor
-        As written by `igcore.models.convert.save_bilstm_weights`; they give all sizes.
+        As written by `igstudy.assets.save_bilstm_weights`; they give all sizes.
     """
 
     def __init__(self, weights: dict[str, torch.Tensor]) -> None:
@@ -84,7 +85,7 @@ class JigsawToxicity:
 
     def __init__(self, *, device="cpu") -> None:
         """Load the asset's network and vocabulary."""
-        folder, self.digest = assets.sound("jigsaw")
+        folder, self.digest = sound("jigsaw")
         vocabulary = json.loads((folder / "vocabulary.json").read_bytes())
         self._index = {word: index for index, word in enumerate(vocabulary["words"], start=1)}
         self._separators = str.maketrans(dict.fromkeys(vocabulary["filters"], " "))
