@@ -5,8 +5,10 @@
 
 import json
 import pickle
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +18,8 @@ from igcore.models.assets import ASSETS, fetched, pinned, sound
 __all__ = ["fetched", "sound"]
 
 
-class _Plain(dict):
-    """Stand-in for a pickled mapping or object, whose attributes become items.
+class _Plain(dict[str, Any]):
+    """A pickled mapping or object as a mapping; its attributes become items.
 
     The class itself is not needed, nor what it is called with, such as the function that makes the
     missing values of a ``defaultdict``.
@@ -41,8 +43,8 @@ _PLAIN = {
 class _PlainUnpickler(pickle.Unpickler):
     """An unpickler that imports nothing, and refuses every name that is not in `_PLAIN`."""
 
-    def find_class(self, module: str, name: str):
-        """Return the stand-in of an allowed name, or raise ``AssetError``."""
+    def find_class(self, module: str, name: str) -> Any:
+        """Return the plain class for an allowed name, or raise ``AssetError``."""
         if (module, name) in _PLAIN:
             return _PLAIN[module, name]
         raise AssetError(
@@ -50,7 +52,7 @@ class _PlainUnpickler(pickle.Unpickler):
         )
 
 
-def read_plain_pickle(path: Path) -> dict:
+def read_plain_pickle(path: Path) -> dict[str, Any]:
     """Return a pickled Keras tokenizer as a dict of plain values.
 
     Nothing that the file names is imported or called.
@@ -61,10 +63,11 @@ def read_plain_pickle(path: Path) -> dict:
         When the pickle names any other class or function than such a tokenizer needs.
     """
     with path.open("rb") as file:
-        return _PlainUnpickler(file).load()
+        plain: dict[str, Any] = _PlainUnpickler(file).load()
+    return plain
 
 
-def save_vocabulary(tokenizer: dict, path: Path) -> None:
+def save_vocabulary(tokenizer: Mapping[str, Any], path: Path) -> None:
     """Write the words of a Keras tokenizer as JSON.
 
     Parameters

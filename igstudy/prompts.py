@@ -95,7 +95,7 @@ class Choice:
     limit: Count | None
     hardest: Natural
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.hardest > (self.limit or 0):
             raise ParameterError(f"hardest {self.hardest} must be at most limit {self.limit}")
 
@@ -110,7 +110,7 @@ def split_of(text: str) -> str:
 
 
 def load_prompts(
-    name: str | Path | Mapping | Named,
+    name: str | Path | Mapping[str, Any] | Named,
     split: str = "all",
     limit: int | None = None,
     hardest: int = 0,
@@ -174,7 +174,7 @@ def load_prompts(
     return chosen
 
 
-def check_prompts(name: str | Path | Mapping | Named) -> tuple[str, PromptOptions]:
+def check_prompts(name: str | Path | Mapping[str, Any] | Named) -> tuple[str, PromptOptions]:
     """Return the set, a name or a path, and its options; reads no file.
 
     Raises

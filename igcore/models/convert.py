@@ -10,6 +10,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +64,7 @@ def convert_policy(source: Path, target: Path) -> None:
         path.write_bytes(path.read_bytes().replace(b"\r\n", b"\n"))
 
 
-def save_offensive_language_weights(vectorizer, classifier, path: Path) -> None:
+def save_offensive_language_weights(vectorizer: Any, classifier: Any, path: Path) -> None:
     """Write a fitted tf-idf vectorizer and calibrated linear SVM as one npz of plain arrays.
 
     Parameters
@@ -96,5 +97,6 @@ def convert_offensive_language(source: Path, target: Path) -> None:
     """Read the two pickles, whose wheel's hash was compared before, and leave only arrays."""
     needs("sklearn", "embedded")  # the pickles name its classes
     joblib = needs("joblib", "embedded")
-    parts = [joblib.load(source / name) for name in ("vectorizer.joblib", "model.joblib")]
-    save_offensive_language_weights(*parts, target / "weights.npz")
+    vectorizer = joblib.load(source / "vectorizer.joblib")
+    classifier = joblib.load(source / "model.joblib")
+    save_offensive_language_weights(vectorizer, classifier, target / "weights.npz")

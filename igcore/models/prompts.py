@@ -7,14 +7,14 @@ import glob
 import json
 import logging
 import os
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from importlib.resources import files
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from ..catalog import PROMPT_SETS, found
 from ..errors import ParameterError, needs, said, unknown_name
@@ -81,7 +81,7 @@ CELLS = {"keep_default_na": False, "skip_blank_lines": False}
 # one batch of this many bytes has one type for each column
 WHOLE = {"chunksize": 2**28, "parse_agent_traces": False}
 # ending -> the reader of datasets for such a file, and its options
-READERS: dict[str, tuple[str, dict]] = {
+READERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".txt": ("text", {"encoding": "utf-8-sig"}),
     ".csv": ("csv", CELLS),
     ".jsonl": ("json", WHOLE),
@@ -97,7 +97,7 @@ class Unreadable(Exception):
 
 
 def ending_of(path: Path) -> str:
-    """Return what a file's name ends with, such as ``.csv``, whether or not ``.gz`` follows."""
+    """Return the ending of a file's name, such as ``.csv``, without a ``.gz`` after it."""
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
@@ -125,12 +125,11 @@ def file_texts(path: Path, column: str = "prompt") -> list[str]:
     elif reader == "csv":
         options = {**options, "converters": {column: str}}
     read = getattr(needs("datasets", "study").IterableDataset, f"from_{reader}")
-    cells: list = []
+    cells: list[Any] = []
     try:
         check_file(path)
-        # nothing stays in the user's home, and an error is one sentence; datasets raises
-        # StopIteration for JSON without a row
-        with TemporaryDirectory() as cache, unlogged(reader), suppress(StopIteration):
+        # nothing stays in the user's home; datasets raises StopIteration for JSON without a row
+        with TemporaryDirectory() as cache, suppress(StopIteration):
             rows = read(glob.escape(str(path)), cache_dir=cache, **options)
             cells = cells_of(rows, column)
         while reader == "text" and cells and not cells[-1]:  # the file ends with empty lines
@@ -154,10 +153,10 @@ def file_texts(path: Path, column: str = "prompt") -> list[str]:
     return cells
 
 
-def cells_of(rows: Iterable[dict], column: str) -> list:
+def cells_of(rows: Iterable[dict[str, Any]], column: str) -> list[Any]:
     """Return the cells of one column; one that is not there is None."""
-    cells: list = []
-    columns: dict = {}
+    cells: list[Any] = []
+    columns: dict[str, Any] = {}
     for row in rows:  # to the last, which closes the file
         columns |= row
         cells.append(row.get(column))
@@ -167,23 +166,6 @@ def cells_of(rows: Iterable[dict], column: str) -> list:
     if cells and column not in columns:
         raise Unreadable(f"has the columns {', '.join(columns)}, but not {column!r}")
     return cells
-
-
-@contextmanager
-def unlogged(reader: str) -> Iterator[None]:
-    """Keep a reader of datasets from logging in this thread, because it raises the same error."""
-    logger = logging.getLogger(f"datasets.packaged_modules.{reader}.{reader}")
-    here = threading.get_ident()
-
-    def elsewhere(record: logging.LogRecord) -> bool:
-        """Return True for a record of another thread."""
-        return record.thread != here
-
-    logger.addFilter(elsewhere)
-    try:
-        yield
-    finally:
-        logger.removeFilter(elsewhere)
 
 
 def _bad_line(path: Path) -> str:

@@ -16,7 +16,6 @@ from igcore.beams import method_of
 from igcore.engine.prepack import keep_packed
 from igcore.files import root
 from igcore.guard import Guard, decode
-from igcore.models.registry import scored_by
 from igcore.policy import Prompt
 from igcore.settings import written
 
@@ -25,7 +24,7 @@ from ..pool import pool_at
 from ..prompts import load_prompts
 from .decode_params import DecodeParams, network_of
 from .folders import Run, open_run
-from .identity import models_identity, opened
+from .identity import models_identity, opened, scoring_options
 from .networks import Networks, load_networks
 from .records import record
 
@@ -156,7 +155,7 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     known = models_identity(guard.policy, guard.cost, guard.reward, prompts, *modules)
     known["parts"] |= weights
     known["dtype"] = params.dtype
-    scorers = {"cost": scored_by(params.cost), "reward": scored_by(params.reward)}
+    scorers = {"cost": scoring_options(params.cost), "reward": scoring_options(params.reward)}
     return written(params) | written(scorers) | known
 
 

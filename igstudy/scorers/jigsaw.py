@@ -52,7 +52,8 @@ class BiLSTM(nn.Module):
         states, _ = self.lstm(self.embedding(indices))
         strongest = states.amax(dim=1)  # (B, 2H)
         features = self.dense(strongest).relu()  # (B, D)
-        return self.out(features)  # (B, C)
+        logits: torch.Tensor = self.out(features)  # (B, C)
+        return logits
 
 
 class JigsawToxicity:
@@ -83,7 +84,7 @@ class JigsawToxicity:
     unit = "probability"
     batch_size = 256
 
-    def __init__(self, *, device="cpu") -> None:
+    def __init__(self, *, device: str | torch.device = "cpu") -> None:
         """Load the asset's network and vocabulary."""
         folder, self.digest = sound("jigsaw")
         vocabulary = json.loads((folder / "vocabulary.json").read_bytes())
@@ -112,7 +113,8 @@ class JigsawToxicity:
         read += [[0] * LENGTH] * (-len(texts) % ROWS)
         rows = torch.tensor(read, device=self._device)
         with torch.inference_mode():
-            logits = [self._model(batch) for batch in rows.split(self.batch_size)]  # (B, C) each
+            batches = torch.split(rows, self.batch_size)
+            logits = [self._model(batch) for batch in batches]  # (B, C) each
         return torch.cat(logits).sigmoid()[: len(texts)].cpu().numpy()
 
     def _indices(self, text: str) -> list[int]:
