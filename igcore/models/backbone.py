@@ -172,7 +172,7 @@ class Backbone:
         return found
 
     def states_of(self, row: torch.Tensor, ids: Sequence[int], count: int) -> torch.Tensor:
-        """Return what a head reads after the last tokens of a text, (count, H).
+        """Return the input of a head at the last tokens of a text, (count, H).
 
         `row` has the hidden states of all its tokens, padded on the left.
         """

@@ -96,7 +96,7 @@ class MaximumScorer:
 
 
 class CachingMaximum(MaximumScorer):
-    """The maximum of costs, some of which keep a KV cache; those of one backbone share it."""
+    """The maximum of costs with KV caches; costs of one backbone share theirs."""
 
     @property
     def backbone(self) -> tuple[Any, ...]:

@@ -22,9 +22,10 @@ from igcore.settings import written
 from ..closure import loaded
 from ..pool import pool_at
 from ..prompts import load_prompts
+from ..scorers import scoring_options
 from .decode_params import DecodeParams, network_of
 from .folders import Run, open_run
-from .identity import models_identity, opened, scoring_options
+from .identity import models_identity, opened
 from .networks import Networks, load_networks
 from .records import record
 

@@ -15,7 +15,6 @@ import igcore
 from igcore.files import DIGITS, digest_of
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
-from igcore.settings import Named
 
 from ..closure import PACKAGES, identified, known, members_of, source_of, sources, tree_digest
 from ..provenance import versions
@@ -23,10 +22,6 @@ from ..provenance import versions
 HOMES = {"igcore": Path(igcore.__file__).parent, "igstudy": Path(__file__).parents[1]}
 # what of the study makes records; how a line is stored counts, too
 RECORDING = ("runs", "scorers", "prompts.py", "baselines", "closure.py", "linefile.py")
-# scorer -> options that say only where and how its model is reached, and change no line
-REACHED_BY = {
-    "endpoint": ("url", "api_key_env", "timeout", "batch", "workers", "max_retries", "self_check")
-}
 
 
 @cache
@@ -126,14 +121,3 @@ def opened(policy: Policy) -> dict[str, list[int]]:
     files = [Path(names.folder, name) for name in names] if hasattr(names, "folder") else []
     found = {file: file.stat() for file in files if file.is_file()}
     return {str(file): [stat.st_size, stat.st_mtime_ns] for file, stat in found.items()}
-
-
-def scoring_options(scorer: Named | None) -> Named | None:
-    """Return a scorer without the options of `REACHED_BY`."""
-    if scorer is None:
-        return None
-    way = REACHED_BY.get(scorer.name, ())
-    kept = {name: value for name, value in scorer.options.items() if name not in way}
-    if "costs" in kept:  # of a maximum
-        kept["costs"] = [scoring_options(Named.of(cost)) for cost in kept["costs"]]
-    return Named(scorer.name, kept)
