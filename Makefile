@@ -54,7 +54,7 @@ $(VENV)/installed: pyproject.toml igstudy/pyproject.toml constraints.txt
 
 assets: $(VENV)/installed
 	@echo "igcore: fetching the embedded models and prompts"
-	@$(BIN)/igcore fetch
+	@$(BIN)/python -m igstudy fetch
 
 # the longest jobs first, so that no core waits at the end
 first = --prioritize $(LONGEST:%=runs/$(1)/%/manifest.json)

@@ -13,11 +13,12 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from igcore import Guard, decode, load_policy, load_prompts
+from igcore import Guard, decode, load_policy
 from igcore.engine.prepack import packed
 from igcore.files import replace_file
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.progress import progress
+from igstudy.prompts import load_prompts
 
 REPEATS, PROMPTS, SEED = 5, 8, 0
 BUDGET = 1e6

@@ -22,9 +22,9 @@ from transformers import (
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.models.policies import load_policy
 from igcore.models.pretrained import DTYPES
-from igcore.models.prompts import load_prompts
 from igcore.policy import Policy
 from igcore.scorers import SIGNS, FunctionScorer, of_function
+from igstudy.prompts import load_prompts
 
 SAMPLING = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0)
 # the other defaults of transformers are those of Llama-2-7B

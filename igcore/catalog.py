@@ -2,7 +2,7 @@
 
 The core imports no room: this module and the lazy front of the package are the only ones that know
 the optional ones. A room is imported when something in it is asked for, so that importing igcore
-stays light. Other packages add methods and scorers of their own to these tables.
+stays light. Other packages add methods, scorers and prompt sets of their own to these tables.
 """
 
 from pkgutil import resolve_name
@@ -17,6 +17,10 @@ SCORERS: dict[str, Any] = {
     "stream-guard": "igcore.models.stream:StreamGuard",
     "endpoint": "igcore.serve.endpoint:Endpoint",
     "maximum": "igcore.models.maximum:Maximum",
+}
+PROMPT_SETS: dict[str, Any] = {  # name -> what returns its texts, or where that is
+    "mild": "igcore.models.prompts:mild",
+    "benign": "igcore.models.prompts:benign",
 }
 METHODS: dict[str, Any] = {}  # those besides the package's own, see `igcore.beams.METHODS`
 PARTS = {  # what the core asks for -> where it is

@@ -1,9 +1,9 @@
 """The reproduction of the paper with igcore: runs, records, tables, figures, claims and theory.
 
-Importing it adds the baselines and scorers of the paper to the tables of igcore.
+Importing it adds the baselines, scorers and prompt sets of the paper to the tables of igcore.
 """
 
-from igcore.catalog import METHODS, SCORERS
+from igcore.catalog import METHODS, PROMPT_SETS, SCORERS
 
 METHODS |= {
     "args": "igstudy.baselines.args:ARGS",
@@ -18,4 +18,10 @@ SCORERS |= {
     "beaver-7b-cost": "igstudy.scorers.paper:BeaverCost",
     "qrm-llama-3.1-8b-reward": "igstudy.scorers.paper:QRMReward",
     "qrm-llama-3.1-8b-cost": "igstudy.scorers.paper:QRMCost",
+}
+PROMPT_SETS |= {
+    "rtp": "igstudy.prompts:rtp",
+    "pku-saferlhf": "igstudy.prompts:pku_saferlhf",
+    "hex-phi": "igstudy.prompts:hex_phi",
+    "hh-rlhf": "igstudy.prompts:hh_rlhf",
 }

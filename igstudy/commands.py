@@ -1,4 +1,4 @@
-"""The command line: ``python -m igstudy run``, ``verify``, ``compare`` and ``plan``."""
+"""The command line: ``python -m igstudy run``, ``verify``, ``compare``, ``fetch`` and ``plan``."""
 
 import argparse
 import inspect
@@ -89,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     compare = command(_compare, f"{LINES} other/responses.jsonl")
     compare.add_argument("a", type=Path, help="a file of answers, responses.jsonl")
     compare.add_argument("b", type=Path, help="another one")
+    fetch = command(_fetch, "rtp")
+    fetch.add_argument("names", nargs="*", metavar="NAME", help="by default all")
     plan = command(_plan, "params/ci/decode-raw.yaml params/ci/critic-raw.yaml")
     plan.add_argument("files", nargs="+", type=Path, help="params files, of notebook 20 or 30")
     return parser
@@ -216,6 +218,16 @@ def _compare(a: Path, b: Path) -> Result:
     differ.
     """
     return [f"{a} and {b} agree in all fields but seconds"], differences(read(a), read(b))
+
+
+def _fetch(names: list[str]) -> Result:
+    """Fetch the embedded models and prompts, and compare every byte with the pinned ones.
+
+    Files that are there already are read and not fetched again.
+    """
+    from .assets import fetched  # here: the other commands need none
+
+    return list(fetched(names)), []
 
 
 def _plan(files: list[Path]) -> Result:

@@ -17,7 +17,10 @@ import pytest
 from igcore.cli import main
 from igcore.errors import AssetError, RunError
 from igcore.models import assets
+from igstudy.assets import fetched
+from igstudy.runs.cli import main as study
 
+REAL = tuple(assets.ASSETS)
 PAYLOAD = b"half a sentence\n"
 READY = f"toy-1.0-{assets.CONVERTER_VERSION}"  # the folder
 
@@ -100,7 +103,7 @@ def test_no_network_and_an_empty_cache(cache, monkeypatch):
     monkeypatch.delenv("PIP_FIND_LINKS")
     with pytest.raises(AssetError) as caught:
         assets.fetch("toy")
-    filled = f"a folder that `igcore fetch` has filled (now {cache})"
+    filled = f"a cache that was filled with network (now {cache})"
     assert "toy==1.0" in str(caught.value) and f"IGCORE_HOME to {filled}" in str(caught.value)
     assert everything_in(cache) == []
 
@@ -313,7 +316,14 @@ def test_home_follows_the_environment(monkeypatch):
         assert assets.home() == Path(platformdirs.user_cache_dir("igcore"))
 
 
-@pytest.mark.parametrize("name", assets.ASSETS)
+def test_the_studys_own_assets_are_fetched_with_the_others(shelf, capsys):
+    """Bug: `make` fetches what igcore embeds alone, and a notebook downloads in the middle."""
+    assert {"smollm2", "offensive-language", "minilm", "rtp", "jigsaw"} == {*REAL}
+    assert fetched is assets.fetched and study(["fetch", "toy"]) == 0
+    assert capsys.readouterr().out.split()[:2] == ["toy", "MIT"]
+
+
+@pytest.mark.parametrize("name", REAL)
 def test_real_assets_are_ready_and_sound(name):
     """Bug: a pin, a member's path or a converter no longer fits the wheel that is published."""
     folder, _ = assets.sound(name)

@@ -13,7 +13,7 @@ from scipy import stats
 from synthetic import record
 
 from igcore.errors import ParameterError, RunError
-from igcore.models.prompts import SPLITS, split_of
+from igstudy.prompts import SPLITS, split_of
 from igstudy.report import claims, paired
 from igstudy.report import statistics as metrics
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from igcore.models.prompts import load_prompts
+from igstudy.prompts import load_prompts
 from igstudy.report.claims import load_claims
 from igstudy.runs.paramfiles import ParamFiles
 

@@ -1,30 +1,22 @@
 """The converters: a real one by what its model says, the other on a small pipeline fitted here."""
 
 import json
-import os
-import pickle
 import sys
 import warnings
-from collections import Counter, OrderedDict
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from kerasfiles import NUM_WORDS, WORDS, write_tokenizer
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from igcore.errors import AssetError
 from igcore.models import assets
 from igcore.models.convert import (
     quiet_transformers,
-    read_plain_pickle,
     save_offensive_language_weights,
-    save_vocabulary,
 )
 
 
@@ -97,59 +89,3 @@ def test_quiet_is_quiet_and_undone(talkative, capsys):
         assert logging.get_verbosity() == logging.ERROR and not logging.is_progress_bar_enabled()
     assert capsys.readouterr().err == ""
     assert logging.get_verbosity() == logging.INFO and logging.is_progress_bar_enabled()
-
-
-def test_a_vocabulary_shorter_than_num_words_is_whole(tmp_path):
-    """Bug: a KeyError, or the last word lost, where a tokenizer has seen fewer words than it may
-    keep.
-    """
-    write_tokenizer(tmp_path / "t.pickle", num_words=99)
-    save_vocabulary(read_plain_pickle(tmp_path / "t.pickle"), tmp_path / "v.json")
-    assert json.loads((tmp_path / "v.json").read_text())["words"] == WORDS
-
-
-class Calls:
-    """Pickles as a call of `function` on `argument`."""
-
-    def __init__(self, function, argument):
-        self.function, self.argument = function, argument
-
-    def __reduce__(self):
-        return self.function, (self.argument,)
-
-
-@pytest.mark.parametrize(
-    ("value", "named"),
-    [
-        (lambda folder: Calls(os.mkdir, f"{folder}/made"), r"(posix|nt)\.mkdir"),
-        (lambda folder: Calls(eval, f"__import__('os').mkdir('{folder}/made')"), r"builtins\.eval"),
-        (lambda folder: {"words": Counter()}, r"collections\.Counter"),
-        (lambda folder: Path("x"), r"pathlib.*Path"),
-        (lambda folder: np.zeros(2), r"numpy"),
-        (lambda folder: OrderedDict.fromkeys, r"builtins\.getattr"),
-    ],
-)
-def test_a_pickle_with_a_foreign_class_is_refused(tmp_path, value, named):
-    """Bug: an unpickler that imports what a file names, and calls it, before anybody looks at the
-    result.
-    """
-    (tmp_path / "t.pickle").write_bytes(pickle.dumps(value(tmp_path)))
-    with pytest.raises(AssetError, match=rf"the pickle names {named}.* was not loaded"):
-        read_plain_pickle(tmp_path / "t.pickle")
-    assert not (tmp_path / "made").exists()
-
-
-def test_a_pickled_tokenizer_becomes_plain_values(tmp_path):
-    """Bug: the class itself is needed to read its attributes, or a subclass of dict with a factory
-    comes back.
-    """
-    write_tokenizer(tmp_path / "t.pickle")
-    read = read_plain_pickle(tmp_path / "t.pickle")
-    assert (
-        isinstance(read, dict)
-        and read["index_word"][2] == WORDS[1]
-        and read["num_words"] == NUM_WORDS
-    )
-    kinds = {dict if isinstance(value, dict) else type(value) for value in read.values()}
-    assert kinds == {dict, str, bool, int, type(None)}
-    assert not any(hasattr(value, "default_factory") for value in read.values())

@@ -5,7 +5,6 @@ import hashlib
 import io
 import json
 import logging
-import math
 import os
 import subprocess
 import sys
@@ -13,38 +12,18 @@ import sys
 import pandas as pd
 import pytest
 
-from igcore import load_scorer
+from igcore import load_prompts, load_scorer
 from igcore.errors import ParameterError
-from igcore.models import prompts
-from igcore.models.prompts import PROMPT_SETS, load_prompts, split_of
-from igcore.models.templates import turns_of
+from igcore.models.prompts import benign, mild
 from igcore.policy import Prompt
 
-MILD = PROMPT_SETS["mild"]()
-SYSTEM = [{"role": "system", "content": "Be brief."}]
-SAID = [{"role": "user", "content": "Hello."}]
-DIALOGUE = [*SAID, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Sing."}]
+MILD = mild()
 
 
 def parquet(**columns) -> bytes:
     file = io.BytesIO()
     pd.DataFrame(columns).to_parquet(file)
     return file.getvalue()
-
-
-class Length:
-    """A cost that finds long texts worst; texts in `broken` get that score instead."""
-
-    def __init__(self, **broken):
-        self.broken, self.seen = broken, []
-
-    def score(self, prompts, responses, finished):
-        assert (
-            set(prompts) == {""}
-            and all(finished)
-            and len(prompts) == len(finished) == len(responses)
-        )
-        return [self.broken.get(text, float(len(text))) for text in responses]
 
 
 @pytest.fixture
@@ -57,36 +36,8 @@ def write(tmp_path):
     return write
 
 
-def texts(path, **options):
-    return sorted(prompt.text for prompt in load_prompts(path, **options))
-
-
-def test_rtp_splits_by_hash():
-    """Bug: a changed hash or share moves prompts between training and test. Counts found once, kept
-    for ever.
-    """
-    counts = {
-        split: len(load_prompts("rtp", split))
-        for split in ("all", "train", "tune", "calibrate", "test")
-    }
-    assert counts == {"all": 623, "train": 320, "tune": 49, "calibrate": 98, "test": 156}
-
-
-def test_split_is_a_function_of_the_text_alone():
-    """Bug: the set's name or order enters the split, and one set trains on what another tests."""
-    for text in MILD:
-        share = int.from_bytes(hashlib.sha256(text.encode()).digest(), "big") / 2**256
-        assert split_of(text) == (
-            "train"
-            if share < 0.50
-            else "tune"
-            if share < 0.58
-            else "calibrate"
-            if share < 0.74
-            else "test"
-        )
-    parts = [load_prompts("mild", split) for split in {split_of(text) for text in MILD}]
-    assert sorted((p for part in parts for p in part), key=lambda p: p.id) == load_prompts("mild")
+def texts(path):
+    return sorted(prompt.text for prompt in load_prompts(path))
 
 
 def test_mild_set_is_sorted_by_id():
@@ -104,7 +55,7 @@ def test_benign_set_is_what_it_says():
     """Bug: a prompt lost, doubled, blank or shared with another set; or lines in the wrong order,
     so that the last are mixed up.
     """
-    lines = PROMPT_SETS["benign"]()
+    lines = benign()
     assert len(lines) == len({line.lower() for line in lines}) == 80 and not set(lines) & set(MILD)
     assert all(line == line.strip() and line[0].isupper() and line[-1] in ".?" for line in lines)
     assert (
@@ -121,26 +72,9 @@ def test_benign_set_holds_what_only_sounds_dangerous():
     Counts found once: the embedded cost finds most prompts inside the budget of .2, and more of the
     last 20 outside it.
     """
-    lines = PROMPT_SETS["benign"]()
+    lines = benign()
     costs = load_scorer("offensive-language").score([""] * 80, lines, [True] * 80)
     assert [(costs[:60] <= 0.2).sum(), (costs[60:] <= 0.2).sum()] == [58, 16]
-
-
-def test_limit_and_hardest():
-    """Bug: the hardest are added beyond the limit, chosen twice, or taken from the wrong end."""
-    everything, longest = load_prompts("mild"), sorted(MILD, key=len)[-3:]
-    assert load_prompts("mild", limit=5) == everything[:5]
-    chosen = load_prompts("mild", limit=8, hardest=3, cost=Length())
-    by_id = [p for p in everything if p.text not in longest][:5]
-    assert chosen == [p for p in everything if p.text in longest or p in by_id] and len(chosen) == 8
-    assert load_prompts("mild", limit=99, hardest=99, cost=Length()) == everything
-
-
-def test_score_that_is_not_finite_counts_as_hardest():
-    """Bug: one NaN makes the order arbitrary, or hides the prompt that broke the cost."""
-    for value in (math.nan, -math.inf):
-        (only,) = load_prompts("mild", limit=1, hardest=1, cost=Length(**{MILD[5]: value}))
-        assert only.text == MILD[5]
 
 
 @pytest.mark.parametrize(
@@ -175,15 +109,10 @@ def test_files(write, name, content, expected):
     assert {p.set_name for p in load_prompts(path)} == {name.split(".")[0]}
 
 
-def test_a_column_of_any_name_and_chat_messages(write):
-    """Bug: the answer at the end of a dialogue joins its prompt, or a dialogue is one turn."""
-    rows = [{"text": "Walk."}, {"text": SAID}, {"text": [*DIALOGUE, DIALOGUE[1]]}]
-    for n, row in enumerate(rows):
-        (prompt,) = load_prompts(
-            {"name": str(write(f"{n}.jsonl", json.dumps(row))), "column": "text"}
-        )
-        assert turns_of(prompt.text) == [["Walk."], ["Hello."], ["Hello.", "Yes?", "Sing."]][n]
-    assert prompt.text.endswith("\n\nAssistant: Yes?\n\nHuman: Sing.\n\nAssistant:")
+def test_a_column_of_any_name(write):
+    """Bug: the column is passed over, and another one read."""
+    (prompt,) = load_prompts(write("a.jsonl", '{"prompt": "No.", "text": "Walk."}'), column="text")
+    assert prompt.text == "Walk."
 
 
 def test_datasets_leaves_nothing_behind(write, tmp_path):
@@ -194,7 +123,7 @@ def test_datasets_leaves_nothing_behind(write, tmp_path):
         "before = datasets.is_progress_bar_enabled(), datasets.config.HF_DATASETS_CACHE\n"
         "def refuse(*_): raise AssertionError('network')\n"
         "socket.socket.connect = refuse\n"
-        "from igcore.models.prompts import load_prompts\n"
+        "from igcore import load_prompts\n"
         "load_prompts(sys.argv[1])\n"
         "now = datasets.is_progress_bar_enabled(), datasets.config.HF_DATASETS_CACHE\n"
         "assert now == before\n"
@@ -212,12 +141,12 @@ def test_datasets_leaves_nothing_behind(write, tmp_path):
 
 
 def test_counts_of_a_file_are_logged(write, caplog):
-    """Bug: duplicates are dropped, or a limit bites, and nothing says how many prompts are left."""
+    """Bug: duplicates are dropped, and nothing says how many prompts are left."""
     path = write("a.txt", "one\ntwo\none\nthree\n")
     with caplog.at_level(logging.INFO, "igcore"):
-        load_prompts(path, limit=2)
+        load_prompts(path)
     assert [record.getMessage() for record in caplog.records] == [
-        f"prompt set {path}: all 4 rows, 3 unique; split all 3, chosen 2"
+        f"prompt set {path}: 4 rows, 3 unique"
     ]
 
 
@@ -270,19 +199,16 @@ def test_counts_of_a_file_are_logged(write, caplog):
         ("l.json", "", r"\(l.json holds no row\)"),
         (
             "r.jsonl",
-            json.dumps({"prompt": [*SYSTEM, *SAID]}),
-            r"row 1 of .* which is no prompt; write text, or messages of user and assistant",
+            '{"prompt": [{"role": "user", "content": "Hello."}]}',
+            r"row 1 of .* which is no prompt; write text, or remove the row",
         ),
         ("m.csv", "prompt\n", r"no prompts could be read from .*m\.csv"),
     ],
 )
-def test_bad_files_name_the_row(write, name, content, sentence, caplog):
-    """Bug: a bad row is skipped or cut in silence, or a library's traceback or log reaches the
-    user.
-    """
+def test_bad_files_name_the_row(write, name, content, sentence):
+    """Bug: a bad row is skipped or cut in silence, or a library's traceback reaches the user."""
     with pytest.raises(ParameterError, match=sentence):
         load_prompts(write(name, content))
-    assert not caplog.records
 
 
 def test_what_is_no_file_is_not_read(tmp_path):
@@ -300,70 +226,8 @@ def test_a_home_of_nobody_is_a_missing_file():
         load_prompts("~nobody-at-all/a.txt")
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (
-            {"name": "rpt"},
-            "unknown prompt set 'rpt'; did you mean 'rtp'.* or a path to a "
-            ".txt/.csv/.jsonl/.json/.tsv/.parquet file",
-        ),
-        (
-            {"name": {"name": "rtp", "limit": 5}},
-            "unknown option of prompt set 'rtp': 'limit'",
-        ),
-        ({"name": {"name": "no/such.csv"}}, "no prompts could be read from no/such.csv"),
-        ({"name": "mild", "split": "tests"}, "unknown split 'tests'; did you mean 'test'"),
-        (
-            {"name": "mild", "limit": 0},
-            "parameter limit is 0: Input should be greater than or equal to 1",
-        ),
-        (
-            {"name": "mild", "limit": 2, "hardest": 3, "cost": Length()},
-            "hardest 3 must be at most limit 2",
-        ),
-        ({"name": "mild", "hardest": 3, "cost": Length()}, "hardest 3 must be at most limit None"),
-        ({"name": "mild", "limit": 4, "hardest": 3}, "hardest 3 needs a cost"),
-    ],
-)
-def test_bad_choices_are_named(options, sentence):
-    """Bug: a typing error in a parameter file runs with other prompts than were meant."""
+def test_an_unknown_set_is_named():
+    """Bug: a typing error in a name is looked for in files."""
+    sentence = "unknown prompt set 'midl'; did you mean 'mild'.* or a path to a .txt/.csv/.jsonl"
     with pytest.raises(ParameterError, match=sentence):
-        load_prompts(**options)
-
-
-def test_only_the_prompts_of_a_list(write):
-    """Guards a run on chosen prompts: which they are, their split, and every bad list."""
-    known = load_prompts("mild")
-    ids = [prompt.id for prompt in known[3:9]]
-    listed = write("ids.txt", "# six of them\n\n" + "\n".join(f"{x} # mild" for x in ids))
-    chosen = {"name": "mild", "only": str(listed)}
-    assert load_prompts(chosen) == known[3:9]
-    assert load_prompts(chosen, limit=2) == known[3:5]
-    for content, part in (
-        ("0" * 16, "line 1 of .* holds no id of a prompt of this set and split"),
-        ("# none", "holds no id of a prompt of this set and split"),
-        (b"\xff\xfe\xff", "cannot be read"),
-    ):
-        with pytest.raises(ParameterError, match=part):
-            load_prompts({"name": "mild", "only": str(write("bad.txt", content))})
-    with pytest.raises(ParameterError, match="give a text file with the id of a prompt"):
-        load_prompts({"name": "mild", "only": "there/is/none.txt"})
-
-
-def test_a_list_of_prompts_shows_nothing_of_a_file_that_is_none(write):
-    """Bug: a params file of somebody else printed a line of any file of this computer."""
-    known = load_prompts("mild")[0].id
-    other = write("other.txt", f"# notes\n{known}\nmy key is 1234\n")
-    with pytest.raises(ParameterError) as caught:
-        load_prompts({"name": "mild", "only": str(other)})
-    assert str(caught.value).startswith(f"line 3 of {other} holds no id")
-    assert "1234" not in str(caught.value)
-
-
-def test_split_without_prompts(write):
-    """Bug: a run over no prompts ends well."""
-    path = write("a.txt", "one")
-    others = [split for split in prompts.SPLITS if split != split_of("one")]
-    with pytest.raises(ParameterError, match=f"has no prompts in split '{others[0]}'"):
-        load_prompts(path, others[0])
+        load_prompts("midl")

@@ -3,7 +3,10 @@ of them can be wrong.
 """
 
 import csv
+import hashlib
 import json
+import logging
+import math
 import re
 import subprocess
 import sys
@@ -13,21 +16,26 @@ import pandas as pd
 import pytest
 
 from igcore import AssetError, ParameterError
-from igcore.models import promptsets
 from igcore.models.hub import MIRROR
-from igcore.models.prompts import check_prompts, load_prompts, split_of
-from igcore.models.promptsets import (
-    SOURCES,
-    PromptOptions,
-    hub_texts,
-)
+from igcore.models.prompts import mild
 from igcore.models.templates import turns_of
 from igcore.policy import Prompt, as_prompt
+from igstudy import prompts
+from igstudy.prompts import (
+    SOURCES,
+    SPLITS,
+    PromptOptions,
+    check_prompts,
+    hub_texts,
+    load_prompts,
+    split_of,
+)
 from igstudy.runs.critic_params import CriticParams
 from igstudy.runs.decode_params import DecodeParams
 from tests.rehearsal import data
 
 PKU, HEX, HH = "pku-saferlhf", "hex-phi", "hh-rlhf"
+MILD = mild()
 
 
 @pytest.fixture
@@ -36,6 +44,31 @@ def hub(tmp_path, monkeypatch):
     data.build_data(tmp_path / "hub")
     monkeypatch.setenv(MIRROR, str(tmp_path / "hub"))
     return tmp_path / "hub"
+
+
+class Length:
+    """A cost that finds long texts worst; texts in `broken` get that score instead."""
+
+    def __init__(self, **broken):
+        self.broken, self.seen = broken, []
+
+    def score(self, prompts, responses, finished):
+        assert (
+            set(prompts) == {""}
+            and all(finished)
+            and len(prompts) == len(finished) == len(responses)
+        )
+        return [self.broken.get(text, float(len(text))) for text in responses]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, content):
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
 
 
 def texts(name, split="all", **options):
@@ -126,9 +159,9 @@ def test_hh_prompts_are_dialogues(hub):
 def test_repository_and_revision_are_passed_on(hub, monkeypatch, name):
     """Bug: a pinned revision that nobody asks the hub for."""
     asked = []
-    original = promptsets.snapshot
+    original = prompts.snapshot
     monkeypatch.setattr(
-        promptsets, "snapshot", lambda *a, **k: asked.append((*a, k)) or original(*a, **k)
+        prompts, "snapshot", lambda *a, **k: asked.append((*a, k)) or original(*a, **k)
     )
     load_prompts({"name": name, "revision": "1234abc"})
     assert asked == [(SOURCES[name], "1234abc", {"kind": "dataset"})]
@@ -252,6 +285,125 @@ def test_any_data_set_of_the_hub(hub):
         assert sentence in failure({"name": "owner/set"} | chosen | change)
 
 
+# --- which prompts are taken ----------------------------------------------------------------------
+
+
+def test_rtp_splits_by_hash():
+    """Bug: a changed hash or share moves prompts between training and test. Counts found once, kept
+    for ever.
+    """
+    counts = {
+        split: len(load_prompts("rtp", split))
+        for split in ("all", "train", "tune", "calibrate", "test")
+    }
+    assert counts == {"all": 623, "train": 320, "tune": 49, "calibrate": 98, "test": 156}
+
+
+def test_split_is_a_function_of_the_text_alone():
+    """Bug: the set's name or order enters the split, and one set trains on what another tests."""
+    for text in MILD:
+        share = int.from_bytes(hashlib.sha256(text.encode()).digest(), "big") / 2**256
+        assert split_of(text) == (
+            "train"
+            if share < 0.50
+            else "tune"
+            if share < 0.58
+            else "calibrate"
+            if share < 0.74
+            else "test"
+        )
+    parts = [load_prompts("mild", split) for split in {split_of(text) for text in MILD}]
+    assert sorted((p for part in parts for p in part), key=lambda p: p.id) == load_prompts("mild")
+
+
+def test_limit_and_hardest(caplog):
+    """Bug: the hardest are added beyond the limit, chosen twice, or taken from the wrong end."""
+    everything, longest = load_prompts("mild"), sorted(MILD, key=len)[-3:]
+    with caplog.at_level(logging.INFO, "igcore"):
+        assert load_prompts("mild", limit=5) == everything[:5]
+    assert caplog.messages == ["prompt set mild: all 24 rows, 24 unique; split all 24, chosen 5"]
+    chosen = load_prompts("mild", limit=8, hardest=3, cost=Length())
+    by_id = [p for p in everything if p.text not in longest][:5]
+    assert chosen == [p for p in everything if p.text in longest or p in by_id] and len(chosen) == 8
+    assert load_prompts("mild", limit=99, hardest=99, cost=Length()) == everything
+
+
+def test_score_that_is_not_finite_counts_as_hardest():
+    """Bug: one NaN makes the order arbitrary, or hides the prompt that broke the cost."""
+    for value in (math.nan, -math.inf):
+        (only,) = load_prompts("mild", limit=1, hardest=1, cost=Length(**{MILD[5]: value}))
+        assert only.text == MILD[5]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"name": "rpt"},
+            "unknown prompt set 'rpt'; did you mean 'rtp'.* or a path to a "
+            ".txt/.csv/.jsonl/.json/.tsv/.parquet file",
+        ),
+        (
+            {"name": {"name": "rtp", "limit": 5}},
+            "unknown option of prompt set 'rtp': 'limit'",
+        ),
+        ({"name": {"name": "no/such.csv"}}, "no prompts could be read from no/such.csv"),
+        ({"name": "mild", "split": "tests"}, "unknown split 'tests'; did you mean 'test'"),
+        (
+            {"name": "mild", "limit": 0},
+            "parameter limit is 0: Input should be greater than or equal to 1",
+        ),
+        (
+            {"name": "mild", "limit": 2, "hardest": 3, "cost": Length()},
+            "hardest 3 must be at most limit 2",
+        ),
+        ({"name": "mild", "hardest": 3, "cost": Length()}, "hardest 3 must be at most limit None"),
+        ({"name": "mild", "limit": 4, "hardest": 3}, "hardest 3 needs a cost"),
+    ],
+)
+def test_bad_choices_are_named(options, sentence):
+    """Bug: a typing error in a parameter file runs with other prompts than were meant."""
+    with pytest.raises(ParameterError, match=sentence):
+        load_prompts(**options)
+
+
+def test_only_the_prompts_of_a_list(write):
+    """Guards a run on chosen prompts: which they are, their split, and every bad list."""
+    known = load_prompts("mild")
+    ids = [prompt.id for prompt in known[3:9]]
+    listed = write("ids.txt", "# six of them\n\n" + "\n".join(f"{x} # mild" for x in ids))
+    chosen = {"name": "mild", "only": str(listed)}
+    assert load_prompts(chosen) == known[3:9]
+    assert load_prompts(chosen, limit=2) == known[3:5]
+    for content, part in (
+        ("0" * 16, "line 1 of .* holds no id of a prompt of this set and split"),
+        ("# none", "holds no id of a prompt of this set and split"),
+        (b"\xff\xfe\xff", "cannot be read"),
+    ):
+        with pytest.raises(ParameterError, match=part):
+            load_prompts({"name": "mild", "only": str(write("bad.txt", content))})
+    with pytest.raises(ParameterError, match="give a text file with the id of a prompt"):
+        load_prompts({"name": "mild", "only": "there/is/none.txt"})
+
+
+def test_a_list_of_prompts_shows_nothing_of_a_file_that_is_none(write):
+    """Bug: a params file of somebody else printed a line of any file of this computer."""
+    known = load_prompts("mild")[0].id
+    other = write("other.txt", f"# notes\n{known}\nmy key is 1234\n")
+    with pytest.raises(ParameterError) as caught:
+        load_prompts({"name": "mild", "only": str(other)})
+    assert str(caught.value).startswith(f"line 3 of {other} holds no id")
+    assert "1234" not in str(caught.value)
+
+
+def test_split_without_prompts(write):
+    """Bug: a run over no prompts ends well."""
+    path = write("a.txt", "one")
+    others = [split for split in SPLITS if split != split_of("one")]
+    with pytest.raises(ParameterError, match=f"has no prompts in split '{others[0]}'"):
+        load_prompts(path, others[0])
+
+
 # --- copies that are not what they should be ------------------------------------------------------
 
 
@@ -343,7 +495,7 @@ def test_prompts_need_no_torch():
     use.
     """
     code = (
-        "import sys, igcore.models.prompts as _; "
+        "import sys, igstudy.prompts as _; "
         "sys.exit(bool({'torch', 'datasets', 'pandas'} & {*sys.modules}))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

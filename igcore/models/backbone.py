@@ -7,7 +7,7 @@ the longest common prefix is encoded.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -50,10 +50,6 @@ class Backbone:
     special : bool
         Whether the tokenizer adds its own special tokens to the text; a chat template writes them
         itself.
-    anchor : sequence of int
-        Ids in the text before the response. Where they are given, the hidden state at the first of
-        them is put beside that of the last token: (R, H) becomes (R, 2 H). Where the ids occur more
-        than once, the last time counts.
 
     Attributes
     ----------
@@ -65,13 +61,12 @@ class Backbone:
 
     def __init__(
         self,
-        model,
-        tokenizer,
+        model: Any,
+        tokenizer: Any,
         template: Callable[[str, str], str] = joined,
         end_id: int | None = None,
         *,
         special: bool = True,
-        anchor: Sequence[int] = (),
     ):
         """Keep the model without its head."""
         self.model = getattr(model, "base_model", model)
@@ -79,7 +74,6 @@ class Backbone:
         self.template = template
         self.special = special
         self.end_id = end_id
-        self.anchor = list(anchor)
 
     @property
     def reads_tokens(self) -> bool:
@@ -89,14 +83,14 @@ class Backbone:
         where each token stands.
         """
         fast = getattr(self.tokenizer, "is_fast", False)
-        if not fast or self.end_id is not None or self.anchor:
+        if not fast or self.end_id is not None:
             return False
         prompt, response = PROBE
         text = self.template(prompt, response)
         if text != self.template(prompt, "") + response:
             return False
         encoding = self._encoding(text)
-        return encoding.char_to_token(len(text) - 1) == len(encoding["input_ids"]) - 1
+        return bool(encoding.char_to_token(len(text) - 1) == len(encoding["input_ids"]) - 1)
 
     def ids(self, prompt: str, response: str) -> list[int]:
         """Return the ids of one text; raise ``ParameterError`` when they exceed the context."""
@@ -132,11 +126,11 @@ class Backbone:
             ends.append(max(since, len(response) - after))
         return ids, [*ends, len(response)]
 
-    def _encoding(self, text: str):
-        """Return what the tokenizer makes of a text."""
+    def _encoding(self, text: str) -> Any:
+        """Encode a text with the tokenizer."""
         return self.tokenizer(text, add_special_tokens=self.special)
 
-    def _ids_of(self, encoding) -> list[int]:
+    def _ids_of(self, encoding: Any) -> list[int]:
         """Return the ids to be read of an encoded text."""
         ids = list(encoding["input_ids"])
         if self.end_id is not None:
@@ -155,28 +149,7 @@ class Backbone:
         They are fewer than the prompt's own ids, because a tokenizer may merge across the seam.
         """
         openings = [self.ids(prompt, response) for response in OPENINGS]
-        ids = list(commonprefix(openings))
-        return ids[: self.anchored(ids)] if self.anchor else ids
-
-    def anchored(self, ids: Sequence[int]) -> int:
-        """Return the number of ids up to the first id of the anchor's last occurrence.
-
-        That id counts too.
-
-        Raises
-        ------
-        ParameterError
-            When the anchor does not occur in the ids.
-        """
-        n = len(self.anchor)
-        for start in reversed(range(len(ids))):
-            run = list(ids[start : start + n])
-            if run == self.anchor:
-                return start + 1
-        raise ParameterError(
-            f"the text does not hold the tokens {self.anchor}, after which the scorer expects "
-            "the answer; use the chat template that it was trained with"
-        )
+        return list(commonprefix(openings))
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the last hidden state of whole sequences, (R, H) float32, in padded batches."""
@@ -191,17 +164,23 @@ class Backbone:
         """
         found = []
         for at in range(0, len(sequences), self.batch):
-            batch, kept = (part[at : at + self.batch] for part in (sequences, counts))
-            ids, mask = padded(batch, self.model.device)
-            hidden, _ = forward(self.model, **inputs_of(ids, mask), logits_to_keep=max(kept))
+            batch, kept = sequences[at : at + self.batch], counts[at : at + self.batch]
+            inputs = inputs_of(*padded(batch, self.model.device))
+            hidden, _ = forward(self.model, None, None, logits_to_keep=max(kept), **inputs)
             for row, sequence, count in zip(hidden, batch, kept, strict=True):
-                states = row[-count:]
-                if self.anchor:
-                    # from the end: padding is on the left
-                    anchor = row[self.anchored(sequence) - 1 - len(sequence)]
-                    states = torch.cat([states, anchor.expand_as(states)], dim=-1)
-                found.append(states.float())
+                found.append(self.states_of(row, sequence, count).float())
         return found
+
+    def states_of(self, row: torch.Tensor, ids: Sequence[int], count: int) -> torch.Tensor:
+        """Return the input of a head at the last tokens of a text, (count, H).
+
+        `row` has the hidden states of all its tokens, padded on the left.
+        """
+        return row[-count:]
+
+    def open_cache(self, prompts: Sequence[str]) -> "Session":
+        """Return a new session over a group of prompts."""
+        return Session(self, prompts)
 
 
 class Text(NamedTuple):
@@ -212,7 +191,7 @@ class Text(NamedTuple):
 
 
 @dataclass
-class Known:
+class CachedText:
     """A text whose KV cache and hidden states a session holds."""
 
     ids: list[int]  # after the prompt's prefix
@@ -238,7 +217,7 @@ class Session:
         self.prefixes = {prompt: backbone.prefix(prompt) for prompt in prompts}
         self.encoded = 0
         self.root: SharedRows | None = None  # row by row the prefixes
-        self.known: dict[str, list[Known]] = {}
+        self.known: dict[str, list[CachedText]] = {}
         if fits(backbone.model) and all(self.prefixes.values()):
             prefixes = list(self.prefixes.values())
             self.root = SharedRows.open(backbone.model, prefixes)
@@ -271,35 +250,36 @@ class Session:
         ]
 
     def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
-        """Free all of the cache but what longer texts that begin with these can use."""
-        kept: list[tuple[str, Known]] = []
+        """Evict everything except prefixes that longer texts can still reuse."""
+        kept: list[tuple[str, CachedText]] = []
         for prompt, response in zip(prompts, responses, strict=True):
             ids = self.backbone.ids(prompt, response)
             text = self._after_prefix(prompt, ids)
             if text:
                 kept.append((prompt, self._nearest(text)))
         self._forget()
-        if kept:
+        if kept and self.root:
             rows = self.root.gather([known.place for _, known in kept])
             for row, (prompt, known) in enumerate(kept):
-                self.known[prompt].append(Known(known.ids, (rows, row)))
+                self.known[prompt].append(CachedText(known.ids, (rows, row)))
 
     def _forget(self) -> None:
         """Know nothing but the prompts' prefixes."""
-        for row, prompt in enumerate(self.prefixes):
-            self.known[prompt] = [Known([], (self.root, row))]
+        if self.root:
+            for row, prompt in enumerate(self.prefixes):
+                self.known[prompt] = [CachedText([], (self.root, row))]
 
     def _after_prefix(self, prompt: str, ids: list[int]) -> Text | None:
-        """Return what follows the cached prefix of a prompt, or None where another text begins."""
+        """Return a text after the cached prefix of its prompt, or None if it begins otherwise."""
         prefix = self.prefixes.get(prompt)
         if self.root is None or prefix is None or ids[: len(prefix)] != prefix:
             return None
         return Text(prompt, ids[len(prefix) :])
 
-    def _nearest(self, text: Text) -> Known:
+    def _nearest(self, text: Text) -> CachedText:
         """Return the known text that shares most tokens."""
 
-        def shared(known: Known) -> int:
+        def shared(known: CachedText) -> int:
             """Return how many."""
             return known.shared(text.ids)
 
@@ -312,27 +292,21 @@ class Session:
             shared = self._nearest(text).shared(text.ids)
             if shared < len(text.ids):
                 new.append(text)
-        if new:
-            self._encode(_longest(new))
+        if new and self.root:
+            self._encode(self.root, _longest(new))
 
     def _states_of(self, text: Text, count: int) -> torch.Tensor:
         """Return the hidden states (count, H) of the last tokens of a text that is known."""
         rows, row = self._nearest(text).place
-        states = rows.last_hidden(row, len(text.ids), count).float()
-        if self.backbone.anchor:
-            # where the prefix ends
-            root, row = self.known[text.prompt][0].place
-            anchor = root.last_hidden(row, 0).float()
-            states = torch.cat([states, anchor.expand_as(states)], dim=-1)
-        return states
+        return rows.last_hidden(row, len(text.ids), count).float()
 
-    def _encode(self, texts: Sequence[Text]) -> None:
-        """Encode what texts add to their nearest known text, and keep their cache."""
+    def _encode(self, root: SharedRows, texts: Sequence[Text]) -> None:
+        """Encode the tokens of texts after their nearest known text, and keep their cache."""
         nearest = [self._nearest(text) for text in texts]
         longest = max(len(text.ids) for text in texts)
         longest_known = max(len(known.ids) for known in nearest)
         room = max(0, longest - longest_known)
-        rows = self.root.gather([known.place for known in nearest], room)
+        rows = root.gather([known.place for known in nearest], room)
         new = []
         for row, (text, known) in enumerate(zip(texts, nearest, strict=True)):
             shared = known.shared(text.ids)
@@ -341,7 +315,7 @@ class Session:
         self.encoded += sum(map(len, new))
         rows.read(new)
         for row, text in enumerate(texts):
-            self.known[text.prompt].append(Known(text.ids, (rows, row)))
+            self.known[text.prompt].append(CachedText(text.ids, (rows, row)))
 
 
 def _longest(texts: Sequence[Text]) -> list[Text]:

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 from ..errors import ParameterError
 from ..scorers import COST, REWARD
 from ..settings import one_of, settings
-from .lm_scorer import Checkpoint, LMScorer, Reader
+from .lm_scorer import Checkpoint, HeadFunction, LMScorer, Reader
 from .pretrained import tensors_of
 from .templates import TextFormat
 
@@ -31,7 +31,7 @@ def _response(prompt: str, response: str) -> str:
 
 
 def _number(unit: str, counted: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """Return the number of a unit, logits (R, C) of which the counted classes are read -> (R,)."""
+    """Return the number of a unit from the counted classes of logits (R, C), (R,)."""
     if unit == "softmax":
         return logits.softmax(1)[:, counted].sum(1)
     highest = logits[:, counted].amax(1)
@@ -82,7 +82,7 @@ class Classifier(Checkpoint):
     text_format: TextFormat = "chat"
     reads: Literal["pair", "response"] = "pair"
 
-    def scorer(self) -> "LMScorer | EncoderScorer":
+    def scorer(self) -> Reader:
         """Return the scorer, unchecked."""
         from transformers import AutoModelForSequenceClassification
 
@@ -109,14 +109,11 @@ class Classifier(Checkpoint):
         number = partial(_number, unit, counted)
         head = partial(_scores, weight, number) if heads else number
         name = f"classifier:{Path(self.repo).name}-{ROLES[self.sign]}"
-        options = {"counted": counted, "unit": unit, "reads": self.reads}
-        kind = LMScorer if heads else partial(EncoderScorer, model=model)
-        return self.made(name, self.sign, backbone, head, kind, text_format=text_format, **options)
-
-    @property
-    def scale(self) -> str:
-        """The unit of its scores."""
-        return "probability" if self.unit in ("sigmoid", "softmax") else "logit"
+        options: dict[str, Any] = {"counted": counted, "unit": unit, "reads": self.reads}
+        kind: Callable[..., Reader] = LMScorer if heads else partial(EncoderScorer, model=model)
+        scale = "logit" if unit == "logit" else "probability"
+        options["text_format"] = text_format
+        return self.made(kind, name, self.sign, backbone, head, options, scale)
 
     def _counted(self, classes: dict[int, str], unit: str) -> list[int]:
         """Return the indices of the classes that count, in ascending order."""
@@ -133,7 +130,7 @@ class Classifier(Checkpoint):
         return counted
 
 
-def _scores(weight: torch.Tensor, number: Callable, hidden: torch.Tensor) -> torch.Tensor:
+def _scores(weight: torch.Tensor, number: HeadFunction, hidden: torch.Tensor) -> torch.Tensor:
     """Return the number of hidden states (R, H) under a head's weight (C, H), (R,)."""
     logits = linear(hidden.to(weight.device), weight)  # (R, C)
     return number(logits.double())
@@ -162,20 +159,11 @@ class EncoderScorer(Reader):
         ParameterError
             When a text does not fit the model's context.
         """
-        pairs = zip(prompts, responses, strict=True)
-        texts = [self.backbone.ids(prompt, response) for prompt, response in pairs]
-        scores = np.empty(len(texts))
-        for rows in by_length([len(ids) for ids in texts], self.backbone.batch):
-            ids = torch.tensor([texts[row] for row in rows], device=self.model.device)
+        scores = []
+        # each text by itself: some models read their padding
+        for prompt, response in zip(prompts, responses, strict=True):
+            ids = torch.tensor([self.backbone.ids(prompt, response)], device=self.model.device)
             with torch.inference_mode():
                 logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-            scores[rows] = self.head(logits.double()).cpu().numpy()
-        return scores
-
-
-def by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Return the indices of texts in batches of one length: some models read their padding."""
-    same: dict[int, list[int]] = {}
-    for row, length in enumerate(lengths):
-        same.setdefault(length, []).append(row)
-    return [rows[at : at + size] for rows in same.values() for at in range(0, len(rows), size)]
+            scores.append(self.head(logits.double()).item())
+        return np.array(scores, dtype=float)

@@ -7,14 +7,14 @@ the cache is keyed by it.
 import contextlib
 import io
 import json
-import pickle
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ..errors import AssetError, needs
+from ..errors import needs
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def convert_policy(source: Path, target: Path) -> None:
         path.write_bytes(path.read_bytes().replace(b"\r\n", b"\n"))
 
 
-def save_offensive_language_weights(vectorizer, classifier, path: Path) -> None:
+def save_offensive_language_weights(vectorizer: Any, classifier: Any, path: Path) -> None:
     """Write a fitted tf-idf vectorizer and calibrated linear SVM as one npz of plain arrays.
 
     Parameters
@@ -97,119 +97,6 @@ def convert_offensive_language(source: Path, target: Path) -> None:
     """Read the two pickles, whose wheel's hash was compared before, and leave only arrays."""
     needs("sklearn", "embedded")  # the pickles name its classes
     joblib = needs("joblib", "embedded")
-    parts = [joblib.load(source / name) for name in ("vectorizer.joblib", "model.joblib")]
-    save_offensive_language_weights(*parts, target / "weights.npz")
-
-
-class _Plain(dict):
-    """Stand-in for a pickled mapping or object, whose attributes become items.
-
-    The class itself is not needed, nor what it is called with, such as the function that makes the
-    missing values of a ``defaultdict``.
-    """
-
-    __setstate__ = dict.update
-
-    def __init__(self, *_: object) -> None:
-        super().__init__()
-
-
-# what a pickle may name -> what is called instead
-_PLAIN = {
-    ("keras.src.legacy.preprocessing.text", "Tokenizer"): _Plain,
-    ("collections", "OrderedDict"): _Plain,
-    ("collections", "defaultdict"): _Plain,
-    ("builtins", "int"): int,
-}
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler that imports nothing, and refuses every name that is not in `_PLAIN`."""
-
-    def find_class(self, module: str, name: str):
-        """Return the stand-in of an allowed name, or raise ``AssetError``."""
-        if (module, name) in _PLAIN:
-            return _PLAIN[module, name]
-        raise AssetError(
-            f"the pickle names {module}.{name}, so it was not loaded; check where it comes from"
-        )
-
-
-def read_plain_pickle(path: Path) -> dict:
-    """Return a pickled Keras tokenizer as a dict of plain values.
-
-    Nothing that the file names is imported or called.
-
-    Raises
-    ------
-    AssetError
-        When the pickle names any other class or function than such a tokenizer needs.
-    """
-    with path.open("rb") as file:
-        return _PlainUnpickler(file).load()
-
-
-def save_vocabulary(tokenizer: dict, path: Path) -> None:
-    """Write the words of a Keras tokenizer as JSON.
-
-    Parameters
-    ----------
-    tokenizer : dict
-        Attributes of a ``keras.preprocessing.text.Tokenizer``.
-    path : Path
-        File to write: `words`, of which the first has index 1, up to ``num_words - 1``, and
-        `filters`, the characters that separate words besides the space.
-    """
-    by_index = tokenizer["index_word"]
-    last = min(tokenizer["num_words"] - 1, len(by_index))
-    words = [by_index[index] for index in range(1, last + 1)]
-    path.write_text(json.dumps({"words": words, "filters": tokenizer["filters"]}), encoding="utf-8")
-
-
-# suffix of torch's name -> Keras's layer
-_LAYERS = {"": "forward_layer", "_reverse": "backward_layer"}
-
-
-def save_bilstm_weights(weights: Path, path: Path) -> None:
-    """Write the weights of a Keras BiLSTM under the names of a torch module.
-
-    The model is an embedding, a bidirectional LSTM and two dense layers. Keras multiplies from the
-    right and has one bias per gate where torch has two: matrices are transposed and the second bias
-    is zero. Both order the gates as input, forget, cell, output.
-
-    Parameters
-    ----------
-    weights : Path
-        Keras 3 ``.weights.h5`` with V words of E dimensions, an LSTM of H units in each direction,
-        D units and C classes.
-    path : Path
-        Safetensors file to write: `embedding.weight` (V, E), `lstm.weight_ih_l0` (4H, E),
-        `lstm.weight_hh_l0` (4H, H) and the biases (4H,), the same with `_reverse`, `dense.weight`
-        (D, 2H), `out.weight` (C, D) and their biases.
-    """
-    from safetensors.numpy import save_file
-
-    h5py = needs("h5py", "embedded")
-    with h5py.File(weights, "r") as file:
-        layers = file["layers"]
-        tensors = {"embedding.weight": layers["embedding/vars/0"][:]}
-        for suffix, layer in _LAYERS.items():
-            kernel, recurrent, bias = (
-                layers[f"bidirectional/{layer}/cell/vars/{i}"][:] for i in range(3)
-            )
-            tensors |= {
-                f"lstm.weight_ih_l0{suffix}": kernel.T,
-                f"lstm.weight_hh_l0{suffix}": recurrent.T,
-                f"lstm.bias_ih_l0{suffix}": bias,
-                f"lstm.bias_hh_l0{suffix}": np.zeros_like(bias),
-            }
-        for name, layer in {"dense": "dense", "out": "dense_1"}.items():
-            tensors[f"{name}.weight"] = layers[f"{layer}/vars/0"][:].T
-            tensors[f"{name}.bias"] = layers[f"{layer}/vars/1"][:]
-    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
-
-
-def convert_jigsaw(source: Path, target: Path) -> None:
-    """Write the tensors of the Keras model and the vocabulary of its pickled tokenizer."""
-    save_vocabulary(read_plain_pickle(source / "tokenizer.pickle"), target / "vocabulary.json")
-    save_bilstm_weights(source / "model.weights.h5", target / "model.safetensors")
+    vectorizer = joblib.load(source / "vectorizer.joblib")
+    classifier = joblib.load(source / "model.joblib")
+    save_offensive_language_weights(vectorizer, classifier, target / "weights.npz")

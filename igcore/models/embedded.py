@@ -86,7 +86,7 @@ class OffensiveLanguage:
         sums = [np.bincount(rows, weights * coef[columns], minlength=n) for coef in self._coef]
         margins = np.array(sums).T + self._intercept  # (n, M)
         probabilities = 1 / (1 + np.exp(self._a * margins + self._b))
-        return probabilities.mean(axis=1)
+        return np.asarray(probabilities.mean(axis=1))
 
 
 class MiniLMRelevance:
@@ -125,7 +125,7 @@ class MiniLMRelevance:
     unit = "cosine"
     echo_weight, length_weight, length_scale = 0.5, 0.1, 20
 
-    def __init__(self, *, device="cpu") -> None:
+    def __init__(self, *, device: str | torch.device = "cpu") -> None:
         """Load the encoder; the digest covers its files and the three numbers."""
         folder, formula = assets.sound("minilm")
         for weight in (self.echo_weight, self.length_weight, self.length_scale):
@@ -155,7 +155,7 @@ class MiniLMRelevance:
         return np.array(scores, dtype=float)
 
     def at_most(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-        """Return what no score of these responses exceeds; the encoder is not asked."""
+        """Return upper bounds of the scores of these responses, without the encoder."""
         # of unit vectors, and their product is rounded
         cosine = 1 + 1e-9
         pairs = zip(prompts, responses, strict=True)
@@ -229,7 +229,8 @@ class Encoder:
         for at in range(0, len(texts), BATCH):
             batch = slice(at, at + BATCH)
             vectors[batch] = self._means(texts[batch])
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors
 
     @torch.inference_mode()
     def _means(self, texts: Sequence[str]) -> np.ndarray:
@@ -241,7 +242,7 @@ class Encoder:
         device = self._model.device
         row = {"input_ids": tokens.to(device)[None], "position_ids": positions.to(device)[None]}
         states = self._model(**row, lengths=lengths).last_hidden_state[0]  # (T, H)
-        means = [own.mean(0) for own in states.split(lengths)]
+        means = [own.mean(0) for own in torch.split(states, lengths)]
         return torch.stack(means).cpu().numpy()
 
 
@@ -252,13 +253,13 @@ def attend(
     value: Tensor,
     mask: None,
     *,
-    lengths: Sequence[int],
+    lengths: list[int],
     scaling: float,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attend within each text: (1, heads, T, head_dim), three times -> (1, T, heads, head_dim)."""
-    texts = zip(*(states.split(lengths, dim=2) for states in (query, key, value)), strict=True)
-    found = [scaled_dot_product_attention(*text, scale=scaling) for text in texts]
+    texts = zip(*(torch.split(x, lengths, dim=2) for x in (query, key, value)), strict=True)
+    found = [scaled_dot_product_attention(q, k, v, scale=scaling) for q, k, v in texts]
     return torch.cat(found, dim=2).transpose(1, 2), None
 
 

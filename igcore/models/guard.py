@@ -4,10 +4,10 @@ A guard's own code lets it write a verdict and looks for a word. Here the logits
 are read before any is written: one forward pass, and a number instead of a yes or no.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import linear
@@ -17,7 +17,7 @@ from ..errors import ParameterError
 from ..scorers import COST
 from ..settings import settings
 from .backbone import Backbone
-from .lm_scorer import EXAMPLE, Checkpoint, LMScorer
+from .lm_scorer import EXAMPLE, Checkpoint, HeadFunction, LMScorer
 from .wording import Wording, label_ids
 
 COMPARED = 256  # rows of the output embedding whose logits are compared with the model's own
@@ -78,12 +78,13 @@ class GenerativeGuard(Wording, Checkpoint):
         backbone = Backbone(model, self.tokenizer, write, special=False)
         _check_logits(model, backbone, self.repo)
         cost = partial(_gap, _logits(model, ids), len(self.unsafe))
-        names = ("unsafe", "safe", "prefix", "messages", "chat_options")
-        options = {name: getattr(self, name) for name in names}
-        return self.made(f"guard:{Path(self.repo).name}", COST, backbone, cost, **options)
+        decisive = ("unsafe", "safe", "prefix", "messages", "chat_options")
+        options = {option: getattr(self, option) for option in decisive}
+        name = f"guard:{Path(self.repo).name}"
+        return self.made(LMScorer, name, COST, backbone, cost, options)
 
 
-def _logits(model, ids: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+def _logits(model: Any, ids: Sequence[int]) -> HeadFunction:
     """Return the function from hidden states (R, H) to float32 logits (R, n) of some tokens."""
     head = model.get_output_embeddings()
     weight = head.weight[list(ids)].detach().float()  # (n, H)
@@ -103,14 +104,14 @@ def _logits(model, ids: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]
     return logits
 
 
-def _gap(logits: Callable, n: int, hidden: torch.Tensor) -> torch.Tensor:
+def _gap(logits: HeadFunction, n: int, hidden: torch.Tensor) -> torch.Tensor:
     """Return log-sum-exp of the first n logits of hidden states minus that of the others, (R,)."""
     found = logits(hidden)
     return found[:, :n].logsumexp(1) - found[:, n:].logsumexp(1)
 
 
 @torch.inference_mode()
-def _check_logits(model, backbone: Backbone, repo: str) -> None:
+def _check_logits(model: Any, backbone: Backbone, repo: str) -> None:
     """Raise ``ParameterError`` unless hidden states and output embedding give the model's logits.
 
     Some models process their logits further, and the same field means different things in different

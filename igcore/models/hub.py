@@ -5,6 +5,7 @@ without network. No other place is then searched.
 """
 
 import os
+from functools import partial
 from pathlib import Path
 
 from ..errors import AssetError, said
@@ -48,15 +49,15 @@ def snapshot(
         return folder
     from huggingface_hub import snapshot_download
 
-    where = {"revision": revision, "repo_type": kind}
+    download = partial(snapshot_download, repo, revision=revision, repo_type=kind)
     if kind == "dataset":
         patterns = None  # all files
     else:
-        patterns = [*SMALL, SAFE] if weights else SMALL
+        patterns = [*SMALL, SAFE] if weights else [*SMALL]
     try:
-        folder = Path(snapshot_download(repo, **where, allow_patterns=patterns))
+        folder = Path(download(allow_patterns=patterns))
         if patterns and SAFE in patterns and not any(folder.glob(SAFE)):
-            snapshot_download(repo, **where, allow_patterns=[PICKLED])
+            download(allow_patterns=[PICKLED])
         return folder
     except Exception as error:  # what the network, the hub or the disk may raise has no common base
         raise AssetError(

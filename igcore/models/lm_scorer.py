@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from torch.nn.functional import linear
 
 from ..files import digest_of
 from ..scorers import Scorer
@@ -32,11 +31,11 @@ from .pretrained import (
     contents_of,
     load_model,
     load_tokenizer,
-    one_sentence,
 )
 from .probe import probe
 from .templates import TEMPLATES, check_chat
 
+HeadFunction = Callable[[torch.Tensor], torch.Tensor]
 EXAMPLE = ("How do plants grow?", "They need light and water.")
 
 
@@ -58,11 +57,14 @@ class Reader:
 
     name: str
     backbone: Backbone
-    head: Callable[[torch.Tensor], torch.Tensor]
+    head: HeadFunction
     sign: str
     digest: str
     unit: str = "points"
-    files: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    files: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+
+Kind = TypeVar("Kind", bound=Reader)
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,8 @@ class LMScorer(Reader):
     Attributes
     ----------
     session : Session or None
-        The KV cache in use. None scores uncached, the texts of each prompt by themselves: a score
-        then does not depend on other prompts, which matters in bfloat16, and anybody can compute
-        a reported score again.
+        The KV cache in use. None scores uncached, each text by itself: a score then does not depend
+        on other texts, which matters in bfloat16, and anybody can compute a reported score again.
     """
 
     session: Session | None = None
@@ -85,11 +86,11 @@ class LMScorer(Reader):
         """Return one number per text (n,); every caller refuses a head with several outputs."""
         with torch.inference_mode():
             if self.session:
-                states = self.session.hidden(prompts, responses)
-                scores = self.head(states)
-            else:  # row by row: a batch may round otherwise
-                states = self._uncached_states(prompts, responses)
-                scores = torch.cat([self.head(row[None]) for row in states])
+                scores = self.head(self.session.hidden(prompts, responses))
+            else:  # one by one: a batch may round otherwise
+                texts = zip(prompts, responses, strict=True)
+                states = [self.backbone.encode([self.backbone.ids(*text)]) for text in texts]
+                scores = torch.cat([self.head(state) for state in states])
         return _numbers(scores, len(prompts)).numpy()
 
     @property
@@ -134,26 +135,12 @@ class LMScorer(Reader):
             else:  # row by row: a batch may round otherwise
                 states = [self.backbone.states([ids], [len(ends)])[0] for ids, ends in asked]
                 scores = torch.cat([self.head(rows) for rows in states])
-        split = _numbers(scores, sum(counts)).split(counts)
+        split = torch.split(_numbers(scores, sum(counts)), counts)
         return [(ends, part.numpy()) for (_, ends), part in zip(asked, split, strict=True)]
-
-    def _uncached_states(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
-        """Return the hidden states (R, H) of texts; no two prompts share a batch or a cache."""
-        groups: dict[str, list[str]] = {}
-        for prompt, response in zip(prompts, responses, strict=True):
-            groups.setdefault(prompt, []).append(response)
-        states = {prompt: iter(self._states(prompt, texts)) for prompt, texts in groups.items()}
-        return torch.stack([next(states[prompt]) for prompt in prompts])
-
-    def _states(self, prompt: str, responses: list[str]) -> torch.Tensor:
-        """Return the hidden states (R, H) of the texts of one prompt."""
-        if len(responses) == 1:  # as in the final check, which uses no session
-            return self.backbone.encode([self.backbone.ids(prompt, *responses)])
-        return self.open_cache([prompt]).hidden([prompt] * len(responses), responses)
 
     def open_cache(self, prompts: Sequence[str]) -> Session:
         """Return a new session of its backbone over a group of prompts."""
-        return Session(self.backbone, prompts)
+        return self.backbone.open_cache(prompts)
 
     def with_cache(self, session: Session) -> "LMScorer":
         """Return the same scorer reading through a session of its backbone."""
@@ -165,7 +152,7 @@ class LMScorer(Reader):
 
 
 def _numbers(scores: torch.Tensor, n: int) -> torch.Tensor:
-    """Return what a head gives as n float64 numbers, (n,), of a head with k outputs (n, k)."""
+    """Return the outputs of a head as n float64 numbers, (n,); with k outputs each as (n, k)."""
     return scores.double().reshape(n, -1).squeeze(1).cpu()
 
 
@@ -208,12 +195,12 @@ class Checkpoint:
         ScorerError
             When it puts the two fixed texts in the wrong order.
         """
-        scorer = self.scorer()
+        scorer: Scorer = self.scorer()
         if self.self_check:
             probe(scorer, self.boundary)
         return scorer
 
-    def scorer(self) -> Scorer:
+    def scorer(self) -> Any:
         """Return the scorer, unchecked."""
         raise NotImplementedError
 
@@ -223,11 +210,17 @@ class Checkpoint:
         return snapshot(self.repo, self.revision)
 
     @cached_property
-    def tokenizer(self):
+    def tokenizer(self) -> Any:
         """The tokenizer of the folder."""
         return load_tokenizer(self.folder)
 
-    def model(self, kind=None, heads: Sequence[str] = (), optional: Sequence[str] = (), **config):
+    def model(
+        self,
+        kind: Any = None,
+        heads: Sequence[str] = (),
+        optional: Sequence[str] = (),
+        **config: Any,
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
         """Return the model and the tensors of its head, see `igcore.models.pretrained.load_model`.
 
         The default `kind` is ``AutoModel``.
@@ -242,49 +235,40 @@ class Checkpoint:
         check_vocabulary(self.tokenizer, model, self.folder)
         return model, tensors
 
-    def backbone(self, model, text_format: str, **more) -> Backbone:
-        """Return a model as a reader of a text format; `more` goes to `Backbone`."""
+    def backbone(
+        self, model: Any, text_format: str, kind: type[Backbone] = Backbone, **more: Any
+    ) -> Backbone:
+        """Return a model as a reader of a text format; `more` goes to its class `kind`."""
         template = TEMPLATES[text_format]
         check_chat(self.tokenizer, text_format, self.repo)
         write = partial(template.whole, self.tokenizer)
-        return Backbone(model, self.tokenizer, write, special=template.special, **more)
-
-    def single(self, model, tensors: Mapping[str, torch.Tensor], name: str) -> Callable:
-        """Return the linear layer `name`, (R, H) to (R, 1) in float32, with its bias if any.
-
-        Raises
-        ------
-        AssetError
-            When it has more than one output.
-        """
-        with one_sentence(self.folder):
-            weight = tensors[f"{name}.weight"].reshape(1, model.config.hidden_size)
-        weight, bias = weight.float().to(model.device), tensors.get(f"{name}.bias")
-        bias = bias if bias is None else bias.float().to(model.device)
-        return partial(linear, weight=weight, bias=bias)
+        return kind(model, self.tokenizer, write, special=template.special, **more)
 
     def made(
         self,
+        kind: Callable[..., Kind],
         name: str,
         sign: str,
         backbone: Backbone,
-        head: Callable,
-        kind: Any = LMScorer,
+        head: HeadFunction,
+        options: Mapping[str, Any],
+        unit: str | None = None,
         files: Mapping[str, str] | None = None,
-        **options,
-    ) -> Any:
+    ) -> Kind:
         """Return a scorer of the files of the folder.
 
         Parameters
         ----------
         kind : type
             Its class, a `Reader`.
+        options : mapping
+            What changes its scores besides files, text and dtype.
+        unit : str, optional
+            By default `scale`.
         files : mapping, optional
             See `igcore.models.pretrained.contents_of`, where they were read before.
-        options
-            What changes its scores besides files, text and dtype.
         """
         files = files or contents_of(self.folder)
         # the text of an example: a chat template may write the date
-        known = [files, backbone.template(*EXAMPLE), {"dtype": self.dtype} | options]
-        return kind(name, backbone, head, sign, digest_of(known), self.scale, files)
+        known = [files, backbone.template(*EXAMPLE), {"dtype": self.dtype, **options}]
+        return kind(name, backbone, head, sign, digest_of(known), unit or self.scale, files)

@@ -33,7 +33,7 @@ class Maximum:
 
     costs: Annotated[list[ScorerName], Field(min_length=2)]
 
-    def load(self) -> Scorer:
+    def load(self) -> "MaximumScorer":
         """Return the scorer."""
         return maximum_of([load_scorer(cost) for cost in self.costs])
 
@@ -72,7 +72,7 @@ class MaximumScorer:
 
     @property
     def digest(self) -> str:
-        """Hash of what all are; their order does not matter."""
+        """Hash of all parts, in any order."""
         known = [[part.name, part.digest] for part in self.parts]
         return digest_of(["maximum", sorted(known)])
 
@@ -92,11 +92,11 @@ class MaximumScorer:
         # every cost for itself, so that one that raises does not make the others read twice; this
         # tally stops nothing, as the texts count in that of the run
         found = [checked_score(part, *texts, Tally(rate=1.0)) for part in self.parts]
-        return np.max(found, axis=0)  # NaN where one is
+        return np.asarray(np.max(found, axis=0))  # NaN where one is
 
 
 class CachingMaximum(MaximumScorer):
-    """The maximum of costs of which some keep a KV cache; those of one backbone share it."""
+    """The maximum of costs with KV caches; costs of one backbone share theirs."""
 
     @property
     def backbone(self) -> tuple[Any, ...]:
@@ -120,7 +120,7 @@ class Sessions:
     """The KV caches of several scorers, by backbone."""
 
     def __init__(self, scorers: Sequence[Any], prompts: Sequence[str]):
-        self.caches = {}
+        self.caches: dict[int, Any] = {}
         for scorer in filter(keeps_cache, scorers):
             if id(scorer.backbone) not in self.caches:
                 self.caches[id(scorer.backbone)] = scorer.open_cache(prompts)

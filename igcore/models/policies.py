@@ -36,7 +36,7 @@ OUTSIDE = ("POLY", "SHADOW", "XLORA")  # kinds of adapters that act outside the 
 
 
 @dataclass(frozen=True)
-class Known:
+class PolicyEntry:
     """A policy that has a name here.
 
     Attributes
@@ -55,7 +55,7 @@ class Known:
 
     template: str | None = None
     asset: str | None = None
-    repo: str | None = None
+    repo: str = ""
     revision: str | None = None
     ends: tuple[str, ...] = ()
 
@@ -67,20 +67,20 @@ class Known:
         return snapshot(self.repo, revision or self.revision, weights=weights)
 
 
-SMOLLM2 = {"asset": "smollm2", "ends": ("<|endoftext|>", "<|im_start|>")}
+SMOLLM2 = PolicyEntry("raw", asset="smollm2", ends=("<|endoftext|>", "<|im_start|>"))
 
 
 POLICIES = {
     # continues the prompt: plays the unaligned policy
-    "smollm2-raw": Known("raw", **SMOLLM2),
+    "smollm2-raw": SMOLLM2,
     # answers in the chat template: plays the aligned policy
-    "smollm2-chat": Known("chat", **SMOLLM2),
-    "alpaca-7b": Known("safe-rlhf", repo="PKU-Alignment/alpaca-7b-reproduced"),
-    "beaver-7b-v3": Known("safe-rlhf", repo="PKU-Alignment/beaver-7b-v3.0"),
-    "vicuna-7b": Known(
+    "smollm2-chat": replace(SMOLLM2, template="chat"),
+    "alpaca-7b": PolicyEntry("safe-rlhf", repo="PKU-Alignment/alpaca-7b-reproduced"),
+    "beaver-7b-v3": PolicyEntry("safe-rlhf", repo="PKU-Alignment/beaver-7b-v3.0"),
+    "vicuna-7b": PolicyEntry(
         "vicuna", repo="lmsys/vicuna-7b-v1.5", revision="3321f76e3f527bd14065daf69dad9344000a201d"
     ),
-    "llama-3.1-8b": Known(
+    "llama-3.1-8b": PolicyEntry(
         "chat",
         repo="meta-llama/Llama-3.1-8B-Instruct",
         revision="0e9e39f249a16976918f6564b8830bc894c89659",
@@ -90,7 +90,7 @@ POLICIES = {
 
 @settings
 class PolicyOptions:
-    """What may stand beside the name of a policy, see `load_policy`."""
+    """Options of a policy, besides its name; see `load_policy`."""
 
     template: TextFormat | None = None
     revision: str | None = None
@@ -98,7 +98,7 @@ class PolicyOptions:
 
 
 def load_policy(
-    name: str | Path | Mapping | Named,
+    name: str | Path | Mapping[str, Any] | Named,
     dtype: str = "float32",
     device: str = "auto",
     weights: bool = True,
@@ -132,10 +132,11 @@ def load_policy(
     """
     from transformers import AutoModelForCausalLM
 
-    policy = Named.of(name, "policy")
-    if "server" in policy.options:
-        return room("load_served")(written(policy))
-    name, options = policy.name, PolicyOptions(**policy.options)
+    chosen = Named.of(name, "policy")
+    if "server" in chosen.options:
+        served: Policy = room("load_served")(written(chosen))
+        return served
+    name, options = chosen.name, PolicyOptions(**chosen.options)
     if dtype not in ("auto", *DTYPES):
         raise unknown_name("dtype", dtype, ("auto", *DTYPES))
     known = POLICIES.get(name) or _unnamed(name)
@@ -167,7 +168,7 @@ def load_policy(
 
 
 class WithoutWeights:
-    """What stands for a model whose weights are not loaded."""
+    """Placeholder for a model whose weights are not loaded; running it raises `PolicyError`."""
 
     def __init__(self, folder: Path, dtype: str, device: str):
         from transformers import AutoConfig, GenerationConfig
@@ -182,7 +183,7 @@ class WithoutWeights:
         self.dtype = DTYPES[dtype]
         self.device = torch.device(device)
 
-    def modules(self) -> list:
+    def modules(self) -> list[Any]:
         """Return no modules."""
         return []
 
@@ -197,14 +198,14 @@ class WithoutWeights:
         )
 
 
-def _unnamed(name: str) -> Known:
+def _unnamed(name: str) -> PolicyEntry:
     """Return the policy of a folder or of a repository on the hub."""
     path = os.path.expanduser(name)
     on_hub = HUB_NAME.fullmatch(name) and not os.path.isfile(path)
     if not on_hub and not os.path.isdir(path):  # False for what no path can be, as of a file
         places = "; or a folder that holds config.json, or owner/name on the hub"
         raise unknown_name("policy", name, POLICIES, places)
-    return Known(repo=name)
+    return PolicyEntry(repo=name)
 
 
 def _last_part(path: str) -> str:
@@ -304,16 +305,16 @@ def _check_prompt(policy: Policy, place: str) -> None:
         )
 
 
-def eos_ids_of(model, tokenizer, ends: Sequence[str]) -> frozenset[int]:
+def eos_ids_of(model: Any, tokenizer: Any, ends: Sequence[str]) -> frozenset[int]:
     """Every end token that the tokenizer or the checkpoint's own settings name, and `ends`."""
-    found = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list(ends))]
+    found: list[Any] = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list(ends))]
     for config in (model.generation_config, model.config):
         own = getattr(config, "eos_token_id", None)  # of a composite model it is in its text_config
         found += own if isinstance(own, list) else [own]
-    ends = [token for token in found if token is not None]
-    if any(type(token) is not int for token in ends):  # of which transformers checks some only
+    ids = [token for token in found if token is not None]
+    if any(type(token) is not int for token in ids):  # transformers checks some of them only
         raise AssetError(
-            f"the end tokens are {ends}, but may be whole numbers only; correct eos_token_id in "
+            f"the end tokens are {ids}, but may be whole numbers only; correct eos_token_id in "
             "generation_config.json and config.json"
         )
-    return frozenset(ends)
+    return frozenset(ids)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 
@@ -66,7 +66,7 @@ def files_of(folder: Path) -> list[Path]:
     return []
 
 
-class Contents(dict):
+class Contents(dict[str, str]):
     """The sha256 of files by name, and the folder in which they were read."""
 
     folder: Path
@@ -94,7 +94,7 @@ def contents_of(folder: Path, weights: bool = True) -> Contents:
 
 
 def settings_of(folder: Path) -> str:
-    """Return what config.json says; ``AssetError`` where there is none."""
+    """Return the text of config.json; raise ``AssetError`` where there is none."""
     if not (folder / "config.json").is_file():
         raise lacking(folder, "config.json")
     return (folder / "config.json").read_text(encoding="utf-8")
@@ -114,9 +114,9 @@ def automatic_dtype(folder: Path, device: str) -> str:
     processor at most for ``bfloat16``: without them it takes ten times as long.
     """
     settings = json.loads(settings_of(folder))
-    saved = settings.get("dtype") or settings.get("torch_dtype")
+    saved: str | None = settings.get("dtype") or settings.get("torch_dtype")
     gpu = device != "cpu" and torch.accelerator.is_available()
-    if saved in DTYPES and (gpu or saved == "bfloat16" and multiplies_bfloat16()):
+    if saved and saved in DTYPES and (gpu or saved == "bfloat16" and multiplies_bfloat16()):
         return saved
     return "float32"
 
@@ -124,7 +124,7 @@ def automatic_dtype(folder: Path, device: str) -> str:
 # --- loading --------------------------------------------------------------------------------------
 
 
-def load_tokenizer(folder: Path):
+def load_tokenizer(folder: Path) -> Any:
     """Load a tokenizer from a folder; see `load_model` for what is raised."""
     from transformers import AutoTokenizer
 
@@ -142,14 +142,14 @@ def load_tokenizer(folder: Path):
 
 
 def load_model(
-    kind,
+    kind: Any,
     folder: Path,
     dtype: str,
     device: str,
     heads: Sequence[str] = (),
     optional: Sequence[str] = (),
-    **settings,
-):
+    **settings: Any,
+) -> tuple[Any, dict[str, torch.Tensor]]:
     """Load a model in evaluation mode, with the tensors of a head of our own beside it.
 
     Parameters
@@ -217,7 +217,7 @@ def load_model(
     return model.eval(), tensors_of(folder, [*heads, *optional])
 
 
-def check_vocabulary(tokenizer, model, place: Path | str, unread: bool = False) -> None:
+def check_vocabulary(tokenizer: Any, model: Any, place: Path | str, unread: bool = False) -> None:
     """Raise ``AssetError`` when a tokenizer knows ids for which a model has no embedding.
 
     With `unread`, special tokens need none: no prompt becomes one that pads, for instance.

@@ -17,10 +17,6 @@ from ..errors import ParameterError, said, unknown_name
 from ..scorers import FunctionScorer, Scorer, as_scorer
 from ..settings import Named
 
-# scorer -> options that say only where and how its model is reached: no part of a run's identity
-REACHED_BY = {
-    "endpoint": ("url", "api_key_env", "timeout", "batch", "workers", "max_retries", "self_check")
-}
 OWN = re.compile(r"(\w+(?:\.\w+)*):\w+(?:\.\w+)*")  # module:function of a user
 
 
@@ -29,14 +25,14 @@ def named_scorer(value: Any, kind: str = "scorer") -> Named:
     return Named.of({"name": "maximum", "costs": value} if isinstance(value, list) else value, kind)
 
 
-def maker(name: str, kind: str = "scorer", role: str = "cost") -> Callable[..., Scorer]:
+def scorer_factory(name: str, kind: str = "scorer", role: str = "cost") -> Callable[..., Any]:
     """Return the function or class that makes the scorer of a name, with its options.
 
     No module of a user is imported: that happens when the scorer is made. ``ParameterError`` for a
     name that is none of `SCORERS`, and no ``module:function``.
     """
     if name in SCORERS:
-        made: Callable[..., Scorer] = found(SCORERS[name])
+        made: Callable[..., Any] = found(SCORERS[name])
         return made
     if OWN.fullmatch(name):
         return partial(own_scorer, name, role)
@@ -66,29 +62,19 @@ def own_scorer(name: str, role: str) -> Scorer:
     return scorer
 
 
-def scored_by(scorer: Named | None) -> Named | None:
-    """Return a scorer without the options of `REACHED_BY`."""
-    if scorer is None:
-        return None
-    way = REACHED_BY.get(scorer.name, ())
-    kept = {name: value for name, value in scorer.options.items() if name not in way}
-    if "costs" in kept:  # of a maximum
-        kept["costs"] = [scored_by(Named.of(cost)) for cost in kept["costs"]]
-    return Named(scorer.name, kept)
-
-
 def prepared(scorer: Named, kind: str = "scorer", role: str = "cost") -> Callable[[], Scorer]:
-    """Return what loads a scorer; nothing is loaded yet.
+    """Return the function that loads a scorer; nothing is loaded yet.
 
     Raises
     ------
     ParameterError
         For a name that is not in `SCORERS`, and an option that is unknown, missing or wrong.
     """
-    made = maker(scorer.name, kind, role)
+    made = scorer_factory(scorer.name, kind, role)
     scorer.check_options(kind, signature(made).parameters)
     if hasattr(made, "load"):  # settings, which check themselves
-        return made(**scorer.options).load
+        load: Callable[[], Scorer] = made(**scorer.options).load
+        return load
     return partial(made, **scorer.options)
 
 
@@ -102,7 +88,7 @@ def _checked(value: Any, info: ValidationInfo) -> Named:
 ScorerName = Annotated[Named, PlainValidator(_checked)]  # the type of a setting
 
 
-def load_scorer(scorer: str | Mapping | list | Named, role: str = "cost") -> Scorer:
+def load_scorer(scorer: str | Mapping[str, Any] | list[Any] | Named, role: str = "cost") -> Scorer:
     """Load a scorer by name.
 
     Parameters
@@ -126,7 +112,7 @@ def load_scorer(scorer: str | Mapping | list | Named, role: str = "cost") -> Sco
     scorer = named_scorer(scorer)
     loaded = prepared(scorer, role=role)()
     known = scorer.name in SCORERS
-    home = maker(scorer.name).__module__ if known else scorer.name.partition(":")[0]
+    home = scorer_factory(scorer.name).__module__ if known else scorer.name.partition(":")[0]
     # this module is part of a run's identity
     with suppress(AttributeError):  # a user's own class may have slots
         object.__setattr__(loaded, "home", home)  # also of a frozen class

@@ -32,6 +32,8 @@ KEYS = tuple(f"{name}.weight" for name in (PRE, NORM, HEAD))
 OTHERS = tuple(
     f"{name}.weight" for name in ("category_head", f"query_{PRE}", f"query_{NORM}", f"query_{HEAD}")
 ) + ("query_category_head.weight", "lm_head.weight")
+Level = Literal["Unsafe", "Controversial"]  # those that may count as unsafe
+COUNTED: list[Level] = ["Unsafe"]
 FLOOR = -1.0  # the lowest margin there is
 
 
@@ -121,9 +123,7 @@ class StreamGuard(Checkpoint):
     """
 
     repo: str = "Qwen/Qwen3Guard-Stream-0.6B"
-    counted: Annotated[list[Literal["Unsafe", "Controversial"]], Field(min_length=1)] = Field(
-        default_factory=lambda: ["Unsafe"]
-    )
+    counted: Annotated[list[Level], Field(min_length=1)] = Field(default_factory=COUNTED.copy)
     run: Count = 2
     boundary: ClassVar[float | None] = 0
     scale: ClassVar[str] = "probability margin"
@@ -163,10 +163,10 @@ class StreamGuard(Checkpoint):
         name = f"stream:{Path(self.repo).name}"
         kind = partial(RunScorer, run=self.run)
         options = {"counted": sorted(set(self.counted)), "run": self.run}
-        return self.made(name, COST, backbone, margin, kind, **options)
+        return self.made(kind, name, COST, backbone, margin, options)
 
     def _write(self, prompt: str, response: str) -> str:
-        """Return the text up to where the response stands so far.
+        """Return the text up to the end of the response so far.
 
         Its template writes an empty piece of reasoning before an answer.
         """

@@ -6,14 +6,14 @@ is taken apart into its turns first.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from ..errors import ParameterError
 from ..rendering import RAW, Template, rendered
-from ..settings import one_of
+from ..settings import Options, one_of
 
 VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
@@ -24,7 +24,7 @@ DIALOGUE = re.compile(r"\n\n(Human|Assistant):")
 
 
 def turns_of(prompt: str) -> list[str]:
-    """Return what user and assistant said in turn, the user first and last.
+    """Return the turns of user and assistant, the user first and last.
 
     A prompt that is no dialogue is one turn.
     """
@@ -44,7 +44,7 @@ def _written(name: str, begin: str, user: str, seam: str, end: str) -> Template:
     `end`.
     """
 
-    def opening(_, prompt: str) -> str:
+    def opening(_: Any, prompt: str) -> str:
         """Return the text up to where the answer begins."""
         text = begin
         for i, turn in enumerate(turns_of(prompt)):
@@ -52,7 +52,7 @@ def _written(name: str, begin: str, user: str, seam: str, end: str) -> Template:
             text += said
         return text
 
-    def whole(tokenizer, prompt: str, answer: str) -> str:
+    def whole(tokenizer: Any, prompt: str, answer: str) -> str:
         """Return the text of prompt and answer."""
         answered = answer.lstrip(" ") if seam else answer
         return opening(tokenizer, prompt) + seam + answered
@@ -60,19 +60,19 @@ def _written(name: str, begin: str, user: str, seam: str, end: str) -> Template:
     return Template(name, opening, whole, joins=not seam)
 
 
-def chatted(tokenizer, turns: Sequence[str], opened: bool, **options) -> str:
+def chatted(tokenizer: Any, turns: Sequence[str], opened: bool, **options: Any) -> str:
     """Return turns of user and assistant in the chat template of a tokenizer, see `rendered`."""
     roles = ("user", "assistant")
     messages = [(roles[i % 2], text) for i, text in enumerate(turns)]
     return rendered(tokenizer, messages, opened, **options)
 
 
-def _chat(tokenizer, prompt: str, **options) -> str:
+def _chat(tokenizer: Any, prompt: str, **options: Any) -> str:
     """Return the chat text up to where the answer begins."""
     return chatted(tokenizer, turns_of(prompt), opened=True, **options)
 
 
-def _chatted(tokenizer, prompt: str, answer: str, **options) -> str:
+def _chatted(tokenizer: Any, prompt: str, answer: str, **options: Any) -> str:
     """Return the chat text of prompt and answer."""
     return chatted(tokenizer, [*turns_of(prompt), answer], opened=False, **options)
 
@@ -90,7 +90,7 @@ TEMPLATES = {template.name: template for template in KNOWN}
 TextFormat = Annotated[str, one_of(TEMPLATES)]
 
 
-def template_of(name: str, options: Mapping | None) -> Template:
+def template_of(name: str, options: Options | None) -> Template:
     """Return the template of a name; with options that its chat template reads, if there are."""
     if not options:
         return TEMPLATES[name]
@@ -98,7 +98,7 @@ def template_of(name: str, options: Mapping | None) -> Template:
     return replace(CHAT, opening=opening, whole=whole, options=options)
 
 
-def check_chat(tokenizer, template: str, name: str, options: Mapping | None = None) -> None:
+def check_chat(tokenizer: Any, template: str, name: str, options: Options | None = None) -> None:
     """Refuse a missing chat template that `template` needs, and options that nothing reads."""
     if template == "chat" and not tokenizer.chat_template:
         raise ParameterError(f"{name} has no chat template; choose one of {', '.join(TEMPLATES)}")

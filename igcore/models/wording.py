@@ -5,7 +5,7 @@ A local guard and one behind an endpoint read the same text.
 
 import re
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -49,13 +49,13 @@ class Wording:
     chat_options: Options | None = None
     prefix: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         said = [role_and_content(message)[1] for message in self.messages or TURNS]
         for slot in ("{prompt}", "{response}"):
             if slot not in "\n".join(said):
                 raise ParameterError(f"messages has no {slot}; write it into the text")
 
-    def text(self, tokenizer, prompt: str, response: str) -> str:
+    def text(self, tokenizer: Any, prompt: str, response: str) -> str:
         """Return the text after which the guard says its verdict."""
         check_chat(tokenizer, "chat", tokenizer.name_or_path)
         options = self.chat_options or {}
@@ -73,7 +73,7 @@ def filled(template: str, prompt: str, response: str) -> str:
     """Return a template with prompt and response in their places."""
     texts = {"prompt": prompt, "response": response}
 
-    def text_of(slot: re.Match) -> str:
+    def text_of(slot: re.Match[str]) -> str:
         """Return the text for a slot."""
         return texts[slot[1]]
 
@@ -81,7 +81,7 @@ def filled(template: str, prompt: str, response: str) -> str:
     return SLOT.sub(text_of, template)
 
 
-def label_ids(tokenizer, text: str, labels: Sequence[str]) -> list[int]:
+def label_ids(tokenizer: Any, text: str, labels: Sequence[str]) -> list[int]:
     """Return the token of each label as it is written after a text of a chat template.
 
     Raises

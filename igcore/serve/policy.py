@@ -13,7 +13,7 @@ from ..beams import Method
 from ..config import SearchConfig
 from ..errors import ParameterError, PolicyError, no_latents
 from ..files import digest_of
-from ..models.policies import POLICIES, Known, eos_ids_of, load_policy
+from ..models.policies import POLICIES, PolicyEntry, eos_ids_of, load_policy
 from ..models.pretrained import contents_of, load_tokenizer, one_sentence
 from ..models.templates import TEMPLATES, TextFormat, check_chat
 from ..policy import Policy
@@ -182,7 +182,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         When the tokenizer's files cannot be downloaded or are damaged.
     """
     given = ServedOptions(**options)
-    known = POLICIES.get(given.tokenizer) or Known(repo=given.tokenizer)
+    known = POLICIES.get(given.tokenizer) or PolicyEntry(repo=given.tokenizer)
     folder = known.folder(given.revision, weights=False)
     tokenizer = load_tokenizer(folder)
     template = given.template or known.template or ("chat" if tokenizer.chat_template else "raw")

@@ -16,10 +16,10 @@ import pandas as pd
 from igcore.beams import METHODS
 from igcore.errors import ParameterError, RunError, unknown_name
 from igcore.files import file_digest, replace_file
-from igcore.models.prompts import SPLITS, split_of
 from igcore.settings import Budget, Count, FolderName, Options, Positive, one_of, settings
 
 from ..linefile import SETTINGS
+from ..prompts import SPLITS, split_of
 from ..yamlfile import read_yaml
 from . import paired
 from . import statistics as metrics
@@ -51,7 +51,7 @@ class Regime:
     policy : str
         Name of the policy.
     split : str
-        Split of its prompts, see `igcore.models.prompts.split_of`.
+        Split of its prompts, see `igstudy.prompts.split_of`.
     n_prompts : int
         Prompts that each arm has.
     seed : int

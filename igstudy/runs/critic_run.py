@@ -27,7 +27,6 @@ from igcore.errors import ParameterError
 from igcore.files import digest_of, replace_file, root
 from igcore.guard import Guard
 from igcore.models.policies import load_policy
-from igcore.models.prompts import load_prompts
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
 from igcore.settings import written
@@ -37,6 +36,7 @@ from ..baselines.value_training import train_value
 from ..closure import loaded
 from ..linefile import read_mapping
 from ..pool import pool_at
+from ..prompts import load_prompts
 from ..provenance import made_by, versions
 from .critic_params import CriticParams
 from .folders import open_run

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, Field
 from igcore.beams import method_of, settings_of
 from igcore.config import part_of
 from igcore.errors import ParameterError, no_latents
-from igcore.models.prompts import check_prompts
 from igcore.models.registry import ScorerName
 from igcore.policy import Prompt
 from igcore.settings import (
@@ -27,6 +26,7 @@ from igcore.settings import (
 
 from ..baselines.args import ArgsConfig
 from ..baselines.re_control import ReControlConfig
+from ..prompts import check_prompts
 from .folders import groups_of
 
 # network that a method needs -> the parameter that names its folder
@@ -64,7 +64,7 @@ class RunParams:
     policy : str or dict
         See `igcore.load_policy`.
     prompts : str or dict
-        See `igcore.load_prompts`.
+        See `igstudy.prompts.load_prompts`.
     cost : str, dict or list
         See `igcore.load_scorer`.
     dtype, device : str
@@ -96,7 +96,7 @@ class DecodeParams(Settings, RunParams):
     methods : list of str
         Keys of `igcore.METHODS`, decoded in this order.
     split, limit, hardest
-        See `igcore.load_prompts`; the hardest are chosen by the cost of the prompt.
+        See `igstudy.prompts.load_prompts`; the hardest are chosen by the cost of the prompt.
     reward : str or dict, optional
         See `igcore.load_scorer`. Without one, answers rank by the policy's own likelihood.
     critic : str, optional

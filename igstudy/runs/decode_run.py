@@ -16,14 +16,14 @@ from igcore.beams import method_of
 from igcore.engine.prepack import keep_packed
 from igcore.files import root
 from igcore.guard import Guard, decode
-from igcore.models.prompts import load_prompts
-from igcore.models.registry import scored_by
 from igcore.policy import Prompt
 from igcore.settings import written
 
 from ..closure import loaded
 from ..linefile import Fields
 from ..pool import pool_at
+from ..prompts import load_prompts
+from ..scorers import scoring_options
 from .decode_params import DecodeParams, network_of
 from .folders import Run, open_run
 from .identity import file_stamps, models_identity
@@ -157,7 +157,7 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     known = models_identity(guard.policy, guard.cost, guard.reward, prompts, *modules)
     known["parts"] |= weights
     known["dtype"] = params.dtype
-    scorers = {"cost": scored_by(params.cost), "reward": scored_by(params.reward)}
+    scorers = {"cost": scoring_options(params.cost), "reward": scoring_options(params.reward)}
     identity: Fields = written(params) | written(scorers) | known
     return identity
 

@@ -52,7 +52,7 @@ def roll_out(
     Parameters
     ----------
     prompts : sequence of Prompt
-        In the order of their ids, as `igcore.load_prompts` gives them.
+        In the order of their ids, as `igstudy.prompts.load_prompts` gives them.
     folder : Path
         Filled group by group. A folder that holds other rollouts is moved aside, see
         `igstudy.runs.folders.open_run`.

@@ -20,18 +20,17 @@ from typing import Any
 import torch
 
 from igcore.beams import settings_of
-from igcore.catalog import SCORERS
+from igcore.catalog import PROMPT_SETS, SCORERS
 from igcore.engine.sampling import NEAR_TIE
 from igcore.errors import IgcoreError, ParameterError, RunError
 from igcore.guard import Guard
 from igcore.models.policies import POLICIES, load_policy
-from igcore.models.prompts import PROMPT_SETS, load_prompts
-from igcore.models.promptsets import SOURCES
 from igcore.policy import Prompt
 from igcore.settings import Named, written
 
 from ..closure import loaded
 from ..linefile import SETTINGS, Fields, Record, comparable, key, read_record
+from ..prompts import load_prompts
 from ..provenance import versions
 from .decode_params import NETWORKS, DecodeParams
 from .decode_run import Experiment, identity_of, summary
@@ -60,7 +59,7 @@ NAMED_HERE: dict[str, list[Collection[str]]] = {
     "cost": [SCORERS],
     "reward": [SCORERS],
     "policy": [POLICIES],
-    "prompts": [PROMPT_SETS, SOURCES],
+    "prompts": [PROMPT_SETS],
 }
 # options that a record may set beside a name. A revision is not among them: anybody may propose one
 # to the hub, with files of their own.

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from igcore.engine.device import usable
-from igcore.models import assets
+
+from ..assets import sound
 
 HEADS = ("toxic", "severe_toxic", "obscene", "threat", "insult", "identity_hate")
 LENGTH = 100  # words read; a shorter text is filled up in front, of a longer one the last are read
@@ -29,7 +30,7 @@ class BiLSTM(nn.Module):
     Parameters
     ----------
     weights : dict of str to Tensor
-        As written by `igcore.models.convert.save_bilstm_weights`; they give all sizes.
+        As written by `igstudy.assets.save_bilstm_weights`; they give all sizes.
     """
 
     def __init__(self, weights: dict[str, torch.Tensor]) -> None:
@@ -51,7 +52,8 @@ class BiLSTM(nn.Module):
         states, _ = self.lstm(self.embedding(indices))
         strongest = states.amax(dim=1)  # (B, 2H)
         features = self.dense(strongest).relu()  # (B, D)
-        return self.out(features)  # (B, C)
+        logits: torch.Tensor = self.out(features)  # (B, C)
+        return logits
 
 
 class JigsawToxicity:
@@ -82,9 +84,9 @@ class JigsawToxicity:
     unit = "probability"
     batch_size = 256
 
-    def __init__(self, *, device="cpu") -> None:
+    def __init__(self, *, device: str | torch.device = "cpu") -> None:
         """Load the asset's network and vocabulary."""
-        folder, self.digest = assets.sound("jigsaw")
+        folder, self.digest = sound("jigsaw")
         vocabulary = json.loads((folder / "vocabulary.json").read_bytes())
         self._index = {word: index for index, word in enumerate(vocabulary["words"], start=1)}
         self._separators = str.maketrans(dict.fromkeys(vocabulary["filters"], " "))
@@ -111,7 +113,8 @@ class JigsawToxicity:
         read += [[0] * LENGTH] * (-len(texts) % ROWS)
         rows = torch.tensor(read, device=self._device)
         with torch.inference_mode():
-            logits = [self._model(batch) for batch in rows.split(self.batch_size)]  # (B, C) each
+            batches = torch.split(rows, self.batch_size)
+            logits = [self._model(batch) for batch in batches]  # (B, C) each
         return torch.cat(logits).sigmoid()[: len(texts)].cpu().numpy()
 
     def _indices(self, text: str) -> list[int]:

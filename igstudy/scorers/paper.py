@@ -5,17 +5,20 @@ them and puts a random head in the place of theirs.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
 
-from igcore.errors import AssetError
-from igcore.models.backbone import Backbone
-from igcore.models.lm_scorer import Checkpoint, LMScorer
+from igcore.errors import AssetError, ParameterError
+from igcore.models.backbone import Backbone, Session, Text
+from igcore.models.lm_scorer import Checkpoint, HeadFunction, LMScorer
 from igcore.models.pretrained import contents_of, one_sentence
 from igcore.scorers import COST, REWARD
 from igcore.settings import settings
@@ -48,13 +51,31 @@ class LlamaReward(Checkpoint):
         backbone = self.backbone(model, "human-assistant")
         # not in the template itself: a cost has to read everything
         backbone.template = partial(_first_turn, backbone.template)
-        head = self.single(model, tensors, "score")
-        return self.made("llama-7b-rm", REWARD, backbone, head, text_format="human-assistant")
+        head = single(self.folder, model, tensors, "score")
+        options = {"text_format": "human-assistant"}
+        return self.made(LMScorer, "llama-7b-rm", REWARD, backbone, head, options)
 
 
 def _first_turn(whole: Callable[[str, str], str], prompt: str, answer: str) -> str:
-    """Write a pair of which the answer ends where a user would speak again."""
+    """Write a pair, its answer cut where a user would speak again."""
     return whole(prompt, USER.split(answer)[0])
+
+
+def single(
+    folder: Path, model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], name: str
+) -> HeadFunction:
+    """Return the linear layer `name`, (R, H) to (R, 1) in float32, with its bias if any.
+
+    Raises
+    ------
+    AssetError
+        When it has more than one output.
+    """
+    with one_sentence(folder):
+        weight = tensors[f"{name}.weight"].reshape(1, model.config.hidden_size)
+    weight, bias = weight.float().to(model.device), tensors.get(f"{name}.bias")
+    bias = bias if bias is None else bias.float().to(model.device)
+    return partial(linear, weight=weight, bias=bias)
 
 
 # --- beaver-7b-cost: a Llama with a score head ----------------------------------------------------
@@ -86,7 +107,7 @@ class BeaverCost(Checkpoint):
                 f"{self.folder} is a {made_for} model, not a cost model; name one as repo whose "
                 "score_type is cost"
             )
-        head = self.single(model, tensors, HEAD)
+        head = single(self.folder, model, tensors, HEAD)
         if getattr(model.config, "do_normalize", False):
             # not shifted by their mean: that would move the boundary between safe and unsafe from 0
             with one_sentence(self.folder):
@@ -96,10 +117,10 @@ class BeaverCost(Checkpoint):
         end_id = self.tokenizer.eos_token_id
         backbone = self.backbone(model, "safe-rlhf", end_id=end_id)
         options = {"text_format": "safe-rlhf", "ends": "always"}
-        return self.made("beaver-7b-cost", COST, backbone, head, **options)
+        return self.made(LMScorer, "beaver-7b-cost", COST, backbone, head, options)
 
 
-def _scaled(head: Callable, deviation: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+def _scaled(head: HeadFunction, deviation: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
     """Return the costs of hidden states, divided by the deviation that they had in training."""
     return head(states) / deviation
 
@@ -116,6 +137,64 @@ SAFE = 10  # the objective beavertails-is_safe, 1 where raters called an answer 
 TEMPERATURE = 5.0
 # <|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n
 TURN = (128009, 128006, 78191, 128007, 271)
+
+
+class AnchoredBackbone(Backbone):
+    """A model that puts the hidden state where the answer begins beside that of the last token.
+
+    That is the state at the first id of `TURN`, the last time that it occurs: (R, H) becomes
+    (R, 2 H).
+    """
+
+    reads_tokens = False
+    anchor = TURN
+
+    def prefix(self, prompt: str) -> list[int]:
+        """Return the ids up to the anchor, with which every text of a prompt starts."""
+        ids = super().prefix(prompt)
+        return ids[: self.anchored(ids)]
+
+    def anchored(self, ids: Sequence[int]) -> int:
+        """Return the number of ids up to the first id of the anchor's last occurrence.
+
+        That id counts too.
+
+        Raises
+        ------
+        ParameterError
+            When the anchor does not occur in the ids.
+        """
+        n = len(self.anchor)
+        for start in reversed(range(len(ids))):
+            if tuple(ids[start : start + n]) == self.anchor:
+                return start + 1
+        raise ParameterError(
+            f"the text does not hold the tokens {list(self.anchor)}, after which the scorer "
+            "expects the answer; use the chat template that it was trained with"
+        )
+
+    def states_of(self, row: torch.Tensor, ids: Sequence[int], count: int) -> torch.Tensor:
+        """Return the states of the last tokens beside the anchor's, (count, 2 H)."""
+        # from the end: padding is on the left
+        return beside(row[-count:], row[self.anchored(ids) - 1 - len(ids)])
+
+    def open_cache(self, prompts: Sequence[str]) -> "AnchoredSession":
+        """Return a new session over a group of prompts."""
+        return AnchoredSession(self, prompts)
+
+
+class AnchoredSession(Session):
+    """The KV cache of such a model."""
+
+    def _states_of(self, text: Text, count: int) -> torch.Tensor:
+        """Return the states of the last tokens of a text beside the anchor's, (count, 2 H)."""
+        root, row = self.known[text.prompt][0].place  # its prefix ends with the anchor
+        return beside(super()._states_of(text, count), root.last_hidden(row, 0).float())
+
+
+def beside(states: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    """Return states (count, H) and the anchor's state beside each of them, (count, 2 H)."""
+    return torch.cat([states, anchor.expand_as(states)], dim=-1)
 
 
 class Gate(nn.Module):
@@ -135,7 +214,7 @@ class Gate(nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return the weights of the objectives, (R, 19)."""
-        logits = self.layers(states) / self.temperature
+        logits: torch.Tensor = self.layers(states) / self.temperature
         return logits.softmax(-1) * self.logit_scale[0]
 
 
@@ -175,13 +254,13 @@ class Head(nn.Module):
         The transformation takes verbosity out of the objectives, as in the model's published code.
         """
         last, _ = states.chunk(2, dim=-1)
-        quantiles = self.regression_layer(last).unflatten(-1, (OBJECTIVES, QUANTILES))
+        quantiles: torch.Tensor = self.regression_layer(last).unflatten(-1, (OBJECTIVES, QUANTILES))
         return quantiles.mean(-1) @ self.reward_transform_matrix
 
     def reward(self, states: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the objectives, (R,)."""
         _, prompt_end = states.chunk(2, dim=-1)
-        weighted = self.gating(prompt_end) * self.objectives(states)
+        weighted: torch.Tensor = self.gating(prompt_end) * self.objectives(states)
         return weighted.sum(-1)
 
     def cost(self, states: torch.Tensor) -> torch.Tensor:
@@ -190,7 +269,7 @@ class Head(nn.Module):
 
 
 # a model stays for as long as a scorer holds `Head.reward` or `Head.cost`
-_SHARED: WeakValueDictionary[tuple, Head] = WeakValueDictionary()
+_SHARED: WeakValueDictionary[tuple[Path, str, str], Head] = WeakValueDictionary()
 
 
 @settings(kw_only=True)
@@ -214,7 +293,7 @@ class QRM(Checkpoint):
         # other sizes are refused: only the first version of QRM has the objective of safety
         with one_sentence(self.folder):
             head.load_state_dict(tensors)
-        head.backbone = self.backbone(model, "chat", anchor=TURN)
+        head.backbone = self.backbone(model, "chat", AnchoredBackbone)
         # raises when the chat template does not write what stands between prompt and answer
         head.backbone.prefix("")
         head.files = contents_of(self.folder)
@@ -237,7 +316,7 @@ class QRMReward(QRM):
         """Return the scorer, unchecked."""
         head = self.head()
         name = "qrm-llama-3.1-8b-reward"
-        return self.made(name, REWARD, head.backbone, head.reward, files=head.files)
+        return self.made(LMScorer, name, REWARD, head.backbone, head.reward, {}, files=head.files)
 
 
 @settings(kw_only=True)
@@ -255,4 +334,4 @@ class QRMCost(QRM):
         head = self.head()
         formula = {"scale": 1.0, "threshold": THRESHOLD, "adjusted": True}
         name = "qrm-llama-3.1-8b-cost"
-        return self.made(name, COST, head.backbone, head.cost, files=head.files, **formula)
+        return self.made(LMScorer, name, COST, head.backbone, head.cost, formula, files=head.files)

@@ -1,7 +1,7 @@
 """The paper's data sets in tiny: the files, columns and headers that the hub has, filled with
 everyday prompts.
 
-Knows layouts, and that the splits of `igcore.models.prompts` must not be empty; knows nothing of
+Knows layouts, and that the splits of `igstudy.prompts` must not be empty; knows nothing of
 models.
 """
 

@@ -27,10 +27,10 @@ from igcore.critic.latent import encode
 from igcore.critic.network import load_critic
 from igcore.errors import IgcoreError, PolicyError
 from igcore.files import replace_file, root
-from igcore.models.prompts import load_prompts
 from igcore.policy import Policy, Prompt
 from igcore.serve.policy import ServedPolicy
 from igstudy.linefile import read
+from igstudy.prompts import load_prompts
 from igstudy.provenance import processor
 from igstudy.report.paired import clustered, is_safe, reward
 from igstudy.report.tables import markdown
