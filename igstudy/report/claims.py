@@ -17,9 +17,10 @@ from igcore.beams import METHODS
 from igcore.errors import ParameterError, RunError, unknown_name
 from igcore.files import file_digest, replace_file
 from igcore.models.prompts import SPLITS, split_of
-from igcore.settings import Budget, Count, FolderName, Options, Positive, one_of, settings
+from igcore.settings import Budget, Count, Options, Positive, one_of, settings
 
 from ..linefile import SETTINGS
+from ..settings import FolderName
 from ..yamlfile import read_yaml
 from . import paired
 from . import statistics as metrics
