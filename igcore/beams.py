@@ -264,7 +264,7 @@ _OWN: dict[str, Method | str] = {
 }
 # those that are added come first into the catalogue; one may be the place where the method is
 METHODS: MutableMapping[str, Method | str] = ChainMap(catalog.METHODS, _OWN)
-LEFT = "; ARGS and RE-Control are methods of igstudy, which lies in the repository"
+ELSEWHERE = "; args and re-control come with igstudy"
 
 
 def method_of(name: str) -> Method:
@@ -276,20 +276,9 @@ def method_of(name: str) -> Method:
         For a name that is not in `METHODS`.
     """
     if name not in METHODS:
-        raise unknown_name("method", name, METHODS, LEFT)
+        raise unknown_name("method", name, METHODS, ELSEWHERE)
     method: Method = catalog.found(METHODS[name])
     return method
-
-
-def settings_of(method: str, config: SearchConfig) -> SearchConfig:
-    """Return the settings that a method runs under, given the user's.
-
-    Raises
-    ------
-    ParameterError
-        For a name that is not in `METHODS`.
-    """
-    return method_of(method).settings_under(config)
 
 
 # --- the search for one prompt --------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The settings of the search."""
 
-from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from .budget import ACCOUNTINGS
 from .engine.diversity import DIVERSITIES
@@ -149,15 +148,3 @@ class SearchConfig:
         if self.threshold == "matched":
             return float(1 - self.miss ** (self.keep / self.n_samples))
         return float(self.threshold)
-
-
-def part_of(kind: type, config: Any) -> Any:
-    """Return the settings of a kind that `config` holds, with defaults for those that it lacks."""
-    known = [field.name for field in fields(kind) if hasattr(config, field.name)]
-    return kind(**{name: getattr(config, name) for name in known})
-
-
-def widened(kind: type, config: SearchConfig) -> Any:
-    """Return settings as another kind; fields that they lack get its defaults."""
-    # a user may give ARGS a plain SearchConfig, and one guard may run every method
-    return config if isinstance(config, kind) else part_of(kind, config)

@@ -122,8 +122,6 @@ class Guard:
         **settings: Any,
     ):
         method_of(method)  # refuses an unknown name
-        if cost is None:
-            raise ParameterError("Guard has no cost; give cost=, a function of a text to a number")
         if budget is not None:
             settings["budget"] = budget
         if config is None:

@@ -167,8 +167,8 @@ class Policy:
     """
 
     name: str
-    model: Any
-    tokenizer: Any
+    model: Any = field(repr=False)
+    tokenizer: Any = field(repr=False)
     template: Template = RAW
     digest: str = ""
     eos_ids: frozenset[int] = frozenset()

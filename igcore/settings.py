@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial, wraps
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Annotated, Any, Self, dataclass_transform
 
 import pydantic.dataclasses
@@ -108,21 +108,6 @@ def _refusal(known: dict[str, Any], error: ValidationError) -> Exception:
 # --- checks of one value --------------------------------------------------------------------------
 
 
-def check_name(kind: str, value: Any) -> None:
-    """Raise ``ParameterError`` unless a value can name the folder of a run, see `NAME`.
-
-    Parameters
-    ----------
-    kind : str
-        What the value is, such as ``"parameter run"``.
-    """
-    if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise ParameterError(
-            f"{kind} is {value!r}, which cannot name a folder; give text of the letters a to z and "
-            "A to Z, digits, _ and - alone"
-        )
-
-
 def one_of(allowed: Collection[str]) -> AfterValidator:
     """Return a check for ``Annotated[str, ...]``: the value is one of the names of a table.
 
@@ -135,18 +120,6 @@ def one_of(allowed: Collection[str]) -> AfterValidator:
         return value
 
     return AfterValidator(check)
-
-
-def _check_inside(folder: str, info: ValidationInfo) -> str:
-    """Refuse a folder outside the repository."""
-    # the folder is written to, so a parameter file of somebody else must not lead outside
-    path = PurePath(folder)
-    if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in folder:
-        raise ParameterError(
-            f"parameter {info.field_name} is {folder!r}; give a folder inside the repository, seen "
-            "from its root and without .., such as runs/mine/figures"
-        )
-    return folder
 
 
 def _unchanged(value: Any, check: pydantic.ValidatorFunctionWrapHandler) -> Any:
@@ -176,8 +149,6 @@ Seconds = Annotated[Positive, Field(le=86400)]
 # bounded, because torch ends the whole process when it cannot start its threads
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Options = dict[str, Any]  # options by name
-FolderName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
-InsideFolder = Annotated[str, AfterValidator(_check_inside)]  # seen from the repository's root
 
 
 # --- named things ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import yaml
 from snakewalk import snakemake
 from synthetic import record
 
-from igcore.beams import method_of, settings_of
+from igcore.beams import method_of
 from igstudy.linefile import SETTINGS
 from igstudy.report import statistics as metrics
 from igstudy.runs.decode_params import Settings
@@ -28,7 +28,7 @@ def imaginary(path: Path, limit: int = 4) -> dict[str, list[dict]]:
     for run, point in profile.points(path):
         config = Settings(**{name: point[name] for name in SETTINGS if name in point})
         runs[run] = [
-            imagined(point, settings_of(method, config), method, k)
+            imagined(point, method_of(method).settings_under(config), method, k)
             for method in point["methods"]
             for k in range(limit)
         ]

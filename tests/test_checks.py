@@ -16,7 +16,7 @@ from tinymodels import tiny
 from wordpolicy import WORDS, LastWordCost, last_word_cost, slow_checks, slow_worst, word_policy
 
 from igcore import METHODS, Guard, Prompt, SearchConfig, decode
-from igcore.beams import method_of, settings_of
+from igcore.beams import method_of
 from igcore.checks import readings, tokens_in, word_ends
 from igcore.critic.config import RolloutConfig
 from igcore.critic.rollouts import Rollout, targets
@@ -274,7 +274,8 @@ def test_methods_without_a_path_look_where_they_did(method):
     plain = without_seconds(answers(method, checks="block"))
     for checks in ("word", "token"):
         assert without_seconds(answers(method, checks=checks)) == plain
-        assert settings_of(method, Settings(budget=1.0, checks=checks)).checks == "block"
+        own = method_of(method).settings_under(Settings(budget=1.0, checks=checks))
+        assert own.checks == "block"
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,10 @@ MISUSES = {
         lambda: ig.Guard(pair(), cost=capitals, budget=1.0, n_sample=3),
         "unknown parameter 'n_sample'; did you mean 'n_samples'",
     ),
-    "no cost": (lambda: ig.Guard(pair(), budget=1.0), "^Guard has no cost; give cost="),
+    "no cost": (
+        lambda: ig.Guard(pair(), budget=1.0),
+        "^cost None has no name, .*; give a func",
+    ),
     "negative budget": (lambda: ig.Guard(pair(), cost=capitals, budget=-1.0), "budget is -1"),
     "budget as text": (lambda: ig.Guard(pair(), cost=capitals, budget="0.2"), "budget is '0.2'"),
     "unknown cost": (lambda: a_guard("offensiv-language"), "did you mean 'offensive-language'"),

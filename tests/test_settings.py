@@ -12,8 +12,6 @@ from igcore.decoding import check_seed
 from igcore.settings import (
     Count,
     Discount,
-    FolderName,
-    InsideFolder,
     Named,
     Number,
     Options,
@@ -22,6 +20,7 @@ from igcore.settings import (
     settings,
     written,
 )
+from igstudy.settings import FolderName, InsideFolder
 
 TABLE = {"half": 1, "whole": 2}
 

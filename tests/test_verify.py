@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from docs.records import pack, verified
 from igcore import METHODS, Guard, ParameterError, decode, load_policy
-from igcore.beams import method_of, settings_of
+from igcore.beams import method_of
 from igcore.catalog import PROMPT_SETS
 from igcore.contract import TEXTS, Contract
 from igcore.critic.network import Critic, save_critic
@@ -492,7 +492,7 @@ class Forger:
         names = DecodeParams.__dataclass_fields__
         params = DecodeParams(**{name: self.params[name] for name in names})
         for line in self.lines:
-            config = settings_of(line["method"], params.search())
+            config = method_of(line["method"]).settings_under(params.search())
             line |= {name: asdict(config)[name] for name in SETTINGS} | {
                 "seed": params.seed,
                 "grid_size": params.block_size,

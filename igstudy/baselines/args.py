@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from igcore.beams import Method, lagrangian, safety_cost, task_cost
-from igcore.config import SearchConfig, widened
+from igcore.config import SearchConfig
 from igcore.engine.sampling import gumbel, random_key
 from igcore.search import (
     Batch,
@@ -29,6 +29,8 @@ from igcore.search import (
 from igcore.settings import Count, Weight, one_of, settings
 from igcore.verdict import Emission
 from igcore.work import Candidate
+
+from ..settings import upcast_settings
 
 
 def probability(log_p: float, score: float, config: "ArgsConfig") -> float:
@@ -178,7 +180,7 @@ def weigh(batch: Batch, candidate: Candidate) -> float:
 
 def one_token(config: SearchConfig) -> ArgsConfig:
     """Return settings under which each block is one of the `top_k` proposed tokens."""
-    own: ArgsConfig = widened(ArgsConfig, config)
+    own: ArgsConfig = upcast_settings(ArgsConfig, config)
     return replace(own, n_samples=own.top_k, block_size=1, keep=1, rounds=1)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from igcore.beams import Method, one_sample, unranked
-from igcore.config import SearchConfig, widened
+from igcore.config import SearchConfig
 from igcore.critic.files import Network, Origin, load_network, save_network
 from igcore.engine.block import Steering
 from igcore.engine.kv_cache import forward
@@ -27,6 +27,8 @@ from igcore.scorers import Scorer
 from igcore.search import Batch, guarded_beam_search
 from igcore.settings import Natural, Weight, settings
 from igcore.verdict import Emission
+
+from ..settings import upcast_settings
 
 
 def re_control(batch: Batch) -> list[Emission]:
@@ -68,7 +70,7 @@ class ReControlConfig(SearchConfig):
 
 def one_steered_sample(config: SearchConfig) -> ReControlConfig:
     """Return settings under which a single steered response is sampled."""
-    steered: ReControlConfig = widened(ReControlConfig, one_sample(config))
+    steered: ReControlConfig = upcast_settings(ReControlConfig, one_sample(config))
     return steered
 
 

@@ -21,9 +21,10 @@ from igcore.errors import ParameterError, unknown_name
 from igcore.models.registry import ScorerName
 from igcore.scorers import COST, Scorer
 from igcore.scoring import Cached
-from igcore.settings import Count, FolderName, InsideFolder, Named, Threads, one_of, settings
+from igcore.settings import Count, Named, Threads, one_of, settings
 
 from ..closure import loaded
+from ..settings import FolderName, InsideFolder
 from .openai import OpenAIJudge
 from .spec import ASPECTS, Question, Reply
 

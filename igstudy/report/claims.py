@@ -16,10 +16,11 @@ import pandas as pd
 from igcore.beams import METHODS
 from igcore.errors import ParameterError, RunError, unknown_name
 from igcore.files import file_digest, replace_file
-from igcore.settings import Budget, Count, FolderName, Options, Positive, one_of, settings
+from igcore.settings import Budget, Count, Options, Positive, one_of, settings
 
 from ..linefile import SETTINGS
 from ..prompts import SPLITS, split_of
+from ..settings import FolderName
 from ..yamlfile import read_yaml
 from . import paired
 from . import statistics as metrics

@@ -5,13 +5,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from igcore.config import SearchConfig, part_of
+from igcore.config import SearchConfig
 from igcore.critic.config import CriticConfig, RolloutConfig
 from igcore.errors import ParameterError
 from igcore.models.registry import ScorerName
-from igcore.settings import Budget, Count, FolderName, Named, Options, settings
+from igcore.settings import Budget, Count, Named, Options, settings
 
 from ..baselines.value_training import ValueConfig
+from ..settings import FolderName, project_settings
 from .decode_params import RunParams
 
 Several = Annotated[int, Field(ge=2)]
@@ -100,7 +101,7 @@ class CriticParams(RolloutConfig, RunParams):
 
     def rolling(self) -> RolloutConfig:
         """Return the settings of the rollouts alone."""
-        rolling: RolloutConfig = part_of(RolloutConfig, self)
+        rolling: RolloutConfig = project_settings(RolloutConfig, self)
         return rolling
 
 

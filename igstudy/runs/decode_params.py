@@ -8,25 +8,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from igcore.beams import method_of, settings_of
-from igcore.config import part_of
+from igcore.beams import method_of
 from igcore.errors import ParameterError, no_latents
 from igcore.models.registry import ScorerName
 from igcore.policy import Prompt
-from igcore.settings import (
-    Count,
-    FolderName,
-    InsideFolder,
-    Named,
-    Natural,
-    Number,
-    Threads,
-    settings,
-)
+from igcore.settings import Count, Named, Natural, Number, Threads, settings
 
 from ..baselines.args import ArgsConfig
 from ..baselines.re_control import ReControlConfig
 from ..prompts import check_prompts
+from ..settings import FolderName, InsideFolder, project_settings
 from .folders import groups_of
 
 # network that a method needs -> the parameter that names its folder
@@ -138,7 +129,7 @@ class DecodeParams(Settings, RunParams):
                 "because shards count from 0"
             )
         for method in self.methods:
-            settings_of(method, self.search())
+            method_of(method).settings_under(self.search())
             if self.methods.count(method) > 1:
                 raise ParameterError(f"methods names {method!r} twice; name each method once")
             role = network_of(method)
@@ -158,5 +149,5 @@ class DecodeParams(Settings, RunParams):
 
     def search(self) -> Settings:
         """Return the settings of the search alone."""
-        search: Settings = part_of(Settings, self)
+        search: Settings = project_settings(Settings, self)
         return search

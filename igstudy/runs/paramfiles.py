@@ -15,8 +15,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from igcore.errors import ParameterError, unknown_name
-from igcore.settings import FolderName, Options, check_name, settings
+from igcore.settings import Options, settings
 
+from ..settings import FolderName, check_name
 from ..yamlfile import read_yaml
 
 OUTPUT = ("tables", "figures", "ablations")  # kinds of files that name no run
@@ -58,7 +59,7 @@ class ParamFiles:
     Raises
     ------
     ParameterError
-        For a folder or profile that `igcore.settings.check_name` refuses, and for changes of
+        For a folder or profile that `igstudy.settings.check_name` refuses, and for changes of
         another form.
     """
 

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any
 
-from igcore.settings import FolderName, InsideFolder, settings
+from igcore.settings import settings
+
+from ..settings import FolderName, InsideFolder
 
 
 @settings(kw_only=True)

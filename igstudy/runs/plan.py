@@ -7,7 +7,7 @@ downloaded.
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from igcore.beams import settings_of
+from igcore.beams import method_of
 from igcore.errors import IgcoreError, ParameterError
 
 from .critic_params import CriticParams
@@ -24,7 +24,7 @@ def most_tokens(params: CriticParams | DecodeParams) -> int:
     """
     if isinstance(params, CriticParams):
         return 0 if params.rollouts else params.n_rollouts * params.max_new_tokens
-    found = [settings_of(method, params.search()) for method in params.methods]
+    found = [method_of(method).settings_under(params.search()) for method in params.methods]
     return sum(each.n_samples * each.max_new_tokens * each.rounds for each in found)
 
 

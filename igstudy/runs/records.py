@@ -6,12 +6,12 @@ it, `igstudy.runs.folders.Run` appends it. Nothing is read or written here.
 
 from dataclasses import asdict, fields
 
-from igcore.beams import settings_of
-from igcore.config import widened
+from igcore.beams import method_of
 from igcore.guard import Guard
 from igcore.response import Counts, Response
 
 from ..linefile import SETTINGS, Fields, sealed
+from ..settings import upcast_settings
 from .decode_params import Settings
 
 COLUMNS = (
@@ -40,7 +40,7 @@ def record(response: Response, method: str, guard: Guard, seed: int) -> Fields:
     dict
         JSON values only, see `igstudy.linefile.sealed`.
     """
-    config = settings_of(method, widened(Settings, guard.config))
+    config = method_of(method).settings_under(upcast_settings(Settings, guard.config))
     values = asdict(config) | vars(response) | vars(response.counts)
     values |= {
         "response": response.text,

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from igcore.beams import settings_of
+from igcore.beams import method_of
 from igcore.catalog import PROMPT_SETS, SCORERS
 from igcore.engine.sampling import NEAR_TIE
 from igcore.errors import IgcoreError, ParameterError, RunError
@@ -230,7 +230,7 @@ def contradictions(found: Record, params: DecodeParams, prompts: Sequence[Prompt
             yield f"{len(answers)} answers are {state}, the first by {method} to prompt {prompt_id}"
     for number, line in enumerate(found.lines, start=1):
         if prompt := wanted.get(key(line)):
-            settings = asdict(settings_of(line["method"], params.search()))
+            settings = asdict(method_of(line["method"]).settings_under(params.search()))
             expected = of_run | {name: settings[name] for name in SETTINGS}
             expected |= {"prompt": prompt.text, "prompts": prompt.set_name}
             yield from differing_fields(f"line {number}", line, expected)
