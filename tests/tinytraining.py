@@ -10,7 +10,6 @@ from igcore import Prompt
 from igcore.critic.config import RolloutConfig
 from igcore.critic.training import CriticConfig, train
 from igcore.policy import Policy
-from igstudy.runs.folders import open_run
 from igstudy.runs.rollout_run import roll_out
 
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(30)]
@@ -50,6 +49,5 @@ def trained(rollouts, folder, dtype=torch.float32, shared=None, **changes):
         folder,
         cost=LetterCost(),
         reward=LetterReward(),
-        opening=open_run,
         shared=shared,
     )
