@@ -18,12 +18,12 @@ from torch.nn.functional import gelu
 
 from igcore import Guard, ParameterError, PolicyError, Prompt, decode
 from igcore.critic import loop
-from igcore.critic.config import RolloutConfig
 from igcore.critic.rollouts import Rollout
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import NEAR_TIE
 from igstudy.baselines.re_control import load_value, save_value
 from igstudy.baselines.value_training import ValueConfig, of_first, train_value, value_source
+from igstudy.runs.critic_params import RolloutConfig
 from igstudy.runs.decode_params import Settings
 from igstudy.runs.rollout_run import roll_out
 
