@@ -16,12 +16,13 @@ from tiny import letters
 
 from igcore import AssetError, ParameterError, Prompt, settings
 from igcore.critic import loop
+from igcore.critic.config import TrainingConfig
 from igstudy.report import critics
 from igstudy.report.critics import COLUMNS, load_finished
 from igstudy.runs import critic_run as module
 from igstudy.runs import rollout_run
 from igstudy.runs.critic_params import CriticParams
-from igstudy.runs.critic_run import CriticRun, critic_run
+from igstudy.runs.critic_run import CriticRun, critic_run, trained_once
 
 NOTEBOOK = notebook_code("20_train_critic")
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(36)]
@@ -128,6 +129,20 @@ def test_a_second_start_goes_on(first, monkeypatch, work):
     assert same(again.value, first.run.value) and same(more.value, first.run.value)
     again.finish(first.table)
     assert json.loads(manifest.read_text()).items() >= settings.written(PARAMS).items()
+
+
+def test_another_identity_trains_anew(tmp_path, capsys):
+    """Guards the folder's identity: the same one loads, other settings or other code train."""
+    folder, config, trained = tmp_path / "c", TrainingConfig(), []
+
+    def start(config, **identity):
+        learn = lambda *given: trained.append(given)  # noqa: E731
+        return trained_once(folder, identity, config, learn, lambda folder: "loaded")
+
+    assert start(config) is None and start(config) == "loaded"
+    assert start(replace(config, lr=1.0)) is None
+    assert "config.lr changed" in capsys.readouterr().out
+    assert start(replace(config, lr=1.0), code="b") is None and len(trained) == 3
 
 
 def test_rollouts_of_another_run_are_used(first, monkeypatch, work):

@@ -1,7 +1,6 @@
 """Tests of the decoding state, on the mock model (exact) and on tiny random models (float32)."""
 
 import copy
-import math
 from collections import Counter as Tally
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from scipy.stats import chisquare
 from tinymodels import FITTING, OTHERS, PROMPTS, Counter, numbers, reencode, tiny
 from transformers import DynamicCache
 
-from igcore import ParameterError, PolicyError
+from igcore import ParameterError
 from igcore.engine.agreement import CACHES, fits
 from igcore.engine.diversity import Failures, diversity_penalty
 from igcore.engine.kv_cache import DynamicRows, cache_name
@@ -445,102 +444,6 @@ def test_a_near_tie_is_drawn_from_its_sequence_alone(llama, cache, long, penalis
 def _shaken(rows):
     rows.logits = rows.logits.flip(1)
     return rows
-
-
-@BOTH
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_proposed_tokens_are_the_most_probable_and_are_read_when_selected(name, cache):
-    """Guards `propose` and `select` against one sequence read alone: rows left out, doubled, in
-    another order.
-    """
-    model = tiny(name)
-    engine, sequences = LocalEngine(model, {-1}, cache), [list(prompt) for prompt in PROMPTS]
-    engine.open(PROMPTS)
-    steps = ([0, 1, 2], [1, 4, 6]), ([2, 0, 1], [8, 2, 0]), ([2, 1], [5, 3])
-    for rows, choice in (*steps, ([1, 0], [1, 2, 0, 4])):
-        before = engine.rows.logits.clone(), engine.rows.hidden.clone()
-        with Counter(model) as counter:
-            block = engine.propose(rows, 3)
-            assert counter.tokens == 0
-            assert torch.equal(before[0], engine.rows.logits)
-            assert torch.equal(before[1], engine.rows.hidden)
-            engine.select(choice)
-        assert counter.tokens == len(choice) and block.first == 0
-        assert block.encoded == [0] * len(block.tokens)
-        for i, row in enumerate(rows):
-            best, tokens = reencode(model, sequences[row])[1][-1].log_softmax(-1).topk(3)
-            assert block.tokens[3 * i : 3 * i + 3] == [[token] for token in tokens.tolist()]
-            offered = [x for (x,) in block.log_p[3 * i : 3 * i + 3]]
-            assert offered == pytest.approx(best.tolist(), abs=1e-4)
-        assert block.log_q == block.log_p
-        sequences = [sequences[rows[c // 3]] + block.tokens[c] for c in choice]
-        assert_as_reencoded(model, engine, [], sequences)
-    block = engine.sample_block([3, 0], numbers(2, 2))
-    engine.select([1, 0])
-    last = [sequences[0] + block.tokens[1], sequences[3] + block.tokens[0]]
-    assert_as_reencoded(model, engine, [], last)
-
-
-@pytest.mark.parametrize(
-    ("k", "gap", "near"), [(2, 1.9, 1), (2, 2.1, 0), (2, 0.0, 1), (1, 1.9, 0), (3, 1.9, 0)]
-)
-def test_a_proposal_is_a_near_tie_when_the_next_token_could_take_its_place(k, gap, near):
-    """Guards what is read again: two logits that each move by 1e-4 change places over a gap of
-    2e-4, and only the last place is at stake.
-    """
-    logits = [-9.0, 2.0 - gap * 1e-4, 5.0, 2.0, -1.0, -2.0, -3.0]
-    engine = LocalEngine(MockModel(lambda prefix: logits), {EOS})
-    engine.open([[1], [2, 3]])
-    block = engine.propose([0, 1], k)
-    assert block.near == [*[[False]] * (k - 1), [bool(near)]] * 2
-    assert [t for (t,) in block.tokens] == ([2, 3, 1][:k] if gap else [2, *block.tokens[1]]) * 2
-
-
-def test_a_proposed_end_token_ends_and_cannot_be_selected():
-    """Guards EOS among proposals: it is offered, marked, and has nothing to go on from."""
-    engine = LocalEngine(MockModel(lambda prefix: [2.0, 0.0, 1.0, 3.0, -1.0, -2.0, -3.0]), {EOS})
-    engine.open([[1]])
-    block = engine.propose([0], 3)
-    assert block.tokens == [[3], [EOS], [2]] and block.ended == [False, True, False]
-    with pytest.raises(KeyError, match=r"\[1\] have no state"):
-        engine.select([1])
-    engine.rollback(keep=[2])
-    with pytest.raises(KeyError, match=r"\[0\] have no state"):
-        engine.select([0])
-    assert engine.propose([0], 2).first == 3  # numbered on
-    engine.select([2, 3])
-    assert engine.rows.mask.sum(1).tolist() == [2, 2]
-
-
-@BOTH
-def test_proposals_that_a_retry_keeps_keep_their_rows(llama, cache):
-    """Guards `rollback` where several candidates share a row: none goes on from another's."""
-    engine = LocalEngine(llama, {-1}, cache)
-    engine.open(PROMPTS)
-    block = engine.propose([2, 0], 2)
-    engine.rollback(keep=[0, 1, 2, 3])
-    engine.select([3, 0])
-    sequences = [PROMPTS[0] + block.tokens[3], PROMPTS[2] + block.tokens[0]]
-    assert_as_reencoded(llama, engine, [], sequences)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_that_are_not_finite_propose_nothing(bad):
-    """Guards against a broken model, whose NaN would be the most probable token."""
-    logits = lambda prefix: [0.0, bad if prefix == (1,) else 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]  # noqa: E731
-    engine = LocalEngine(MockModel(logits), {EOS})
-    engine.open([[1]])
-    with pytest.raises(PolicyError, match="logits that are not finite"):
-        engine.propose([0], 2)
-
-
-def test_more_proposals_than_tokens_are_refused():
-    engine = LocalEngine(MockModel(), {EOS})
-    engine.open([[1], [2]])
-    assert sorted(t for (t,) in engine.propose([0], 7).tokens) == list(range(7))
-    message = "8 candidates per token were asked of a vocabulary of 7; lower top_k"
-    with pytest.raises(ParameterError, match=message):
-        engine.propose([0], 8)
 
 
 def test_an_unknown_cache_is_refused():

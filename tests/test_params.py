@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from igcore.config import SearchConfig
-from igcore.critic.config import CriticConfig, RolloutConfig
+from igcore.critic.config import CriticConfig
 from igcore.errors import ParameterError
 from igstudy.baselines.value_training import ValueConfig
 from igstudy.judge import JudgeParams
 from igstudy.report.claims import load_claims
-from igstudy.runs.critic_params import CriticParams
+from igstudy.runs.critic_params import CriticParams, RolloutConfig
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.paramfiles import OUTPUT, ParamFiles
 from igstudy.runs.params import OutputParams, notebook_parameters, notebook_params

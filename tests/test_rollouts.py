@@ -9,8 +9,8 @@ import pytest
 from mockpolicy import LetterCost, LetterReward, letter_cost, letter_reward, mock_policy
 
 from igcore import Guard, ParameterError, Prompt, RunError, ScorerError, SearchConfig, decode
-from igcore.critic.config import RolloutConfig
 from igcore.critic.rollouts import Labels, Rollout, split_by_prompt, targets
+from igstudy.runs.critic_params import RolloutConfig
 from igstudy.runs.rollout_run import load_rollouts, roll_out
 
 PROMPTS = [

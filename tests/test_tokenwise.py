@@ -6,6 +6,7 @@ import hashlib
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from mockpolicy import (
@@ -13,21 +14,25 @@ from mockpolicy import (
     LETTERS,
     LetterCost,
     LetterReward,
+    MockModel,
     letter_cost,
     letter_reward,
     logits_of,
     mock_policy,
     probabilities,
 )
+from scipy.stats import chisquare, kstest
 from tiny import tiny_tokenizer
-from tinymodels import Counter, tiny
+from tinymodels import PROMPTS as IDS
+from tinymodels import Counter, reencode, tiny
 
-from igcore import METHODS, Guard, ParameterError, Prompt, decode
+from igcore import METHODS, Guard, ParameterError, PolicyError, Prompt, decode
 from igcore.engine.agreement import fits
+from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import random_key
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.policy import Policy
-from igstudy.baselines.args import TOKEN_SCORES
+from igstudy.baselines.args import TOKEN_SCORES, gumbel, propose
 from igstudy.runs.decode_params import Settings
 
 ARGS = [name for name in METHODS if name.startswith("args")]
@@ -382,3 +387,80 @@ def test_where_nothing_could_be_scored_the_policy_decides():
 def test_bad_settings_are_named(settings, message):
     with pytest.raises(ParameterError, match=message):
         mock_answers("args", ["ab"], **settings)
+
+
+# --- proposals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache", ["shared", "dynamic"])
+def test_proposed_tokens_are_the_most_probable_and_nothing_is_read_for_them(cache):
+    """Guards `propose` against sequences read alone: rows left out, in another order, doubled."""
+    llama = tiny("llama")
+    engine = LocalEngine(llama, {-1}, cache)
+    engine.open(IDS)
+    before = engine.rows.logits.clone()
+    for rows in ([0, 1, 2], [2, 0], [1, 1]):
+        with Counter(llama) as counter:
+            block = propose(engine, rows, 3)
+        assert counter.tokens == 0 and torch.equal(before, engine.rows.logits)
+        assert block.encoded == [0] * len(block.tokens) and block.log_q == block.log_p
+        for i, row in enumerate(rows):
+            best, tokens = reencode(llama, IDS[row])[1][-1].log_softmax(-1).topk(3)
+            own = slice(3 * i, 3 * i + 3)
+            assert block.tokens[own] == [[token] for token in tokens.tolist()]
+            assert [x for (x,) in block.log_p[own]] == pytest.approx(best.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("k", "gap", "near"), [(2, 1.9, 1), (2, 2.1, 0), (2, 0.0, 1), (1, 1.9, 0), (3, 1.9, 0)]
+)
+def test_a_proposal_is_a_near_tie_when_the_next_token_could_take_its_place(k, gap, near):
+    """Guards what is read again: two logits that each move by 1e-4 change places over a gap of
+    2e-4, and only the last place is at stake.
+    """
+    logits = [-9.0, 2.0 - gap * 1e-4, 5.0, 2.0, -1.0, -2.0, -3.0]
+    engine = LocalEngine(MockModel(lambda prefix: logits), {EOS})
+    engine.open([[1], [2, 3]])
+    block = propose(engine, [0, 1], k)
+    assert block.near == [*[[False]] * (k - 1), [bool(near)]] * 2
+    assert [t for (t,) in block.tokens] == ([2, 3, 1][:k] if gap else [2, *block.tokens[1]]) * 2
+
+
+def test_a_proposed_end_token_ends():
+    """Guards EOS among proposals: it is offered, and marked."""
+    engine = LocalEngine(MockModel(lambda prefix: [2.0, 0.0, 1.0, 3.0, -1.0, -2.0, -3.0]), {EOS})
+    engine.open([[1]])
+    block = propose(engine, [0], 3)
+    assert block.tokens == [[3], [EOS], [2]] and block.ended == [False, True, False]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_not_finite_propose_nothing(bad):
+    """Guards against a broken model, whose NaN would be the most probable token."""
+    logits = lambda prefix: [0.0, bad if prefix == (1,) else 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]  # noqa: E731
+    engine = LocalEngine(MockModel(logits), {EOS})
+    engine.open([[1]])
+    with pytest.raises(PolicyError, match="logits that are not finite"):
+        propose(engine, [0], 2)
+
+
+def test_more_proposals_than_tokens_are_refused():
+    engine = LocalEngine(MockModel(), {EOS})
+    engine.open([[1], [2]])
+    assert sorted(t for (t,) in propose(engine, [0], 7).tokens) == list(range(7))
+    message = "8 candidates per token were asked of a vocabulary of 7; lower top_k"
+    with pytest.raises(ParameterError, match=message):
+        propose(engine, [0], 8)
+
+
+def test_the_largest_of_scores_with_gumbel_numbers_is_a_draw_from_their_softmax():
+    """Guards sign and scale of the noise: the whole distribution, the draw it is made for, and both
+    ends of the bits.
+    """
+    noise = np.array(
+        [[gumbel(random_key(0, "gumbel", 0, token, i)) for token in range(4)] for i in range(4000)]
+    )
+    assert kstest(noise.ravel(), "gumbel_r").pvalue > 1e-3
+    scores = np.log([0.1, 0.2, 0.3, 0.4])
+    assert chisquare(np.bincount((scores + noise).argmax(1)), 4000 * np.exp(scores)).pvalue > 1e-3
+    assert -4 < gumbel(0) < 0 < 20 < gumbel(2**128 - 1) < 30

@@ -21,7 +21,6 @@ from igcore.critic.training import (
     mse_loss,
     train,
 )
-from igstudy.runs.folders import open_run
 
 NOTEBOOK = notebook_code("20_train_critic")
 
@@ -103,7 +102,6 @@ def test_all_features_train_to_the_same_weights_again(features, rollouts, tmp_pa
         tmp_path / "b",
         cost=LetterCost(),
         reward=LetterReward(),
-        opening=open_run,
     )
     assert torch.equal(torch.get_rng_state(), before)
     assert same(a, b)
@@ -130,7 +128,7 @@ def test_interrupted_training_goes_on_to_the_same_weights(after, rollouts, tmp_p
     monkeypatch.setattr(loop._Trainer, "_learn", stopping)
     with pytest.raises(Stop):
         trained(rollouts, tmp_path / "parts", epochs=4, dropout=0.3)
-    assert not (tmp_path / "parts" / "manifest.json").exists()
+    assert not (tmp_path / "parts" / "critic.json").exists()
     began = []
     monkeypatch.setattr(
         loop._Trainer, "_learn", lambda self, epoch: began.append(epoch) or learn(self, epoch)
@@ -144,33 +142,22 @@ def test_interrupted_training_goes_on_to_the_same_weights(after, rollouts, tmp_p
     assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == [
         "critic.json",
         "critic.safetensors",
-        "manifest.json",
-        "params.json",
     ]
 
 
-def test_finished_training_is_not_repeated_and_other_settings_start_anew(
-    rollouts, tmp_path, monkeypatch, capsys
-):
-    """Guards the folder's identity: the same settings load, other settings or rollouts train."""
-    first = trained(rollouts, tmp_path / "c", epochs=1)
-    runs = []
-    run = loop._Trainer.run
-    monkeypatch.setattr(loop._Trainer, "run", lambda self: runs.append(1) or run(self))
-    assert same(first, trained(rollouts, tmp_path / "c", epochs=1)) and not runs
-    trained(rollouts, tmp_path / "c", epochs=1, lr=1e-3)
-    trained(rollouts[:-1], tmp_path / "c", epochs=1, lr=1e-3)
-    assert len(runs) == 2 and "config.lr changed" in capsys.readouterr().out
+def test_a_checkpoint_of_another_training_is_not_resumed(rollouts, tmp_path, monkeypatch):
+    """Guards a folder in which a training with other settings or rollouts was stopped."""
+    check = loop._Trainer._stale
+    monkeypatch.setattr(loop._Trainer, "_stale", lambda self: self.history and 1 / 0)
     # the same costs at block ends, and another one between them
-    between = [replace(r, worst=[cost + 1 for cost in r.worst]) for r in rollouts[:-1]]
-    trained(between, tmp_path / "c", epochs=1, lr=1e-3)
-    assert len(runs) == 3 and "rollouts changed" in capsys.readouterr().out
-    code = {"identity": {"code": {"igcore.x": "1"}}}
-    scorers = {"cost": LetterCost(), "reward": LetterReward(), "opening": open_run}
-    config = replace(CONFIG, epochs=1, lr=1e-3)
-    for _ in range(2):  # other code trains, the same code does not
-        train(policy(), between, config, tmp_path / "c", **scorers, **code)
-    assert len(runs) == 4 and "code changed since" in capsys.readouterr().out
+    between = [replace(r, worst=[cost + 1 for cost in r.worst]) for r in rollouts]
+    for part, lr in ((rollouts, 1e-3), (between, 1e-2)):
+        with pytest.raises(ZeroDivisionError):
+            trained(part, tmp_path / "c", epochs=2, lr=lr)
+    monkeypatch.setattr(loop._Trainer, "_stale", check)
+    first = trained(rollouts, tmp_path / "alone", epochs=2, lr=1e-2)
+    assert len(list((tmp_path / "c").glob("checkpoint-*"))) == 2
+    assert same(first, trained(rollouts, tmp_path / "c", epochs=2, lr=1e-2))
 
 
 def test_training_stops_when_validation_no_longer_falls(rollouts, tmp_path):

@@ -18,20 +18,18 @@ from torch.nn.functional import gelu
 
 from igcore import Guard, ParameterError, PolicyError, Prompt, decode
 from igcore.critic import loop
-from igcore.critic.config import RolloutConfig
 from igcore.critic.rollouts import Rollout
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import NEAR_TIE
 from igstudy.baselines.re_control import load_value, save_value
 from igstudy.baselines.value_training import ValueConfig, of_first, train_value, value_source
+from igstudy.runs.critic_params import RolloutConfig
 from igstudy.runs.decode_params import Settings
-from igstudy.runs.folders import open_run
 from igstudy.runs.rollout_run import roll_out
 
 NOTEBOOK = notebook_code("20_train_critic")
 expectations, value_table = NOTEBOOK.expectations, NOTEBOOK.value_table
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
-TRAINING = SCORERS | {"opening": open_run}
 TEXTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())]
 CONFIG = Settings(
     budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=8, group_size=3, value_steps=5
@@ -256,7 +254,7 @@ def rollouts(tmp_path_factory):
 
 
 def trained(rollouts, folder, **changes):
-    return train_value(letters(), rollouts, replace(LEARNT, **changes), folder, **TRAINING)
+    return train_value(letters(), rollouts, replace(LEARNT, **changes), folder, **SCORERS)
 
 
 def test_a_network_learns_what_the_responses_end_with(rollouts, tmp_path):
@@ -333,7 +331,7 @@ def test_a_prompt_of_one_token_has_no_row_of_its_own(tmp_path):
         rollout("bc", [], 2.0, 1.0, ended=True),
     ]
     assert value_source(policy, made[:1], 1).responses == [[2, 3]]
-    value = train_value(policy, made * 4, replace(LEARNT, validation=0.5), tmp_path, **TRAINING)
+    value = train_value(policy, made * 4, replace(LEARNT, validation=0.5), tmp_path, **SCORERS)
     assert value.about["n_rollouts"] == 8 and value.about["n_prompts"] == 2
 
 

@@ -7,10 +7,9 @@ from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer
 from tinymodels import tiny
 
 from igcore import Prompt
-from igcore.critic.config import RolloutConfig
 from igcore.critic.training import CriticConfig, train
 from igcore.policy import Policy
-from igstudy.runs.folders import open_run
+from igstudy.runs.critic_params import RolloutConfig
 from igstudy.runs.rollout_run import roll_out
 
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(30)]
@@ -50,6 +49,5 @@ def trained(rollouts, folder, dtype=torch.float32, shared=None, **changes):
         folder,
         cost=LetterCost(),
         reward=LetterReward(),
-        opening=open_run,
         shared=shared,
     )

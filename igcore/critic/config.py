@@ -1,4 +1,4 @@
-"""Settings of rollouts and of networks trained on them, with their allowed ranges."""
+"""Settings of networks trained on rollouts, with their allowed ranges."""
 
 from typing import Annotated, Literal
 
@@ -7,37 +7,6 @@ from pydantic import Field
 from ..config import Accounting, Checks
 from ..settings import Budget, Count, Discount, Rows, Seed, Share, Weight, one_of, settings
 from .latent import FEATURES
-
-
-@settings(kw_only=True)
-class RolloutConfig:
-    """How rollouts are sampled.
-
-    Attributes
-    ----------
-    n_rollouts : int
-        Responses per prompt.
-    max_new_tokens : int
-        Length at which a response is finished [T].
-    block_size : int
-        Policy tokens between the prefixes that the cost model scores, for accountings that look
-        before the end.
-    checks : str
-        Where a search under ``peak`` will look at the cost, see `igcore.SearchConfig`.
-    group_size : int
-        Prompts decoded together; part of the settings, because float sums depend on it in their
-        last bits.
-    seed : int
-        With (prompt, response, position) it decides every token. A search with the same seed has
-        the same random numbers.
-    """
-
-    n_rollouts: Count = 5
-    max_new_tokens: Count = 32
-    block_size: Count = 8
-    checks: Checks = "word"
-    group_size: Count = 32
-    seed: int = 1
 
 
 @settings(kw_only=True)

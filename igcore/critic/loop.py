@@ -5,8 +5,7 @@ An objective, such as `igcore.critic.training.CriticObjective`, says what the ne
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from ..errors import ParameterError
-from ..files import digest_of
+from ..files import DIGITS, digest_of
 from ..policy import Policy
 from ..progress import progress
 from .config import TrainingConfig
@@ -26,22 +25,15 @@ from .latent import ENCODE, Source
 from .rollouts import Rollout, split_by_prompt
 
 Losses = dict[str, float]  # epoch, the loss and its terms, by name
-Opening = Callable[[Path, dict[str, Any]], AbstractContextManager[Any]]
 
 
-def fit(
-    objective: Any,
-    policy: Policy,
-    rollouts: Sequence[Rollout],
-    folder: Path,
-    opening: Opening,
-    identity: Mapping[str, Any] | None = None,
-) -> None:
+def fit(objective: Any, policy: Policy, rollouts: Sequence[Rollout], folder: Path) -> None:
     """Train a network and save it.
 
-    Training can be stopped at any time: the next start resumes after the last epoch and gives the
-    same weights. accelerate handles device and mixed precision. On a CPU the weights depend on the
-    seed alone; on a GPU sums may differ in their last bits, and dropout draws otherwise.
+    Training can be stopped at any time: the next start in the same folder, with the same settings
+    and rollouts, resumes after the last epoch and gives the same weights. accelerate handles device
+    and mixed precision. On a CPU the weights depend on the seed alone; on a GPU sums may differ in
+    their last bits, and dropout draws otherwise.
 
     Parameters
     ----------
@@ -53,46 +45,31 @@ def fit(
     rollouts : sequence of Rollout
         Of two prompts or more; each has at least one row.
     folder : Path
-        Gets, last, ``manifest.json``. One that was trained under other settings or on other
-        rollouts is moved aside.
-    opening : callable
-        Opens the folder for settings on which the weights depend.
-    identity : mapping, optional
-        Anything else on which the weights depend, as JSON values, such as digests of code; a resume
-        compares it, too.
+        Gets the network's files, and until then a checkpoint.
     """
     config = objective.config
     parts = split_by_prompt(rollouts, config.validation)
-    content = [
-        [r.prompt_id, r.tokens, repr(r.costs), repr(r.worst), repr(r.reward)] for r in rollouts
-    ]
-    params = dict(identity or {}) | {
+    # named by all that the weights depend on: a checkpoint of another training is never resumed
+    depends = [asdict(config), asdict(objective.spec), list(map(repr, rollouts))]
+    checkpoint = folder / f"checkpoint-{digest_of(depends)[:DIGITS]}.pt"
+    accelerator = Accelerator(mixed_precision=config.mixed_precision)
+    began = time.perf_counter()
+    sources = [objective.source(policy, part) for part in parts]
+    latents_s = time.perf_counter() - began
+    cuda = [accelerator.device] if accelerator.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):  # the user's random state stays as it is
+        trainer = _Trainer(accelerator, objective, parts, sources, checkpoint)
+        network = trainer.run()
+    network.about = {
+        "history": trainer.history,
+        "train_s": trainer.seconds,
+        "latents_s": latents_s,
         "config": asdict(config),
-        "spec": asdict(objective.spec),
-        "rollouts": digest_of(content),
+        "n_rollouts": len(rollouts),
+        "n_prompts": len({r.prompt_id for r in rollouts}),
     }
-    with opening(folder, params) as run:
-        if not (folder / "manifest.json").exists():
-            accelerator = Accelerator(mixed_precision=config.mixed_precision)
-            began = time.perf_counter()
-            sources = [objective.source(policy, part) for part in parts]
-            latents_s = time.perf_counter() - began
-            cuda = [accelerator.device] if accelerator.device.type == "cuda" else []
-            checkpoint = folder / "checkpoint.pt"
-            with torch.random.fork_rng(devices=cuda):  # the user's random state stays as it is
-                trainer = _Trainer(accelerator, objective, parts, sources, checkpoint)
-                network = trainer.run()
-            network.about = {
-                "history": trainer.history,
-                "train_s": trainer.seconds,
-                "latents_s": latents_s,
-                "config": asdict(config),
-                "n_rollouts": len(rollouts),
-                "n_prompts": len({r.prompt_id for r in rollouts}),
-            }
-            objective.save(network, rollouts, folder)
-            run.finish(params)  # the manifest; with it the checkpoint is of no more use
-            checkpoint.unlink()
+    objective.save(network, rollouts, folder)
+    checkpoint.unlink()  # only now: a start that is stopped before must find it
 
 
 class _Trainer:

@@ -34,7 +34,7 @@ class Rollout:
     reward : float
         Of the whole response; higher is better, NaN where the scorer failed.
     block_size, max_new_tokens : int
-        See `RolloutConfig`.
+        Tokens between the prefixes of `costs`, and length at which the response is finished [T].
     """
 
     prompt_id: str

@@ -8,7 +8,7 @@ with s the standard deviation of the task cost over the rollouts, so that both t
 in any unit of the reward. The loop is in `igcore.critic.loop`, which trains other networks as well.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ..scorers import Scorer
 from .config import CriticConfig
 from .files import Network
 from .latent import Latents, Source, middle_layer, shape_of
-from .loop import Opening, fit
+from .loop import fit
 from .network import Critic, Spec, load_critic, save_critic
 from .rollouts import Labels, Rollout, split_by_prompt
 
@@ -195,8 +195,6 @@ def train(
     *,
     cost: Scorer,
     reward: Scorer,
-    opening: Opening,
-    identity: Mapping[str, Any] | None = None,
     shared: SharedSources | None = None,
 ) -> Critic:
     """Train a critic and save it, see `igcore.critic.loop.fit`.
@@ -207,9 +205,7 @@ def train(
         Of this policy, scored by `cost` and `reward`, on prompts of the training split (see
         `igstudy.prompts`): a threshold is calibrated on prompts that the critic has not seen.
     folder : Path
-        Gets ``critic.safetensors``, ``critic.json`` and, last, ``manifest.json``.
-    opening, identity
-        See `igcore.critic.loop.fit`.
+        Gets ``critic.safetensors`` and ``critic.json``.
     shared : SharedSources, optional
         For several critics of the same rollouts.
 
@@ -236,5 +232,5 @@ def train(
             f"{spec.budget}; choose a budget between {costs[0]:.3g} and {costs[-1]:.3g}"
         )
     objective = CriticObjective(spec, config, shared or SharedSources())
-    fit(objective, policy, rollouts, Path(folder), opening, identity)
+    fit(objective, policy, rollouts, Path(folder))
     return load_critic(folder, policy=policy, cost=cost, reward=reward)

@@ -11,7 +11,7 @@ Steering = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass
 class Block:
-    """Candidates of one call of `sample_block` or `propose`, in the order of its rows.
+    """Candidates of one call of `sample_block`, in the order of its rows.
 
     Attributes
     ----------

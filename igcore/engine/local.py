@@ -11,8 +11,7 @@ rows::
 For every row it keeps the KV cache of all layers (the paper's h_t), the last hidden state after the
 final norm (o_t) and the reference logits W o_t, so that no prefix is encoded twice. The model reads
 every sampled token, except the last one of a response, so that o_t and h_t are those of the block's
-end. It reads a proposed token only when the token is selected. A row leaves the batch as soon as it
-ends.
+end. A row leaves the batch as soon as it ends.
 
 Where the model allows it, all rows of a prompt share one KV cache of the prompt
 (`igcore.engine.prefix_cache`). Otherwise every row has transformers' own cache
@@ -26,12 +25,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import ParameterError
 from .agreement import Rows, cache_for
 from .block import Block, Steering
 from .diversity import Factors, Penalty
 from .kv_cache import History
-from .sampling import NEAR_TIE, WORDS, Drawn, RowFactors, check_finite, draw, uniforms
+from .sampling import WORDS, Drawn, RowFactors, draw, uniforms
 
 # a block, and the state and row of its live candidates
 Sampled = tuple[Block, dict[int, tuple[Rows, int]]]
@@ -94,7 +92,6 @@ class LocalEngine:
         # live candidate of any round -> the state and the row that it has
         self._places: dict[int, tuple[Rows, int]] = {}
         self._drawn = 0  # number of candidates of all rounds so far
-        self._unread: dict[int, int] = {}  # candidate -> proposed token that is not encoded yet
 
     def open(self, prompts: Sequence[Sequence[int]]) -> None:
         """Prefill the prompts, one row each: B sequences of at least one token id."""
@@ -207,50 +204,6 @@ class LocalEngine:
         log_p = reference.gather(1, index[:, None])[:, 0]
         return tokens, log_p.tolist(), log_q, near
 
-    @torch.inference_mode()
-    def propose(self, rows: Sequence[int], k: int) -> Block:
-        """Offer the k most probable next tokens of each row, the most probable first.
-
-        Each is a candidate of one token. Nothing is sampled or encoded: the model reads a token
-        when it is selected. Where logits that move by `igcore.engine.sampling.NEAR_TIE` could
-        replace the k-th token, the row is read again alone.
-
-        Raises
-        ------
-        ParameterError
-            When the vocabulary has fewer than k tokens.
-        PolicyError
-            When a logit is not finite.
-        """
-        log_p = self.rows.logits[list(rows)].log_softmax(-1, dtype=torch.float32)  # (R, V)
-        vocabulary = log_p.shape[1]
-        if k > vocabulary:
-            raise ParameterError(
-                f"{k} candidates per token were asked of a vocabulary of {vocabulary}; lower top_k"
-            )
-        check_finite(log_p.amax(1))
-        best, ids = log_p.topk(min(k + 1, vocabulary))  # (R, k + 1), the last to see near ties
-        # the last of each row may trade places with the one left out
-        near = (best[:, k - 1] - best[:, -1] < 2 * NEAR_TIE) & (k < vocabulary)  # (R,)
-        for i in near.nonzero()[:, 0].tolist():
-            alone = self.rows.alone(rows[i], self.sequences[rows[i]])
-            log_p[i] = alone.logits[0].log_softmax(-1, dtype=torch.float32)
-            best[i], ids[i] = log_p[i].topk(best.shape[1])
-        tokens = ids[:, :k].flatten().tolist()
-        values = best[:, :k].flatten().tolist()
-        block = Block.empty(self._drawn, len(tokens))
-        for c, (token, value) in enumerate(zip(tokens, values, strict=True)):
-            is_last = (c + 1) % k == 0
-            block.append(c, token, value, value, is_last and bool(near[c // k]))
-            block.ended[c] = token in self.eos_ids
-            if not block.ended[c]:
-                # k candidates share one row until `select` encodes them
-                self._places[self._drawn + c] = (self.rows, rows[c // k])
-                self._unread[self._drawn + c] = token
-                self._grown[self._drawn + c] = [*self.sequences[rows[c // k]], token]
-        self._drawn += len(tokens)
-        return block
-
     def rollback(self, keep: Sequence[int] = ()) -> None:
         """Return to the rows at the block's start, so that the next `sample_block` is a retry.
 
@@ -288,11 +241,7 @@ class LocalEngine:
         if not candidates:
             self._start(None, [])
             return
-        # the model reads proposed tokens only now
-        unread = [self._unread[c] for c in candidates if c in self._unread]
-        rows = self.rows.gather(self._places_of(candidates), room=1 if unread else 0)
-        if unread:
-            rows = rows.step(range(len(candidates)), unread)
+        rows = self.rows.gather(self._places_of(candidates))
         self._start(rows, [self._grown[c] for c in candidates])
 
     def history(self, candidates: Sequence[int], keys: bool = True) -> History:

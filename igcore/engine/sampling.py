@@ -47,15 +47,6 @@ def uniforms(keys: Sequence[int]) -> npt.NDArray[np.float64]:
     return (words + 0.5) * 2.0**-32
 
 
-def gumbel(key: int) -> float:
-    """Return a standard Gumbel number.
-
-    With such a number added to each of some scores, the highest is a sample from their softmax.
-    """
-    u = uniforms([key])[0, 0]
-    return float(-np.log(-np.log(u)))
-
-
 def check_finite(numbers: Tensor) -> None:
     """Raise ``PolicyError`` where logits gave a number that is not finite."""
     if not numbers.isfinite().all():

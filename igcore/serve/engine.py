@@ -23,7 +23,7 @@ It differs from a local engine in this:
   from. So log q of such a block is NaN, and with it the KL of its round in a trace.
 * llama.cpp's server gives no probability of a token inside a character of several tokens. All
   log-probabilities of such a sample are NaN.
-* No near tie is seen, and none is counted. No token is proposed, which ARGS needs.
+* No near tie is seen, and none is counted. No logits are kept, which ARGS needs.
 """
 
 import math

@@ -14,9 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from igcore.beams import Method, lagrangian, safety_cost, task_cost
+import numpy as np
+import torch
+
+from igcore.beams import Beam, Method, lagrangian, safety_cost, task_cost
 from igcore.config import SearchConfig
-from igcore.engine.sampling import gumbel, random_key
+from igcore.engine.block import Block
+from igcore.engine.local import LocalEngine
+from igcore.engine.sampling import NEAR_TIE, check_finite, random_key, uniforms
+from igcore.errors import ParameterError
 from igcore.search import (
     Batch,
     answers,
@@ -103,7 +109,7 @@ def args(batch: Batch) -> list[Emission]:
     while going := [search for search in batch.searches if search.live]:
         beams = [search.live[0] for search in going]  # ARGS keeps one beam per prompt
         with batch.work.timed("generate"):
-            block = batch.engine.propose([beam.row for beam in beams], config.top_k)
+            block = propose(batch.engine, [beam.row for beam in beams], config.top_k)
         pairs = list(zip(going, beams, strict=True))
         candidates = candidates_of(
             batch, block, [pair for pair in pairs for _ in range(config.top_k)]
@@ -118,11 +124,65 @@ def args(batch: Batch) -> list[Emission]:
             # of a tie the more probable token: proposals come in that order
             search.beams = [own[weights.index(min(weights))].beam]
             batch.work.saw_block(search)
+        if chosen := [search.live[0] for search in going if search.live]:
+            with batch.work.timed("generate"):
+                read(batch.engine, chosen, config.top_k)
         go_on(batch)
         for search in going:  # a proposed token is read only when it is taken
             batch.work.saw_read(search, len(search.live))
         position += 1
     return answers(batch)
+
+
+@torch.inference_mode()
+def propose(engine: LocalEngine, rows: Sequence[int], k: int) -> Block:
+    """Return the k most probable next tokens of each row of an engine, the most probable first.
+
+    Each is a candidate of one token, k of them to a row. Nothing is sampled, and the model reads
+    no token before it is chosen, see `read`.
+
+    Raises
+    ------
+    ParameterError
+        When the vocabulary has fewer than k tokens.
+    PolicyError
+        When a logit is not finite.
+    """
+    # a copy, into which the near ties are written
+    log_p = engine.rows.logits[list(rows)].log_softmax(-1, dtype=torch.float32)  # (R, V)
+    vocabulary = log_p.shape[1]
+    if k > vocabulary:
+        raise ParameterError(
+            f"{k} candidates per token were asked of a vocabulary of {vocabulary}; lower top_k"
+        )
+    check_finite(log_p.amax(1))
+    best, ids = log_p.topk(min(k + 1, vocabulary))  # (R, k + 1), the last to see near ties
+    # where logits that move by NEAR_TIE could replace the k-th token, the row is read again alone
+    near = (best[:, k - 1] - best[:, -1] < 2 * NEAR_TIE) & (k < vocabulary)  # (R,)
+    for i in near.nonzero()[:, 0].tolist():
+        alone = engine.rows.alone(rows[i], engine.sequences[rows[i]])
+        log_p[i] = alone.logits[0].log_softmax(-1, dtype=torch.float32)
+        best[i], ids[i] = log_p[i].topk(best.shape[1])
+    tokens = ids[:, :k].flatten().tolist()
+    values = best[:, :k].flatten().tolist()
+    block = Block.empty(0, len(tokens))
+    for c, (token, value) in enumerate(zip(tokens, values, strict=True)):
+        is_last = (c + 1) % k == 0
+        block.append(c, token, value, value, is_last and bool(near[c // k]))
+        block.ended[c] = token in engine.eos_ids
+    return block
+
+
+def read(engine: LocalEngine, chosen: Sequence[Beam], k: int) -> None:
+    """Let the model read the last token of chosen beams, which are among k proposals to each row.
+
+    The beams get the numbers of candidates of the engine.
+    """
+    unused = [[0] for _ in chosen]  # keys: no token is sampled
+    known = [beam.tokens[-1:] for beam in chosen]
+    block = engine.sample_block([beam.row // k for beam in chosen], unused, known=known)
+    for c, beam in enumerate(chosen):
+        beam.row = block.first + c
 
 
 def ask_promising(batch: Batch, candidates: Sequence[Candidate]) -> None:
@@ -173,6 +233,15 @@ def weigh(batch: Batch, candidate: Candidate) -> float:
     position = len(candidate.parent.tokens)
     key = random_key(batch.seed, candidate.search.prompt.id, 0, candidate.tokens[0], position)
     return weighed - config.token_temperature * gumbel(key)
+
+
+def gumbel(key: int) -> float:
+    """Return a standard Gumbel number.
+
+    With such a number added to each of some scores, the highest is a sample from their softmax.
+    """
+    u = uniforms([key])[0, 0]
+    return float(-np.log(-np.log(u)))
 
 
 # --- methods --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ makes consecutive values agree. It ties the first value to the outcome, where it
 last one. Monte Carlo targets leave no such choice.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from pydantic import Field
 
 from igcore.critic.config import TrainingConfig
 from igcore.critic.latent import Latents, Source
-from igcore.critic.loop import Opening, fit
+from igcore.critic.loop import fit
 from igcore.critic.rollouts import Rollout
 from igcore.critic.training import mse_loss, names_of, set_units
 from igcore.policy import Policy
@@ -135,8 +135,6 @@ def train_value(
     *,
     cost: Scorer,
     reward: Scorer,
-    opening: Opening,
-    identity: Mapping[str, Any] | None = None,
 ) -> ValueNetwork:
     """Train a value network and save it, see `igcore.critic.loop.fit`.
 
@@ -146,9 +144,7 @@ def train_value(
         Of this policy, scored by `cost` and `reward`, on prompts of the training split. Empty
         responses count as well: they are about the prompt alone.
     folder : Path
-        Gets ``value.safetensors``, ``value.json`` and, last, ``manifest.json``.
-    opening, identity
-        See `igcore.critic.loop.fit`.
+        Gets ``value.safetensors`` and ``value.json``.
 
     Returns
     -------
@@ -167,5 +163,5 @@ def train_value(
         width=config.width,
         max_new_tokens=rollouts[0].max_new_tokens,
     )
-    fit(ValueObjective(spec, config), policy, rollouts, folder, opening, identity)
+    fit(ValueObjective(spec, config), policy, rollouts, folder)
     return load_value(folder, policy=policy, cost=cost, reward=reward)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from igcore.config import SearchConfig
-from igcore.critic.config import CriticConfig, RolloutConfig
+from igcore.config import Checks, SearchConfig
+from igcore.critic.config import CriticConfig
 from igcore.errors import ParameterError
 from igcore.models.registry import ScorerName
 from igcore.settings import Budget, Count, Named, Options, settings
@@ -16,6 +16,37 @@ from ..settings import FolderName, project_settings
 from .decode_params import RunParams
 
 Several = Annotated[int, Field(ge=2)]
+
+
+@settings(kw_only=True)
+class RolloutConfig:
+    """How rollouts are sampled.
+
+    Attributes
+    ----------
+    n_rollouts : int
+        Responses per prompt.
+    max_new_tokens : int
+        Length at which a response is finished [T].
+    block_size : int
+        Policy tokens between the prefixes that the cost model scores, for accountings that look
+        before the end.
+    checks : str
+        Where a search under ``peak`` will look at the cost, see `igcore.SearchConfig`.
+    group_size : int
+        Prompts decoded together; part of the settings, because float sums depend on it in their
+        last bits.
+    seed : int
+        With (prompt, response, position) it decides every token. A search with the same seed has
+        the same random numbers.
+    """
+
+    n_rollouts: Count = 5
+    max_new_tokens: Count = 32
+    block_size: Count = 8
+    checks: Checks = "word"
+    group_size: Count = 32
+    seed: int = 1
 
 
 @settings(kw_only=True)

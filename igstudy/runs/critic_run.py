@@ -12,16 +12,20 @@
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pandas as pd
 import torch
 
-from igcore.critic.network import Critic
+from igcore.critic.config import TrainingConfig
+from igcore.critic.files import Network
+from igcore.critic.network import Critic, load_critic
 from igcore.critic.rollouts import Rollout
-from igcore.critic.training import SharedSources, train
+from igcore.critic.training import SharedSources, names_of, train
 from igcore.engine.prepack import packed
 from igcore.errors import ParameterError
 from igcore.files import digest_of, replace_file, root
@@ -31,7 +35,7 @@ from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
 from igcore.settings import written
 
-from ..baselines.re_control import ValueNetwork
+from ..baselines.re_control import ValueNetwork, load_value
 from ..baselines.value_training import train_value
 from ..closure import loaded
 from ..linefile import read_mapping
@@ -42,6 +46,8 @@ from .critic_params import CriticParams
 from .folders import open_run
 from .identity import code_of
 from .rollout_run import load_rollouts, roll_out
+
+N = TypeVar("N", bound=Network)
 
 
 @dataclass
@@ -114,20 +120,48 @@ def critic_run(params: CriticParams) -> CriticRun:
     with packed(policy.model):
         train_ = _rollouts(params, folder / "rollouts-train", learnt, policy, scorers)
         test = _rollouts(params, folder / "rollouts-test", held_out, policy, scorers)
-        # what weights depend on besides settings and rollouts
-        identity = {"code": code_of(), "versions": versions()}
-        common = scorers | {"opening": open_run, "identity": identity}
-        configs = params.configs()
-        shared = SharedSources()
-        critics = {
-            name: train(policy, train_, config, folder / name, shared=shared, **common)
-            for name, config in configs.items()
+        # what weights depend on besides the settings of their training
+        identity = names_of(policy, cost, reward) | {
+            "code": code_of(),
+            "versions": versions(),
+            "rollouts": digest_of(list(map(repr, train_))),
         }
-        del shared  # gigabytes
+        learn = partial(train, policy, train_, shared=SharedSources(), **scorers)
+        load = partial(load_critic, policy=policy, **scorers)
+        critics = {
+            name: trained_once(folder / name, identity, config, learn, load)
+            for name, config in params.configs().items()
+        }
+        del learn  # it holds latents, gigabytes
         value = None
-        if config := params.valuing():
-            value = train_value(policy, train_, config, folder / "value", **common)
+        if valuing := params.valuing():
+            learn_value = partial(train_value, policy, train_, **scorers)
+            load_trained = partial(load_value, policy=policy, **scorers)
+            value = trained_once(folder / "value", identity, valuing, learn_value, load_trained)
     return CriticRun(params, folder, policy, cost, reward, train_, test, critics, value)
+
+
+def trained_once(
+    folder: Path,
+    identity: Mapping[str, Any],
+    config: TrainingConfig,
+    train: Callable[[TrainingConfig, Path], N],
+    load: Callable[[Path], N],
+) -> N:
+    """Train a network in a run folder, or load the one that an earlier start has finished there.
+
+    Parameters
+    ----------
+    identity : mapping
+        JSON values on which the weights depend besides the settings of their training. A folder of
+        other ones is moved aside, see `igstudy.runs.folders.open_run`.
+    """
+    with open_run(folder, {**identity, "config": asdict(config)}) as run:
+        if run.manifest.exists():
+            return load(folder)
+        network = train(config, folder)
+        run.finish(run.params)
+    return network
 
 
 def _rollouts(

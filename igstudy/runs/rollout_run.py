@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from igcore.checks import readings
-from igcore.critic.config import RolloutConfig
 from igcore.critic.rollouts import Rollout
 from igcore.engine.block import Block
 from igcore.engine.local import LocalEngine
@@ -27,6 +26,7 @@ from igcore.scorers import Scorer, check_sign
 from igcore.scoring import Cached, Tally, Text, checked_score
 
 from ..linefile import Fields, read_record
+from .critic_params import RolloutConfig
 from .folders import groups_of, open_run
 from .identity import models_identity
 
