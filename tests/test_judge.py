@@ -355,7 +355,7 @@ def scorers(monkeypatch):
         made.append(Length({"minilm-relevance": "better", "jigsaw-toxicity": "worse"}[name.name]))
         return made[-1]
 
-    monkeypatch.setattr("igstudy.judge.load_scorer", load)
+    monkeypatch.setattr("igstudy.judge.loaded", load)
     return made
 
 
