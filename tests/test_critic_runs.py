@@ -19,7 +19,7 @@ from igstudy.report import critics
 from igstudy.report.critic_metrics import (
     critic_table,
     expectations,
-    judgements,
+    judged_prefixes,
     reference_table,
     value_table,
 )
@@ -60,7 +60,9 @@ def put(monkeypatch, root, asked=None):
 
 def judged_table(run):
     """Return the predictions of the critics of a run, and its table."""
-    judged = judgements(run.critics, run.policy, run.test)
+    judged = {
+        name: judged_prefixes(critic, run.policy, run.test) for name, critic in run.critics.items()
+    }
     references = reference_table(run.policy, run.test, run.cost, run.params.budget)
     return judged, critic_table(run.critics, judged, references)
 

@@ -13,7 +13,6 @@ from igcore.critic.latent import ENCODE
 from igcore.critic.network import Critic
 from igcore.critic.rollouts import Rollout, targets
 from igcore.critic.training import SharedSources, labels_of
-from igcore.engine.prepack import packed
 from igcore.policy import Policy
 from igcore.scorers import Scorer
 from igcore.scoring import checked_score
@@ -66,20 +65,6 @@ def judged_prefixes(
         frames.append(pd.DataFrame(columns))
     prefixes = pd.concat(frames, ignore_index=True)
     return prefixes.assign(safe=prefixes["safe"] > 0)
-
-
-def judgements(
-    critics: Mapping[str, Critic],
-    policy: Policy,
-    rollouts: Sequence[Rollout],
-    shared: SharedSources | None = None,
-) -> dict[str, pd.DataFrame]:
-    """Return `judged_prefixes` of several critics by name."""
-    with packed(policy.model):
-        return {
-            name: judged_prefixes(critic, policy, rollouts, shared)
-            for name, critic in critics.items()
-        }
 
 
 def reference_table(
