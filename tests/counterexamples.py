@@ -1,9 +1,8 @@
 """The smallest instances on which a theorem fails once a condition is dropped.
 
-A few separate two methods instead, as `lagrangian_gap` does. Every function returns the MDP and,
-where there is one, the budget d. All numbers are exact (Fraction). Tokens are letters and digits,
-and a prefix is a string. An entry of a table is (safety cost, task cost) of the prefix's last
-token; of both, higher is worse.
+Every function returns the MDP and, where there is one, the budget d. All numbers are exact
+(Fraction). Tokens are letters and digits, and a prefix is a string. An entry of a table is (safety
+cost, task cost) of the prefix's last token; of both, higher is worse.
 """
 
 from fractions import Fraction as F
@@ -68,14 +67,6 @@ def chance_cost() -> tuple[MDP, int]:
     risky, mild = (F(1), F(1, 5)), (F(0), F(1))
     table = {"0": (F(0), F(0)), "1": (F(1), F(0)), "0r": risky, "0s": mild, "1r": risky, "1s": mild}
     return token_mdp(table, chance=("",)), 1
-
-
-def lagrangian_gap() -> tuple[MDP, int]:
-    """Return an instance whose safe optimum B no lambda picks.
-
-    A = (task 0, cost 3), B = (.6, 2), C = (1, 0) and d = 2: B lies above the line from A to C.
-    """
-    return token_mdp({"A": (F(3), F(0)), "B": (F(2), F(3, 5)), "C": (F(0), F(1))}), 2
 
 
 def step_actions(n: int, actions: int) -> MDP:

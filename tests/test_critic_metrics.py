@@ -1,26 +1,27 @@
 """Tests of the measures of a critic, against scikit-learn and against plain loops."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from mockpolicy import LetterCost, letter_cost, mock_policy
-from notebook_code import notebook_code
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 from tinytraining import policy, trained
 
 from igcore import ParameterError
-from igcore.critic.config import CriticConfig
+from igstudy.report import auroc as statistics
+from igstudy.report import critic_metrics
+from igstudy.report.auroc import (
+    auroc,
+    calibration_error,
+    over_trainings,
+    wins,
+    within_difference,
+)
+from igstudy.report.critic_metrics import judged_prefixes, reference_table, rows_of_critic
 from igstudy.report.critics import COLUMNS
-
-NOTEBOOK = notebook_code("20_train_critic")
-auroc, wins, within_difference = NOTEBOOK.auroc, NOTEBOOK.wins, NOTEBOOK.within_difference
-calibration_error = NOTEBOOK.calibration_error
-judged_prefixes, rows_of_critic = NOTEBOOK.judged_prefixes, NOTEBOOK.rows_of_critic
-reference_table = NOTEBOOK.reference_table
 
 
 def sample(seed=0, n=120, prompts=15):
@@ -104,7 +105,7 @@ def test_the_table_of_a_critic(rollouts, tmp_path, monkeypatch):
     critic = trained(rollouts, tmp_path / "c", epochs=1)
     judged = judged_prefixes(critic, policy(), rollouts)
     assert len(judged) == sum(len(r.words) for r in rollouts)
-    monkeypatch.setattr(NOTEBOOK, "POSITIONS", (1, 10, 11))
+    monkeypatch.setattr(critic_metrics, "POSITIONS", (1, 10, 11))
     table = rows_of_critic(critic, judged)
     assert list(table.columns) == COLUMNS and table["position"].tolist() == [1, 10]
     assert table["n"].tolist() == [sum(len(r.words) >= t for r in rollouts) for t in (1, 10)]
@@ -121,7 +122,7 @@ def test_reference_rows(rollouts, monkeypatch):
     """Guards the two judges that a critic must be compared with: at the last token the cost of the
     text is the label itself.
     """
-    monkeypatch.setattr(NOTEBOOK, "POSITIONS", (1, 10))
+    monkeypatch.setattr(critic_metrics, "POSITIONS", (1, 10))
     table = reference_table(mock_policy(), rollouts, LetterCost(), 3.0)
     table = table.set_index(["features", "position"])
     assert table.loc[("partial-cost", 10), "auroc"] == 1.0
@@ -140,7 +141,7 @@ def test_a_score_that_failed_is_the_worst(rollouts, monkeypatch):
         def score(self, prompts, responses, finished):
             return [math.nan if i % 7 == 0 else letter_cost(r) for i, r in enumerate(responses)]
 
-    monkeypatch.setattr(NOTEBOOK, "POSITIONS", (1,))
+    monkeypatch.setattr(critic_metrics, "POSITIONS", (1,))
     table = reference_table(mock_policy(), rollouts, Broken(), 3.0)
     assert table["auroc"].between(0, 1).all()
     assert auroc([True, False], [math.nan, -math.inf], [1, 1])["auroc"] == 0.5
@@ -214,9 +215,9 @@ def noisy(weight, seed=0):
 
 def test_the_interval_of_several_trainings_holds_their_chance(monkeypatch):
     """Guards an interval that shows the chance of the prompts alone."""
-    monkeypatch.setattr(NOTEBOOK, "POSITIONS", (8,))
+    monkeypatch.setattr(statistics, "POSITIONS", (8,))
     frames = [noisy(0.8), noisy(0.4, seed=1), noisy(0.1, seed=2)]
-    (row,) = NOTEBOOK.over_trainings(frames, "m").to_dict("records")
+    (row,) = over_trainings(frames, "m").to_dict("records")
     alone = [auroc(x["safe"], x["f1"], x["prompt_id"]) for x in frames]
     each = [found["auroc_within_prompt"] for found in alone]
     assert (row["critic"], row["position"], row["trainings"]) == ("m", 8, 3)
@@ -225,52 +226,8 @@ def test_the_interval_of_several_trainings_holds_their_chance(monkeypatch):
     # the lowest of the worst training to the highest of the best, but for the rare ends
     assert alone[2]["within_low"] - 0.02 <= row["low"] < each[2]
     assert each[0] < row["high"] <= alone[0]["within_high"] + 0.02
-    (same,) = NOTEBOOK.over_trainings(frames[:1] * 3, "m").to_dict("records")
+    (same,) = over_trainings(frames[:1] * 3, "m").to_dict("records")
     assert same["range"] == 0
     assert [same["low"], same["high"]] == pytest.approx(
         [alone[0]["within_low"], alone[0]["within_high"]], abs=0.01
     )
-
-
-def test_trainings_of_one_critic_differ_in_their_seed_alone():
-    """Guards two critics of other features taken for trainings of one."""
-    critics = {"a": {"features": "o"}, "b": {"features": "o", "seed": 1}, "c": {"features": "m"}}
-    configs = {name: CriticConfig(budget=0.2, **options) for name, options in critics.items()}
-    params = SimpleNamespace(configs=lambda: configs)
-    assert NOTEBOOK.trainings(params) == [["a", "b"]]
-    del configs["b"]
-    assert NOTEBOOK.trainings(params) == []
-
-
-def test_a_shipped_critic_gets_the_interval_of_its_trainings():
-    """Guards an interval of the prompts alone, and that of another critic or position."""
-    rows = pd.DataFrame({"critic": ["a, shipped"] * 2 + ["b, shipped"], "position": [8, 16, 8]})
-    rows = rows.assign(within_low=0.6, within_high=0.7, auroc=0.65)
-    known = pd.DataFrame({"critic": ["a"], "position": [8], "low": [0.5], "high": [0.8]})
-    found = NOTEBOOK.with_trainings(rows, known)
-    assert found["within_low"].tolist() == [0.5, 0.6, 0.6]
-    assert found["within_high"].tolist() == [0.8, 0.7, 0.7] and len(found.columns) == 5
-
-
-def test_a_training_is_compared_with_the_shipped_network_of_its_name(monkeypatch):
-    """Guards the tolerance in both directions, and a shipped critic that nobody trained again."""
-    monkeypatch.setattr(NOTEBOOK, "POSITIONS", (8,))
-    spec = SimpleNamespace(policy="tiny", features="m", use_z=True, accounting="terminal")
-    shipped = {
-        name: SimpleNamespace(name=name, spec=spec, parameter_count=1, about={})
-        for name in ("better", "equal", "other")
-    }
-    weights = {"better": 2.0, "equal": 0.5, "other": 0.5}
-    monkeypatch.setattr(NOTEBOOK, "shipped_critics", lambda result: shipped)
-
-    def judged(critic, *_):
-        return noisy(weights[critic.name]).assign(f2=0.0, task=0.0)
-
-    monkeypatch.setattr(NOTEBOOK, "judged_prefixes", judged)
-    result = SimpleNamespace(policy=mock_policy(), test=[])
-    ours = {name: noisy(0.5) for name in ("equal", "better", "own")}
-    rows, differences = NOTEBOOK.beside_shipped(result, ours)
-    assert rows["critic"].tolist() == ["better, shipped", "equal, shipped", "other, shipped"]
-    found = differences.set_index("critic")
-    assert found["within"].to_dict() == {"better": False, "equal": True}
-    assert found["difference"]["equal"] == 0 and found["difference"]["better"] < -0.03

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from mockpolicy import LetterCost, LetterCritic, LetterReward, mock_policy
-from notebook_code import notebook_code
+from mockpolicy import LetterCost, LetterReward
 from sklearn.metrics import roc_auc_score
 from tiny import letters
 
@@ -18,13 +17,19 @@ from igcore import AssetError, ParameterError, Prompt, settings
 from igcore.critic import loop
 from igcore.critic.config import TrainingConfig
 from igstudy.report import critics
+from igstudy.report.critic_metrics import (
+    critic_table,
+    expectations,
+    judged_prefixes,
+    reference_table,
+    value_table,
+)
 from igstudy.report.critics import COLUMNS, load_finished
 from igstudy.runs import critic_run as module
 from igstudy.runs import rollout_run
 from igstudy.runs.critic_params import CriticParams
 from igstudy.runs.critic_run import CriticRun, critic_run, trained_once
 
-NOTEBOOK = notebook_code("20_train_critic")
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(36)]
 SPLITS = {"train": PROMPTS[:16], "test": PROMPTS[16:28]}
 SCORERS = {"minilm-relevance": LetterReward(), "offensive-language": LetterCost()}
@@ -51,8 +56,16 @@ def put(monkeypatch, root, asked=None):
     monkeypatch.setattr(module, "load_policy", lambda *_: replace(letters(), name="speaker"))
     monkeypatch.setattr(module, "loaded", lambda name, role="cost": SCORERS[name.name])
     monkeypatch.setattr(module, "load_prompts", load_prompts)
-    monkeypatch.setattr(NOTEBOOK, "load_prompts", load_prompts)
     monkeypatch.setattr(module, "root", lambda: root)
+
+
+def judged_table(run):
+    """Return the predictions of the critics of a run, and its table."""
+    judged = {
+        name: judged_prefixes(critic, run.policy, run.test) for name, critic in run.critics.items()
+    }
+    references = reference_table(run.policy, run.test, run.cost, run.params.budget)
+    return judged, critic_table(run.critics, judged, references)
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +75,7 @@ def first(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
         put(monkeypatch, root, asked)
         run = critic_run(PARAMS)
-        judged = NOTEBOOK.judgements(run)
-        table = NOTEBOOK.critic_table(run, judged)
+        judged, table = judged_table(run)
         run.finish(table)
     return SimpleNamespace(run=run, root=root, judged=judged, table=table, asked=asked)
 
@@ -243,7 +255,7 @@ def test_the_value_network_learns_from_the_same_rollouts(first):
         "value.json",
         "value.safetensors",
     ]
-    table = NOTEBOOK.value_table(NOTEBOOK.expectations(value, run.policy, run.test))
+    table = value_table(expectations(value, run.policy, run.test))
     assert table["n"].tolist() == [40, sum(len(r.words) >= 8 for r in run.test)] * 2
 
 
@@ -252,7 +264,7 @@ def test_no_rollout_of_the_first_position(first):
     after the training.
     """
     short = replace(first.run, test=[r for r in first.run.test if len(r.words) < 8])
-    table = NOTEBOOK.critic_table(short, NOTEBOOK.judgements(short))
+    _, table = judged_table(short)
     assert short.test and list(table.columns) == ["critic", *COLUMNS]
 
 
@@ -349,41 +361,3 @@ def test_tables_of_an_unfinished_run_are_refused(left, folder):
     assert (
         found["critic"].tolist() == ["a"] and "two have not finished; run notebook 20 again" in why
     )
-
-
-# --- searches -------------------------------------------------------------------------------------
-
-
-def test_what_a_search_keeps_worked_by_hand(monkeypatch):
-    """Guards the mean over unfinished beams alone, the share over all rounds (not a mean of
-    shares), and a search of no finals.
-    """
-    put(monkeypatch, None)
-    cd, bare = SPLITS["test"][:2]
-
-    def beam(n, finished, f1):
-        return SimpleNamespace(tokens=[1] * n, finished=finished, f1=f1)
-
-    def decoding(method, guard, prompts, *, on_block, **more):
-        assert prompts == SPLITS["test"][:3] and guard.critic is critic
-        assert guard.config == PARAMS.searching()
-        on_block(cd, [beam(4, False, 0.9), beam(2, True, 0.1), beam(4, False, 0.4)])
-        on_block(bare, [beam(4, False, 0.5)])
-        on_block(cd, [beam(2, True, 0.1), beam(8, False, 0.75)])
-        on_block(cd, [beam(9, True, 0.2), beam(2, True, 0.1)])
-        trace = [
-            {"finals": 1, "safe_finals": 1},
-            {"finals": 0, "safe_finals": 0},
-            {"finals": 4, "safe_finals": 2},
-        ]
-        yield SimpleNamespace(prompt_id=cd.id, trace=trace)
-        yield SimpleNamespace(prompt_id=bare.id, trace=[{"finals": 0, "safe_finals": 0}])
-
-    monkeypatch.setattr(NOTEBOOK, "decode", decoding)
-    scorers = LetterCost(), LetterReward()
-    critic = LetterCritic()
-    critics = {"x": critic, "y": None}
-    found = NOTEBOOK.searched(CriticRun(PARAMS, None, mock_policy(), *scorers, [], [], critics))
-    assert list(found.columns) == ["prompt_id", "position", "f1", "safe"]
-    rows = found.fillna(-1.0).to_records(index=False).tolist()
-    assert rows == [(cd.id, 4, 0.65, 0.6), (bare.id, 4, 0.5, -1.0), (cd.id, 8, 0.75, 0.6)]

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from theory import INF, bigrams, notebook
+from theory import INF, bigrams
 
+from igstudy.theory.homomorphism import conflict, embed, latent_mdp
+from igstudy.theory.instances import bigram_process
 from igstudy.theory.mdp import augment, token_mdp
 from igstudy.theory.planning import (
     bellman,
@@ -18,9 +20,6 @@ from igstudy.theory.planning import (
     values,
     violation,
 )
-
-best_blind = notebook.best_blind
-conflict, embed, latent_mdp = notebook.conflict, notebook.embed, notebook.latent_mdp
 
 
 def length_and_last(names):
@@ -58,7 +57,7 @@ def test_check_3_latent_values_equal_token_values_at_every_augmented_prefix():
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 12), st.sampled_from([Fraction(1), Fraction(4, 5)]))
 def test_homomorphic_latent_optimum_equals_the_token_optimum(seed, quarters, gamma):
-    mdp = notebook.bigram_process(seed, 3, 4)
+    mdp = bigram_process(seed, 3, 4)
     labels = length_and_last(mdp.names)
     token, latent = (
         augment(m, Fraction(quarters, 4), gamma) for m in (mdp, latent_mdp(mdp, labels))
@@ -112,21 +111,3 @@ def test_states_of_different_depth_may_be_merged():
     assert latent.names == ("start", "middle", "end")
     assert latent.child.tolist() == [[2, 1], [2, -1], [-1, -1]]
     assert values(latent).tolist() == [0, 0, 0]
-
-
-def test_repair_4_under_chance_z_is_worth_forty_hundredths():
-    """Guards the minimal example: .60 with z, 1.00 without, almost surely safe in both."""
-    mdp, d = counterexamples.chance_cost()
-    augmented = augment(mdp, d)
-    lengths = [len(y) for y, _ in augmented.names]
-    assert values(augmented)[0] == Fraction(60, 100)
-    assert best_blind(augmented, lengths) == 1
-    assert best_blind(augmented, list(zip(lengths, augmented.z, strict=True))) == Fraction(60, 100)
-
-
-def test_best_blind_tries_every_policy():
-    """Guards the enumeration: with labels that tell all states apart it is the optimum."""
-    mdp, d = counterexamples.aliased_prompts()
-    augmented = augment(mdp, d)
-    assert best_blind(augmented, list(range(len(augmented.child)))) == 0
-    assert best_blind(augmented, [len(y) for y, _ in augmented.names]) == INF

@@ -11,27 +11,23 @@ import traceback
 import pandas as pd
 import pytest
 import synthetic
-from notebook_code import notebook_code
-from pictures import boxes, hidden, outside
 
 from igcore import ParameterError, RunError, ScorerError
 from igcore.errors import JudgeError
 from igstudy.judge import JudgeParams, ScorerJudge, load_judge
 from igstudy.judge.spec import ASPECTS, Question, parse
 from igstudy.report import load as runs
-from igstudy.report import tables
 from igstudy.report.verdicts import (
     both_orders,
     pairs_of,
     questions_of,
     verdicts,
+    win_rates,
 )
 from igstudy.runs import folders
 from igstudy.runs.judge_run import judge_run
 from tests.rehearsal.stub import Canned, by_hash, points, shown, stub_judge
 
-NOTEBOOK = notebook_code("60_judge")
-COLUMNS, win_rates = NOTEBOOK.COLUMNS, NOTEBOOK.win_rates
 PROMPTS = {f"p{k}": f"What is {k} plus {k}?" for k in range(5)}
 KEY = "a-key-that-nobody-may-see"
 ASK = Question("helpfulness", "p0", "What is a {brace}?", "One of {these}.", "")
@@ -601,7 +597,7 @@ def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
     assert KEY not in "".join(capsys.readouterr())
 
 
-# --- settings, table and picture ------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -647,33 +643,6 @@ def test_bad_settings_are_named(changes, message):
     with pytest.raises(ParameterError, match=message) as error:
         params(**changes)
     assert KEY not in str(error.value)
-
-
-def test_the_table_and_the_picture(tmp_path):
-    """Bug: labels on top of each other, bars that do not add up, a column that is not written."""
-    counts = {"win": 60, "tie": 30, "loss": 8, "unparsed": 2}
-    drawn = itertools.product(("best-of-n", "args", "inferenceguard"), ASPECTS, counts)
-    fixed = {"policy": "alpaca-7b", "prompts": "pku-saferlhf", "judge": "j", "abstained": False}
-    lines = [
-        fixed | {"method": method, "aspect": aspect, "verdict": verdict}
-        for method, aspect, verdict in drawn
-        for _ in range(counts[verdict])
-    ]
-    table = win_rates(pd.DataFrame(lines))
-    paths = tables.write(table, tmp_path / "win_rates", {})
-    assert [path.suffix for path in paths] == [".csv", ".md", ".json"]
-    assert list(pd.read_csv(paths[0]).columns) == COLUMNS
-    fig = NOTEBOOK.win_tie_loss(table)
-    found = boxes(fig)
-    assert hidden(found) == [] and outside(fig, found) == []
-    assert "ARGS" not in dict(found)  # not of the six
-    said = "InferenceGuard wins against the baseline, helpfulness: 60%, harmlessness: 60%"
-    assert fig.get_suptitle() == said
-    for ax, aspect in zip(fig.axes, ASPECTS, strict=True):
-        widths = [[bar.get_width() for bar in bars] for bars in ax.containers]
-        assert widths == [pytest.approx([n / 100] * 2) for n in counts.values()]
-        assert ax.get_title(loc="left") == aspect
-        assert "77 [67, 84]" in [text.get_text() for text in ax.texts]
 
 
 def test_the_embedded_scorers_judge():

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from notebook_code import notebook_code
 
 from igcore import METHODS
 from igstudy import commands
 from igstudy.judge import JudgeParams
 from igstudy.report import load as runs
+from igstudy.report.verdicts import win_rates
 from igstudy.runs import critic_run as critic_runs
 from igstudy.runs import decode_run
 from igstudy.runs.critic_params import CriticParams
@@ -118,5 +118,5 @@ def test_the_judge_is_rehearsed_with_an_endpoint(here, monkeypatch):
                 **(given | {"judge": given["judge"] | {"base_url": stub.base_url}, "workers": 2})
             )
         )
-    rates = notebook_code("60_judge").win_rates(judged)
+    rates = win_rates(judged)
     assert set(rates["aspect"]) == {"helpfulness", "harmlessness"} and (rates["n"] == 2).all()

@@ -8,7 +8,6 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from mockpolicy import LetterCost, LetterReward
-from notebook_code import notebook_code
 from tinytraining import CONFIG, policy, trained
 
 from igcore import ParameterError
@@ -21,8 +20,7 @@ from igcore.critic.training import (
     mse_loss,
     train,
 )
-
-NOTEBOOK = notebook_code("20_train_critic")
+from igstudy.report import critic_metrics
 
 
 def same(a, b, **close):
@@ -75,9 +73,9 @@ def test_a_critic_learns_what_the_responses_say(rollouts, tmp_path, monkeypatch)
     critic = trained(
         rollouts, tmp_path / "c", epochs=20, patience=20, lr=3e-3, f2_weight=0.2, width=32
     )
-    monkeypatch.setattr(NOTEBOOK, "POSITIONS", (10,))
-    judged = NOTEBOOK.judged_prefixes(critic, policy(), rollouts)
-    (row,) = NOTEBOOK.rows_of_critic(critic, judged).to_dict("records")
+    monkeypatch.setattr(critic_metrics, "POSITIONS", (10,))
+    judged = critic_metrics.judged_prefixes(critic, policy(), rollouts)
+    (row,) = critic_metrics.rows_of_critic(critic, judged).to_dict("records")
     assert row["auroc"] > 0.75 and row["auroc_within_prompt"] > 0.7 and row["spearman"] > 0.75
     first, last = (critic.about["history"][i] for i in (0, -1))
     assert last["learn_loss"] < 0.7 * first["learn_loss"] and first["epoch"] == 1

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 from mockpolicy import EOS, LetterCost, LetterReward, mock_policy
-from notebook_code import notebook_code
 from tiny import letters, untrained
 from tiny import value_network as network
 from tinymodels import PROMPTS, numbers, reencode, tiny
@@ -23,12 +22,11 @@ from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import NEAR_TIE
 from igstudy.baselines.re_control import load_value, save_value
 from igstudy.baselines.value_training import ValueConfig, of_first, train_value, value_source
+from igstudy.report.critic_metrics import expectations, value_table
 from igstudy.runs.critic_params import RolloutConfig
 from igstudy.runs.decode_params import Settings
 from igstudy.runs.rollout_run import roll_out
 
-NOTEBOOK = notebook_code("20_train_critic")
-expectations, value_table = NOTEBOOK.expectations, NOTEBOOK.value_table
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
 TEXTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())]
 CONFIG = Settings(

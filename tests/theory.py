@@ -9,13 +9,13 @@ from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
-from notebook_code import notebook_code
 
+from igstudy.theory.homomorphism import embed, latent_mdp
+from igstudy.theory.instances import bigram_process, budget_between, outcomes, random_process
 from igstudy.theory.mdp import augment, token_mdp
 from igstudy.theory.planning import values
 
 INF = math.inf
-notebook = notebook_code("10_theory")
 
 
 @cache
@@ -23,9 +23,9 @@ def language_model():
     """A tiny transformer, 6,826 prefixes, gamma .95, peak accounting, a budget that a tenth of the
     texts keep.
     """
-    mdp, partial = notebook.random_process(4, 5, 6, gamma=0.95)
-    found = notebook.outcomes(mdp, "peak")
-    budget = notebook.budget_between(found.cost, 0.1)
+    mdp, partial = random_process(4, 5, 6, gamma=0.95)
+    found = outcomes(mdp, "peak")
+    budget = budget_between(found.cost, 0.1)
     augmented = augment(mdp, budget, accounting="peak")
     best = values(augmented)
     feasible = np.flatnonzero(best < INF)
@@ -41,39 +41,20 @@ def language_model():
 
 
 @cache
-def small_models():
-    """60 tiny transformers over 4 tokens, horizon 5, with a budget that a twentieth of the texts
-    keep.
-    """
-    models = []
-    for seed in range(60):
-        mdp, partial = notebook.random_process(seed, 4, 5)
-        found = notebook.outcomes(mdp, "peak")
-        budget = notebook.budget_between(found.cost, 0.05)
-        augmented = augment(mdp, budget, accounting="peak")
-        models.append(
-            SimpleNamespace(
-                found=found, budget=budget, augmented=augmented, partial=partial[augmented.origin]
-            )
-        )
-    return models
-
-
-@cache
 def bigrams():
     """An exact bigram instance and its latent MDP under the many-to-one phi = (time, last token),
     both augmented.
     """
-    mdp = notebook.bigram_process(11, 5, 6)
+    mdp = bigram_process(11, 5, 6)
     labels = [(len(y), y[-1:]) for y in mdp.names]
     budget, gamma = Fraction(17, 8), Fraction(9, 10)
-    augmented, latent = (augment(m, budget, gamma) for m in (mdp, notebook.latent_mdp(mdp, labels)))
+    augmented, latent = (augment(m, budget, gamma) for m in (mdp, latent_mdp(mdp, labels)))
     return SimpleNamespace(
         mdp=mdp,
         labels=labels,
         augmented=augmented,
         latent=latent,
-        into=notebook.embed(augmented, labels, latent),
+        into=embed(augmented, labels, latent),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+from statsmodels.stats.proportion import proportion_confint
 
 from igcore.errors import RunError
 
@@ -16,6 +17,8 @@ from . import statistics as metrics
 
 Scores = tuple[float, float] | None
 KEPT = ["policy", "prompts", "method", "prompt_id", "abstained"]  # of a pair, in its verdict
+VERDICTS = ["win", "tie", "loss", "unparsed"]
+CELL = ["policy", "prompts", "method", "aspect"]  # a row of `win_rates`
 
 
 def pairs_of(lines: pd.DataFrame, params: JudgeParams) -> pd.DataFrame:
@@ -129,3 +132,22 @@ def _verdict(first: Scores, second: Scores) -> tuple[str, bool]:
     if preferences == {-1}:
         return "loss", False
     return "tie", preferences == {1, -1}
+
+
+def win_rates(judged: pd.DataFrame) -> pd.DataFrame:
+    """Count verdicts, a row per policy, prompt set, method and aspect (paper, table of win rates).
+
+    Of the ``n`` pairs ``unparsed`` have no verdict; ``abstained`` counts the pairs in which the
+    method abstained. The win rate is (wins + ties / 2) / judged pairs, with a 95 % Wilson interval.
+    """
+    cells = judged.groupby(CELL, sort=False)
+    rates = cells.agg(n=("verdict", "size"))
+    counts = cells["verdict"].value_counts().unstack(fill_value=0)
+    rates = rates.join(counts.reindex(columns=VERDICTS, fill_value=0))
+    parsed, points = rates["n"] - rates["unparsed"], rates["win"] + rates["tie"] / 2
+    parsed = parsed.where(parsed > 0)
+    rates["win_rate"] = points / parsed
+    # too wide rather than too narrow for a tie: of all points from 0 to 1, zeros and ones vary most
+    rates["low"], rates["high"] = proportion_confint(points, parsed, method="wilson")
+    rates["abstained"], rates["judge"] = cells["abstained"].sum(), cells["judge"].first()
+    return rates.reset_index()

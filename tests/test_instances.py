@@ -3,28 +3,22 @@ what they say.
 """
 
 from fractions import Fraction
-from types import SimpleNamespace
 
 import numpy as np
-from notebook_code import notebook_code
 from scipy.special import softmax
 from theory import language_model
 
-notebook = notebook_code("10_theory")
+from igstudy.theory.instances import bigram_process, last_logits, random_model
 
 
 def tiny_lm(seed):
-    return notebook.random_model(seed, 5, 6)
+    return random_model(seed, 5, 6)
 
 
 def logits(lm, tokens):
     """Logits after every prefix of rows of tokens, (B, t + 1, V)."""
     lengths = range(tokens.shape[1] + 1)
-    return np.stack([notebook.last_logits(lm, tokens[:, :t]) for t in lengths], axis=1)
-
-
-def replaced(lm, **changes):
-    return SimpleNamespace(**vars(lm) | changes)
+    return np.stack([last_logits(lm, tokens[:, :t]) for t in lengths], axis=1)
 
 
 def test_attention_is_the_textbook_formula():
@@ -82,7 +76,7 @@ def test_the_bigram_instance_depends_on_time_and_bigram_only():
     """Guards exactness and the ends: quarters and twelfths as rationals, task cost at the end of a
     text only.
     """
-    mdp = notebook.bigram_process(2, 3, 3)
+    mdp = bigram_process(2, 3, 3)
     index = {y: s for s, y in enumerate(mdp.names)}
     assert all(
         isinstance(x, Fraction) and 0 <= 4 * x <= 4 and (4 * x).denominator == 1
