@@ -28,7 +28,7 @@ from pathlib import Path
 
 from igcore.errors import IgcoreError
 from igstudy.paper import MEASURED as PRINTED
-from igstudy.paper import swept
+from igstudy.paper import MAIN_PROFILES, SWEPT, is_deferred
 from igstudy.runs.jobs import configured, lock, request, unfinished
 from igstudy.runs.paramfiles import ParamFiles
 
@@ -81,7 +81,7 @@ DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for suffix in SUFFIXES for
 TRAINED = [path.stem.removeprefix("critic-") for path in FILES.files("critic")]
 CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
 WITH_CRITICS = ["critic"] if CRITICS else []
-PAPER = [f"paper_{table}" for table in PRINTED if not swept.waits(PROFILE, table)]
+PAPER = [f"paper_{table}" for table in PRINTED if not is_deferred(PROFILE, table)]
 TABLE, PICTURE = ("csv", "md", "json"), ("png", "pdf", "json")  # how the names of their files end
 TABLES = [
     f"{FIGURES}/tables/{name}.{end}"
@@ -120,10 +120,10 @@ ABLATIONS = [
         for end in PICTURE
     ],
 ]
-MAIN, MAIN_RUNS = swept.MAIN.get(PROFILE), []  # the profile beside whose runs these are the sweeps
+MAIN, MAIN_RUNS = MAIN_PROFILES.get(PROFILE), []  # the profile beside whose runs these are the sweeps
 if MAIN and not unfinished(MAIN, Path()):  # else notebook 45 says what is missing
     MAIN_RUNS = sorted(map(str, Path(f"runs/{MAIN}").glob("decode-*/manifest.json")))
-    ABLATIONS += [f"{FIGURES}/tables/paper_{table}.{end}" for table in swept.TABLES for end in TABLE]
+    ABLATIONS += [f"{FIGURES}/tables/paper_{table}.{end}" for table in SWEPT for end in TABLE]
 # claims: the runs of `tune` say what those of `small` can resolve
 PILOT = PARAMS == "tune"
 CLAIMS = Path("params/small" if PILOT else f"params/{PARAMS}", "claims.yaml")

@@ -11,16 +11,21 @@ import pandas as pd
 import pytest
 from imaginaryruns import executed, outputs, workplace, written
 from mockruns import lines
-from notebook_code import notebook_code
 from synthetic import record
 
 from igcore import ParameterError, RunError
-from igstudy.report import paired, tables
-from igstudy.report.experiments import EXPERIMENTS, LAMBDAS
-from igstudy.report.replay import UNKNOWN, judged_under, replay_best_of_n
+from igstudy.report import factorial, paired, points, tables
+from igstudy.report.experiments import EXPERIMENTS
+from igstudy.report.replay import (
+    BUDGET_FREE,
+    UNKNOWN,
+    by_round,
+    judged_under,
+    replay_best_of_n,
+    rounds_needed,
+)
 
 GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"
-ablations = notebook_code("45_ablations")
 
 
 def line(prompt="p0", seed=0, method="base", trace=(), **fields) -> dict:
@@ -122,7 +127,7 @@ def test_what_cannot_be_replayed_is_refused():
 
 def test_methods_that_never_look_at_the_budget_give_the_same_texts_under_all():
     """Guards the list of these methods, and the verdict under another budget."""
-    free = ablations.BUDGET_FREE
+    free = BUDGET_FREE
     full = pd.DataFrame(lines(0.5, free))
     for budget in (0.0, 1.0, 2.5):
         real = pd.DataFrame(lines(budget, free))
@@ -200,8 +205,8 @@ def test_points_are_compared_with_their_reference():
         for k, letter in enumerate(letters)
     ]
     varied = ["n_samples", "lagrange_multiplier"]
-    rows = ablations.compared(frame(*found), varied, {"lagrange_multiplier": 0.0})
-    more = ablations.compared(frame(*found), varied, {"n_samples": 4}, lagrange_multiplier=[5.0])
+    rows = points.compared(frame(*found), varied, {"lagrange_multiplier": 0.0})
+    more = points.compared(frame(*found), varied, {"n_samples": 4}, lagrange_multiplier=[5.0])
     rows = pd.DataFrame(rows + more)
     assert len(rows) == 2 * (4 + 1)
     first = rows.iloc[0]
@@ -213,7 +218,7 @@ def test_points_are_compared_with_their_reference():
     with pytest.raises(
         RunError, match="arm 'beam-lagrangian, n samples 4.*', prompt_id 'p0', seed 0 occurs twice"
     ):
-        ablations.compared(frame(*found, found[0]), varied, {"lagrange_multiplier": 0.0})
+        points.compared(frame(*found, found[0]), varied, {"lagrange_multiplier": 0.0})
 
 
 def test_holm_is_over_the_rows_of_a_measure():
@@ -260,7 +265,7 @@ def test_a_table_has_a_row_for_every_point():
         for seed in (0, 1)
         for k in range(3)
     ]
-    table = ablations.ablation_table(frame(*found[::-1]), ["diversity", "seed"])
+    table = points.point_table(frame(*found[::-1]), ["diversity", "seed"])
     assert list(table.columns) == [*tables.COLUMNS, "diversity"]
     assert table[["diversity", "seed"]].to_numpy().tolist() == [
         ["half", 0],
@@ -273,7 +278,7 @@ def test_a_table_has_a_row_for_every_point():
     with pytest.raises(
         ParameterError, match="diversity takes the values half, none in method inferenceguard"
     ):
-        ablations.ablation_table(frame(*found), ["seed"])
+        points.point_table(frame(*found), ["seed"])
 
 
 def test_rates_that_a_replay_cannot_know_are_not_zero():
@@ -283,75 +288,12 @@ def test_rates_that_a_replay_cannot_know_are_not_zero():
     replayed = replay_best_of_n(
         frame(line(method=REPLAYED, finals=[[0.5, 0.1]], n_samples=1)), 1, 5.0
     )
-    table = ablations.ablation_table(replayed, ["n_samples"])
+    table = points.point_table(replayed, ["n_samples"])
     of_path = ["peak_safety_rate", "word_safety_rate", "broken_between_blocks"]
     assert table["safety_rate"].item() == 1
     assert table[[*of_path, "seconds_per_prompt"]].isna().all(axis=None)
-    known = ablations.ablation_table(frame(line()), ["n_samples"])
+    known = points.point_table(frame(line()), ["n_samples"])
     assert known[of_path].iloc[0].tolist() == [1, 1, 0]
-
-
-def test_spread_over_seeds_by_hand():
-    """Guards against an interval over prompt-seed pairs, and a spread over prompts."""
-    rewards = {("p0", 0): 0.1, ("p0", 1): 0.3, ("p1", 0): 0.5, ("p1", 1): 0.7}
-    seeds = frame(*(line(p, s, reward=r) for (p, s), r in rewards.items()))
-    row = ablations.seeds_tables(seeds)[""].iloc[0]
-    assert (row.n_prompts, row.n_seeds, row.safety_mean, row.safety_sd) == (2, 2, 1.0, 0.0)
-    assert (row.reward_mean, row.reward_sd) == pytest.approx(
-        (0.4, math.sqrt(0.02))
-    )  # seeds: .3 and .5
-    assert (row.reward_low, row.reward_high) == pytest.approx((0.2, 0.6))  # prompts: .2 and .6
-
-
-def many(method, n, prompts=3, **fields) -> list[dict]:
-    """Return lines of one point whose rewards grow with N, with a trace of whole answers."""
-    trace = steps((0, 0, 1, 0))
-    more = {"run": fields.pop("run", "decode-compute"), "trace": trace, "n_samples": n, "rounds": 1}
-    return [
-        line(f"p{k}", method=method, reward=0.01 * n + 0.1 * k, **(more | fields))
-        for k in range(prompts)
-    ]
-
-
-def test_lambda_and_budget_tables():
-    """Guards which points are replayed, from which run, and with what they are compared."""
-    finals = [[0.9, 0.3], [0.5, 0.1]] * 4
-    drawn = many(REPLAYED, 8, finals=finals, run="decode-lambda-best-of-n")
-    beams = [
-        one
-        for x in (0.0, 5.0, 10.0)
-        for one in many("beam-lagrangian", 8, lagrange_multiplier=x, run="decode-lambda")
-    ]
-    guard = many(GUARD, 8, run="decode-ndk-n_samples-8-block_size-8-keep-2")
-    made = ablations.lambda_tables(frame(*drawn, *beams, *guard))
-    best = made[""][made[""]["method"] == REPLAYED]
-    assert best[["n_samples", "lagrange_multiplier"]].to_numpy().tolist() == [
-        [n, x] for n in (4, 8) for x in LAMBDAS
-    ]
-    assert (
-        best["safe"].tolist() == [0, 0, 3, 3, 3] * 2
-        and best["reward_mean"].tolist() == [0.9, 0.9, 0.5, 0.5, 0.5] * 2
-    )
-    tested = made["tests"][made["tests"]["measure"] == "safe"]
-    vanilla = tested["reference"].str.endswith("lagrange multiplier 0.0")
-    assert vanilla.sum() == 3 and (~vanilla).sum() == 5 + 3
-    assert tested.loc[vanilla, "difference"].tolist() == [1.0, 1.0, 0.0]
-
-    base = many("base", 1, cost=0.15, run="decode-seeds-seed-0") + many(
-        "beam-augmented", 8, run="decode-seeds-seed-0"
-    )
-    guard = [one for d in (0.1, 0.2) for one in many(GUARD, 8, budget=d, run=f"decode-budget-{d}")]
-    made = ablations.budget_tables(frame(*base, *guard))
-    assert made[""][["method", "budget", "safe"]].to_numpy().tolist() == [
-        ["base", 0.1, 0],
-        ["base", 0.2, 3],
-        [GUARD, 0.1, 3],
-        [GUARD, 0.2, 3],
-    ]
-    assert made["tests"]["reference"].unique().tolist() == [
-        f"{GUARD}, budget 0.1",
-        f"{GUARD}, budget 0.2",
-    ]
 
 
 # --- retries --------------------------------------------------------------------------------------
@@ -380,8 +322,8 @@ def test_rounds_by_hand():
     p(safe) of the wrong round.
     """
     found = frame(retried("a", EASY), retried("b", HARD), retried("c", LOST, status="abstained"))
-    assert ablations.rounds_needed(found).tolist() == [1, 3, math.inf]
-    table = ablations.retry_table(found).set_index("round")
+    assert rounds_needed(found).tolist() == [1, 3, math.inf]
+    table = by_round(found).set_index("round")
     assert table["answered"].tolist() == pytest.approx([1 / 3, 1 / 3, 2 / 3])
     assert table["n_blocks"].tolist() == [5, 3, 2] and table["n_prompts"].tolist() == [3, 2, 2]
     assert table["p_safe"].tolist() == pytest.approx([(1 + 0.5) / 5, 0.5 / 3, 0.5])
@@ -395,12 +337,12 @@ def test_a_search_with_fewer_rounds_is_this_one_until_a_block_fails():
     seen = set()
     for diversity, budget in product(("none", "half", "sequence"), (0.5, 1.0)):
         full = pd.DataFrame(lines(budget, [GUARD], rounds=4, n_samples=2, diversity=diversity))
-        seen |= set(ablations.rounds_needed(full))
+        seen |= set(rounds_needed(full))
         for rounds in (1, 2, 3):
             real = pd.DataFrame(
                 lines(budget, [GUARD], rounds=rounds, n_samples=2, diversity=diversity)
             )
-            assert (ablations.rounds_needed(full) <= rounds).tolist() == (
+            assert (rounds_needed(full) <= rounds).tolist() == (
                 real["status"] != "abstained"
             ).tolist()
     assert seen == {1, 2, 4, math.inf}
@@ -410,7 +352,7 @@ def test_a_search_with_fewer_rounds_is_this_one_until_a_block_fails():
 
 
 def effects(records: pd.DataFrame) -> pd.DataFrame:
-    return ablations.tested(ablations.effects(records))
+    return points.tested(factorial.effects(records))
 
 
 def cells(value, prompts=2, seeds=(0, 1), **fields) -> pd.DataFrame:
@@ -421,7 +363,7 @@ def cells(value, prompts=2, seeds=(0, 1), **fields) -> pd.DataFrame:
     for p, seed, *bits in product(range(prompts), seeds, *[(0, 1)] * 4):
         settings = {
             column: (without, with_)[bit]
-            for bit, (column, without, with_) in zip(bits, ablations.FACTORS.values(), strict=True)
+            for bit, (column, without, with_) in zip(bits, factorial.FACTORS.values(), strict=True)
         }
         if settings["rounds"] == 1 and settings["diversity"] == "half":
             continue  # the same run
@@ -440,7 +382,7 @@ def test_effects_by_hand():
         + 0.05 * s
         + p
     )
-    found = effects(ablations.expand(cells(made)))
+    found = effects(factorial.expand(cells(made)))
     rewards = found[found["measure"] == "reward"].set_index("point")["difference"]
     assert rewards.to_dict() == pytest.approx(
         {
@@ -473,7 +415,7 @@ def test_abstentions_have_no_reward():
         & (found["rounds"] == 1)
     )
     found.loc[lost, ["status", "reward"]] = ["abstained", 9.0]
-    table = effects(ablations.expand(found)).set_index(["measure", "point"])
+    table = effects(factorial.expand(found)).set_index(["measure", "point"])
     assert table.loc[("reward", "pathwise check"), "difference"] == pytest.approx(0.1)
     # in one of four of one of two prompts
     assert table.loc[("safe", "retry"), "difference"] == pytest.approx((1 / 4) / 2)
@@ -483,7 +425,7 @@ def test_abstentions_have_no_reward():
 
 def test_incomplete_factorials_are_refused():
     """Guards against effects of the cells that happen to be there."""
-    found = ablations.expand(cells(lambda *_: 0.5))
+    found = factorial.expand(cells(lambda *_: 0.5))
     with pytest.raises(RunError, match="has 63 lines where 16 cells .* have 64"):
         effects(found.iloc[1:])
     with pytest.raises(RunError, match="has 65 lines"):
@@ -491,39 +433,8 @@ def test_incomplete_factorials_are_refused():
     with pytest.raises(RunError, match="has 64 lines"):
         effects(pd.concat([found.iloc[1:], found.iloc[-1:]]))
     assert (
-        len(found) == 16 * 4 and not found.duplicated(["prompt_id", "seed", *ablations.CELL]).any()
+        len(found) == 16 * 4 and not found.duplicated(["prompt_id", "seed", *factorial.CELL]).any()
     )
-
-
-# --- the printed algorithm ------------------------------------------------------------------------
-
-
-def test_the_printed_algorithm_is_judged_like_the_repaired_one():
-    """Guards a budget of summed costs that judges a path, and a difference to the wrong half."""
-    peaks = {"repaired": [0.04, None, 0.05, 0.01], "repaired-bans": [0.04, None, None, 0.01]}
-    peaks |= {"printed": [0.04, 0.06, 0.2, 0.01], "printed-sum": [0.04, 0.05, 0.2, None]}
-    cells = [
-        line(
-            f"p{k}",
-            method=GUARD,
-            run=f"decode-literal-{run}",
-            budget=0.05 if run.startswith("repaired") else 0.2,
-            word_peak_cost=peak,
-            status="abstained" if peak is None else "unverified",
-        )
-        for run, of_prompts in peaks.items()
-        for k, peak in enumerate(of_prompts)
-    ]
-    table = ablations.literal_tables(frame(*cells))[""]
-    counts = ["answered_path_safe", "over_budget", "abstained"]
-    assert table["algorithm"].tolist() == ["printed"] * 2 + ["repaired"] * 2
-    assert table[counts].to_numpy().tolist() == [[2, 2, 0], [2, 1, 1], [3, 0, 1], [2, 0, 2]]
-    gains = ["answered_path_safe_difference", "over_budget_difference"]
-    changed = table["takes_over"] != ""  # an algorithm has no difference to itself
-    assert table.loc[~changed, gains].isna().all(axis=None)
-    table = table[changed]
-    assert table[gains].to_numpy().tolist() == [[0, -0.25], [-0.25, 0]]
-    assert (table["over_budget_low"] <= table["over_budget_difference"]).all()
 
 
 # --- the whole ------------------------------------------------------------------------------------

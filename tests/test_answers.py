@@ -5,12 +5,11 @@ import math
 import pandas as pd
 import pytest
 import synthetic
-from notebook_code import notebook_code
 
 from igstudy.figures.style import STYLE
+from igstudy.report.answers import answers, chosen_prompt
 from igstudy.report.statistics import STATUSES
 
-answers = notebook_code("50_figures")
 SAFE, ABSTAINED, UNSAFE = STATUSES
 
 
@@ -68,9 +67,7 @@ def frame(*lines) -> pd.DataFrame:
 
 def chosen(records, readers) -> dict[str, str]:
     """Return the prompt that is shown of each policy."""
-    return {
-        policy: answers.chosen_prompt(cell, readers) for policy, cell in records.groupby("policy")
-    }
+    return {policy: chosen_prompt(cell, readers) for policy, cell in records.groupby("policy")}
 
 
 # --- the choice -----------------------------------------------------------------------------------
@@ -128,7 +125,7 @@ def test_the_table_masks_prompts_and_answers():
         line("inferenceguard", status=ABSTAINED, text=None, said="the storm"),
         line("base", "p1", policy="chat"),
     )
-    found = answers.answers(lines, [WEATHER, Words(near=1.0)])
+    found = answers(lines, [WEATHER, Words(near=1.0)])
     assert "storm" not in found
     assert "### raw\n\nPrompt: `the █████`\n" in found
     assert "### chat\n\nPrompt: `weather of p1`\n" in found
@@ -147,6 +144,6 @@ def test_markdown_shows_texts_as_they_are():
     lines = frame(
         line(text=text), line("inferenceguard", text=""), line("args", "p1", policy="chat")
     )
-    found = answers.answers(lines, [WEATHER])
+    found = answers(lines, [WEATHER])
     assert r"`<b>sun</b> \| 'rain' *and* @wind`" in found
     assert "` `" in found and found.count("### ") == 2

@@ -8,16 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from notebook_code import notebook_code
 from scipy import stats
 from synthetic import record
 
 from igcore.errors import ParameterError, RunError
 from igstudy.prompts import SPLITS, split_of
-from igstudy.report import claims, paired
+from igstudy.report import claims, paired, power
 from igstudy.report import statistics as metrics
-
-notebook = notebook_code("80_claims")
 
 REGIME = {
     "about": "prompts of a test",
@@ -164,7 +161,7 @@ def test_power_of_mcnemar_by_enumeration():
         b, c = counts
         if 0 < b + c <= n and stats.binomtest(b, b + c).pvalue <= alpha:
             expected += stats.multinomial.pmf([b, c, n - b - c], n, list(shares.values()))
-    found = notebook.power_of_verdicts(n, discordant, difference, alpha)
+    found = power.power_of_verdicts(n, discordant, difference, alpha)
     assert found == pytest.approx(expected, rel=1e-9) and 0.1 < found < 0.9
 
 
@@ -173,7 +170,7 @@ def test_power_of_a_mean_by_simulation():
     n, sd, difference, alpha = 40, 0.1, 0.04, 0.01
     draws = np.random.default_rng(0).normal(difference, sd, (20_000, n))
     share = (stats.ttest_1samp(draws, 0, axis=1).pvalue <= alpha).mean()
-    assert notebook.power_of_mean(n, sd, difference, alpha) == pytest.approx(share, abs=0.01)
+    assert power.power_of_mean(n, sd, difference, alpha) == pytest.approx(share, abs=0.01)
 
 
 def test_plan_says_how_many_prompts_would_do(written):
@@ -189,20 +186,20 @@ def test_plan_says_how_many_prompts_would_do(written):
         ]
     )
     with pytest.raises(RunError, match="seed 2"):
-        notebook.planned(file, pilot)
+        power.planned(file, pilot)
     pilot["seed"] = 2
-    one, two = notebook.planned(file, pilot).itertuples(index=False)
+    one, two = power.planned(file, pilot).itertuples(index=False)
     discordant = 0.2 + 2 * (1 - 0.025 ** (1 / 20))  # none of the pilot's prompts was against it
     assert one.discordant == pytest.approx(discordant) and one.n_pilot == two.n_pilot == 20
-    found = notebook.power_of_verdicts(20, discordant, 0.2, 0.025)
+    found = power.power_of_verdicts(20, discordant, 0.2, 0.025)
     assert one.power == pytest.approx(found) and found < 0.9
-    assert two.power == notebook.power_of_mean(20, two.sd, 0.05, 0.025) < 0.9
+    assert two.power == power.power_of_mean(20, two.sd, 0.05, 0.025) < 0.9
     for row, of in (
-        (one, lambda n: notebook.power_of_verdicts(n, discordant, 0.2, 0.025)),
-        (two, lambda n: notebook.power_of_mean(n, two.sd, 0.05, 0.025)),
+        (one, lambda n: power.power_of_verdicts(n, discordant, 0.2, 0.025)),
+        (two, lambda n: power.power_of_mean(n, two.sd, 0.05, 0.025)),
     ):
         assert of(row.n_needed) >= 0.9 > of(row.n_needed * 3 // 4)
-    assert notebook.prompts_needed(lambda n: 0.0, 100, most=1000) >= 1000
+    assert power.prompts_needed(lambda n: 0.0, 100, most=1000) >= 1000
 
 
 # --- bad files ------------------------------------------------------------------------------------

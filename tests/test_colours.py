@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from notebook_code import notebook_code
 
 from igstudy.figures import critic
 from igstudy.figures.style import (
     HATCHES,
     MARKERS,
     OUTCOMES,
+    PALE,
     PALETTE,
     SIX,
     STYLE,
@@ -59,15 +59,14 @@ def bars(colours: dict[str, str]) -> dict:
     return {name: (colour, HATCHES.get(colour)) for name, colour in colours.items()}
 
 
-figures, judged = notebook_code("50_figures"), notebook_code("60_judge")
 TOGETHER = {  # looks of one picture
     "six methods": {name: STYLE[name] for name in SIX},
     "all methods": STYLE,
     "critics": {n: (critic.look_of(n)["color"], critic.look_of(n)["marker"]) for n in range(8)},
     "beams": {k: (PALETTE[k], MARKERS[k]) for k in range(3)},
     "outcomes": bars(OUTCOMES),
-    "ends": bars(figures.ENDS),
-    "verdicts": bars(judged.SHADES),
+    "verdicts": bars(OUTCOMES | {"unparsed": "#5a5a5a"}),
+    "ends": bars(OUTCOMES | {"safe at the end only": PALE}),
 }
 
 

@@ -5,25 +5,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
-from notebook_code import notebook_code
 
 from igcore.errors import RunError
 from igstudy.figures import critic as cf
 from igstudy.figures.style import save
 from igstudy.report.critics import COLUMNS as CRITIC_COLUMNS
-
-training = notebook_code("20_train_critic")
-
-HISTORIES = {
-    "m": [
-        {"epoch": e, "learn_loss": 1 / e, "check_loss": check}
-        for e, check in enumerate([0.9, 0.6, 0.7, 0.8], start=1)
-    ],
-    "o": [
-        {"epoch": e, "learn_loss": 2 / e, "check_loss": check}
-        for e, check in enumerate([0.5, 0.55], start=1)
-    ],
-}
 
 
 def row(critic, policy="raw", position=8, auroc=0.7, low=0.6, high=0.75, features="m") -> dict:
@@ -62,12 +48,6 @@ def critics() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-PICTURES = {
-    "training_curves": lambda: training.training_curves(HISTORIES),
-    "auroc_by_position": lambda: cf.auroc_by_position(critics()),
-}
-
-
 def lines(ax) -> dict:
     return {line.get_label(): line for line in ax.lines}
 
@@ -85,21 +65,15 @@ def bars(ax) -> dict:
     return found
 
 
-def legend(fig) -> list[str]:
-    return [text.get_text() for text in fig.legends[0].get_texts()]
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_every_picture_can_be_saved_and_says_what_its_axes_are(name, tmp_path):
+def test_the_picture_can_be_saved_and_says_what_its_axes_are(tmp_path):
     """Guards against warnings while drawing, open pyplot figures, and a picture that nobody can
     read alone.
     """
-    fig = PICTURES[name]()
-    paths = save(fig, tmp_path / name, {})
+    fig = cf.auroc_by_position(critics())
+    paths = save(fig, tmp_path / "critic", {})
     assert len(paths) == 3 and all(path.stat().st_size > 1000 for path in paths[:2])
     assert plt.get_fignums() == []
-    assert fig.get_supxlabel() or all(ax.get_xlabel() for ax in fig.axes)
-    assert fig.axes[0].get_ylabel() or fig.axes[0].get_yticklabels()
+    assert all(ax.get_xlabel() for ax in fig.axes) and fig.get_supylabel()
 
 
 def test_intervals_need_not_hold_the_estimate():

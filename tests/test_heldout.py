@@ -8,18 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
-from notebook_code import notebook_code
 from scipy import stats
 
 from igcore.errors import ParameterError, RunError, ScorerError
+from igstudy.report import heldout, tables
 from igstudy.report import statistics as metrics
-from igstudy.report import tables
 
-heldout = notebook_code("40_tables")
 COLUMNS = [
-    *heldout.HELDOUT,
+    *heldout.COLUMNS,
     *["n_pairs", "mcnemar_b", "mcnemar_c", "mcnemar_p", "mcnemar_p_holm"],
-    *[f"toxicity_{name}" for name in heldout.OF_SCORE],
+    *heldout.TESTED["toxicity"].values(),
 ]
 
 

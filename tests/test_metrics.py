@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
-from notebook_code import notebook_code
 from scipy import stats
 
 from igcore.errors import ParameterError, RunError
@@ -163,11 +162,9 @@ def test_sign_flip_of_degenerate_samples():
 
 # --- comparisons ----------------------------------------------------------------------------------
 
-notebook = notebook_code("40_tables")
-
 
 def compare(records: pd.DataFrame) -> pd.DataFrame:
-    return notebook.comparison_table(notebook.tested(records))
+    return paired.comparison(records)
 
 
 def test_compare_counts_pairs_by_hand():
@@ -185,7 +182,7 @@ def test_compare_counts_pairs_by_hand():
     assert row.reward_difference == pytest.approx(0.3)
     assert row.reward_p == pytest.approx(2 / 2**5)
     assert row.reward_low >= 0.25 and row.reward_high <= 0.5
-    assert list(row.index) == notebook.COMPARISON
+    assert list(row.index) == paired.COMPARISON
 
 
 def test_compare_uses_only_shared_prompts():
@@ -259,7 +256,7 @@ def test_compare_without_pairs_or_answers():
     assert (
         rows[["mcnemar_p", "safety_difference", "safety_low", "safety_high"]].isna().all(axis=None)
     )
-    assert compare(apart).columns.tolist() == notebook.COMPARISON
+    assert compare(apart).columns.tolist() == paired.COMPARISON
 
 
 def test_compare_without_discordant_pairs():
@@ -288,6 +285,5 @@ def test_a_pair_that_was_not_run_is_said_to_be_none(run):
     notebook of tables.
     """
     records = synthetic.records(3)
-    tests = notebook.tested(records[records["method"].isin(run)])
-    found = notebook.comparison_table(tests)
-    assert list(found.columns) == notebook.COMPARISON and not len(found)
+    found = compare(records[records["method"].isin(run)])
+    assert list(found.columns) == paired.COMPARISON and not len(found)

@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 import synthetic
-from notebook_code import notebook_code
 
 from igcore.errors import ParameterError
+from igstudy.report.points import standard
 
 STATUSES = {"s": "verified_safe", "a": "abstained", "u": "unverified_unsafe"}
 
@@ -30,7 +30,7 @@ OURS = cell("inferenceguard", "saaassss")
 
 def over_refusal(*cells) -> dict[str, pd.DataFrame]:
     records = pd.concat(cells, ignore_index=True)
-    return notebook_code("45_ablations").over_refusal_tables(records)
+    return standard(records, ["budget"], {"method": "base"})
 
 
 def test_abstentions_by_hand():

@@ -10,7 +10,7 @@ from imaginaryruns import executed, outputs, workplace, written
 
 from igcore import RunError
 from igstudy import paper
-from igstudy.paper import compare, swept
+from igstudy.paper import SWEPT, compare, is_deferred
 from igstudy.runs import jobs
 
 TOGETHER = ("45-02b", "45-swept-tables")
@@ -21,7 +21,8 @@ def repository(tmp_path, monkeypatch):
     """A folder with a params file of two runs, one of which is an example, for the profiles
     ``main`` and ``sweeps``.
     """
-    monkeypatch.setattr(swept, "MAIN", {"sweeps": "main"})
+    monkeypatch.delitem(paper.MAIN_PROFILES, "ablations")
+    monkeypatch.setitem(paper.MAIN_PROFILES, "sweeps", "main")
     for profile, kind in itertools.product(("main", "sweeps"), ("decode", "examples")):
         path = tmp_path / f"params/{profile}/{kind}-a.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,9 +73,7 @@ def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch, capsys
     for profile in ("small", "ablations"):
         written(tmp_path, profile)
     waiting = {
-        f"figures/tables/paper_{table}.{end}"
-        for table in swept.TABLES
-        for end in ("csv", "md", "json")
+        f"figures/tables/paper_{table}.{end}" for table in SWEPT for end in ("csv", "md", "json")
     }
     assert waiting <= outputs(tmp_path, "ablations")
     executed(tmp_path, "ablations", cells=TOGETHER)
@@ -99,7 +98,7 @@ def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch, capsys
     }
     assert others == {
         "main",
-        *(f"paper_{table}" for table in paper.MEASURED if table not in swept.TABLES),
+        *(f"paper_{table}" for table in paper.MEASURED if table not in SWEPT),
     }
 
 
@@ -114,18 +113,18 @@ def test_what_waits_is_what_sweeps_change(tmp_path, monkeypatch):
         for table in paper.MEASURED
         if not compare.beside(table, alone).equals(compare.beside(table, both))
     }
-    assert changed == set(swept.TABLES)
+    assert changed == set(SWEPT)
 
 
 def test_one_profile_writes_each_of_them():
     """Bug: two profiles that write one file into figures, so that what the second knows replaces
     what the first knew.
     """
-    assert set(swept.TABLES) < set(paper.MEASURED)
+    assert set(SWEPT) < set(paper.MEASURED)
     for name in paper.MEASURED:
-        assert swept.waits("small", name) == swept.waits("ablations", name)
-        assert swept.waits("small", name) == (name in swept.TABLES)
+        assert is_deferred("small", name) == is_deferred("ablations", name)
+        assert is_deferred("small", name) == (name in SWEPT)
         assert not any(
-            swept.waits(profile, name)
+            is_deferred(profile, name)
             for profile in ("ci", "paper", "critic-search", "tune", "mine")
         )

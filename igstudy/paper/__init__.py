@@ -22,6 +22,10 @@ WHOLE = dict.fromkeys(SETTINGS[:3], "Int64")
 IDENTITY = ["policy", "prompts", "method", *SETTINGS]
 # ends the names of columns of percentages as text: "94.0" has one decimal more than "94"
 AS_TEXT = "_printed"
+MAIN_PROFILES = {
+    "ablations": "small"
+}  # profile of sweeps -> the one with the main runs beside them
+SWEPT = ("lambda_alpaca_beaver", "lambda_vicuna", "ndk", "latency")  # tables that need both
 _PERCENTAGES = [f"{name}{AS_TEXT}" for name in ("safety", "helpfulness", "harmlessness")]
 _TYPES = WHOLE | dict.fromkeys(_PERCENTAGES, str) | {"lagrange_multiplier": float}
 
@@ -82,3 +86,14 @@ def read(name: str) -> pd.DataFrame:
     types = str if name == "fidelity" else _TYPES
     with (files(__package__) / f"data/{name}.csv").open(encoding="utf-8") as file:
         return pd.read_csv(file, dtype=types)
+
+
+def is_deferred(profile: str, table: str) -> bool:
+    """True if a table of this profile waits for the runs of its sweeps.
+
+    From the runs of one profile alone each of `SWEPT` would lose rows or cells. So notebook 45 of
+    the profile of the sweeps writes them, when the runs of both have finished
+    (`igstudy.runs.jobs.check_finished`). Any other profile holds its own sweeps, and its notebook
+    40 writes everything.
+    """
+    return table in SWEPT and profile in {*MAIN_PROFILES, *MAIN_PROFILES.values()}

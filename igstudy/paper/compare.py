@@ -6,21 +6,19 @@ rewards, and what it can share with the paper is the order of methods, which is 
 claims are about.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pandas as pd
 from statsmodels.stats.proportion import proportion_confint
 
 from ..report import tables
-from ..report.experiments import EXPERIMENTS, LAMBDAS, SIZES
+from ..report.experiments import EXPERIMENTS, LAMBDAS, SIZES, matches
 from ..report.load import each_finished
 from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import of_runs
 from ..report.statistics import bootstrap_mean
-from . import IDENTITY, SETTINGS, WHOLE, contents, measured, reported, swept
+from . import IDENTITY, MAIN_PROFILES, SETTINGS, WHOLE, contents, measured, reported
 
 NOT_RUN = "not run"
 RAW, CHAT = "smollm2-raw", "smollm2-chat"
@@ -84,11 +82,6 @@ def priority(table: str, run: str) -> int | None:
             return 0
     of_experiments = [pattern for each in EXPERIMENTS.values() for pattern in each.runs]
     return None if matches(run, ["decode-sweep-*", *of_experiments]) else 1
-
-
-def matches(run: str, patterns: Sequence[str]) -> bool:
-    """Say whether the name of a run matches one of these patterns."""
-    return any(fnmatchcase(run, pattern) for pattern in patterns)
 
 
 # --- what is measured -----------------------------------------------------------------------------
@@ -257,11 +250,11 @@ def load(profile: str) -> tuple[pd.DataFrame, list[str]]:
     """Return the lines of the finished runs of a profile, and why others are left out.
 
     The lines have the columns ``profile`` and ``run``, and neither texts nor traces. Those of the
-    profile for which this one sweeps (`swept.MAIN`) come first. Of Best-of-N's sweep it returns
+    profile for which this one sweeps (`MAIN_PROFILES`) come first. Of Best-of-N's sweep it returns
     every point.
     """
     left_out: list[str] = []
-    profiles = [swept.MAIN[profile], profile] if profile in swept.MAIN else [profile]
+    profiles = [MAIN_PROFILES[profile], profile] if profile in MAIN_PROFILES else [profile]
     parts = [
         replayed(lines).reindex(columns=FIELDS).assign(profile=name)
         for name in profiles

@@ -3,6 +3,8 @@
 Notebook 45 has a section for each, and `igstudy.paper` reads the sweeps.
 """
 
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 
@@ -32,3 +34,8 @@ EXPERIMENTS = {
     "arms": Experiment(["decode-arms-*"]),
     "critic_search": Experiment(["decode-finals-*", "decode-shuffled-*", "decode-intermediate-*"]),
 }
+
+
+def matches(run: str, patterns: Sequence[str]) -> bool:
+    """True if the name of a run matches one of these patterns."""
+    return any(fnmatchcase(run, pattern) for pattern in patterns)

@@ -7,6 +7,7 @@ worse.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from statsmodels.stats.contingency_tables import mcnemar
@@ -16,16 +17,28 @@ from igcore.scorers import Scorer
 from igcore.scoring import Cached
 
 from . import statistics as metrics
+from .experiments import OURS
 
 COLUMNS = (
     "policy measure point reference test n_prompts n_pairs difference low high p p_holm".split()
 )
 COUNTS = ["n_higher", "n_lower"]  # prompts with a gain above and below 0
+COMPARISON = (  # columns of `comparison`
+    "policy method baseline n_pairs safety_difference safety_low safety_high mcnemar_b mcnemar_c "
+    "mcnemar_p n_answered reward_difference reward_low reward_high reward_p mcnemar_p_holm "
+    "reward_p_holm"
+).split()
+MCNEMAR = {  # column of tests -> its name in a table with McNemar's test
+    "n_higher": "mcnemar_b",
+    "n_lower": "mcnemar_c",
+    "p": "mcnemar_p",
+    "p_holm": "mcnemar_p_holm",
+}
 Measure = Callable[[pd.DataFrame], pd.Series]
 
 
 def is_safe(lines: pd.DataFrame) -> pd.Series:
-    """Say of each line whether its text was verified against the budget; an abstention was not."""
+    """Return for each line whether its text was verified safe; an abstention was not."""
     return lines["status"] == "verified_safe"
 
 
@@ -35,8 +48,13 @@ def reward(lines: pd.DataFrame) -> pd.Series:
 
 
 def answered_path_safe(lines: pd.DataFrame) -> pd.Series:
-    """Say of each line whether it answers and keeps to the budget at every word, and at the end."""
-    within = lines["word_peak_cost"].astype(float) <= lines["budget"]  # no cost keeps no budget
+    """Return for each line whether it answers within budget at every word, and at the end."""
+    return answered_safely(lines, "word_peak_cost")
+
+
+def answered_safely(lines: pd.DataFrame, cost: str = "cost") -> pd.Series:
+    """Return for each line whether it answers with a cost within budget; an unknown one is not."""
+    within = lines[cost].astype(float) <= lines["budget"]
     return within & (lines["status"] != "abstained")
 
 
@@ -85,7 +103,7 @@ def safe_finals(lines: pd.DataFrame) -> pd.Series:
 MEASURES: dict[str, Measure] = {"safe": is_safe, "reward": reward}
 
 
-def clustered(gains: pd.Series, verdict: bool = False) -> dict:
+def clustered(gains: pd.Series, verdict: bool = False) -> dict[str, Any]:
     """Return the mean of paired differences over prompts, with interval and test.
 
     Parameters
@@ -135,7 +153,7 @@ def paired(
     records: pd.DataFrame,
     pairs: Sequence[tuple[str, str]],
     measures: Mapping[str, Measure] = MEASURES,
-) -> list[dict]:
+) -> list[dict[str, Any]]:
     """Compare arms with their references, paired by prompt and seed.
 
     Parameters
@@ -173,7 +191,7 @@ def paired(
     return rows
 
 
-def corrected(rows: Iterable[Mapping]) -> pd.DataFrame:
+def corrected(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return rows of tests as a table, columns `COLUMNS` and `COUNTS`.
 
     Holm adjusts the p values of each measure over its rows.
@@ -183,6 +201,31 @@ def corrected(rows: Iterable[Mapping]) -> pd.DataFrame:
     return table.assign(p_holm=adjusted.astype(float))
 
 
+def comparison(lines: pd.DataFrame) -> pd.DataFrame:
+    """Compare inferenceguard with every other method: a row per policy and baseline.
+
+    Returns
+    -------
+    DataFrame
+        Columns `COMPARISON`: differences in safety and reward are inferenceguard minus baseline.
+
+    Raises
+    ------
+    ParameterError
+        When the budgets of a policy differ.
+    """
+    for policy, of_policy in lines.groupby("policy", sort=False):
+        metrics.check_constant(of_policy, ["budget"], f"policy {policy}")
+    pairs = [(OURS, method) for method in lines["method"].unique() if method != OURS]
+    tests = corrected(paired(lines.assign(arm=lines["method"]), pairs))
+    key = ["policy", "point", "reference"]
+    safe, rewards = (tests[tests["measure"] == name].set_index(key) for name in MEASURES)
+    both = safe.rename(columns=MCNEMAR).join(rewards.add_prefix("reward_"))
+    names = {name: f"safety_{name}" for name in ("difference", "low", "high")}
+    names |= {"point": "method", "reference": "baseline", "reward_n_pairs": "n_answered"}
+    return both.reset_index().rename(columns=names)[COMPARISON]
+
+
 def short(value: float, form: str = ".3f") -> str:
     """Return a number without the zero before its point."""
     text = format(value, form)
@@ -190,5 +233,5 @@ def short(value: float, form: str = ".3f") -> str:
 
 
 def p_value(value: float) -> str:
-    """Return a p value as it stands in a sentence, with its sign of relation."""
+    """Return a p value for a sentence, with its sign of relation."""
     return "< .001" if value < 0.001 else f"= {short(value, '.3g')}"

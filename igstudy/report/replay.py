@@ -1,4 +1,4 @@
-"""What a run would have given under other settings, read off its records wherever that is exact.
+"""Runs under other settings, read off the records of one run wherever that is exact.
 
 Nothing is decoded.
 """
@@ -13,9 +13,11 @@ import pandas as pd
 from igcore.errors import ParameterError
 from igcore.verdict import within
 
-from .statistics import STATUSES
+from .statistics import STATUSES, bootstrap_mean
 
 REPLAYED = "best-of-n-lagrangian"
+# methods whose search never looks at the budget: `judged_under` is exact for them alone
+BUDGET_FREE = ("base", "best-of-n", "best-of-n-lagrangian", "beam-lagrangian")
 # of a replay: a record keeps one text of N, and the seconds and tokens of all
 UNKNOWN = (
     "response reason tokens finished n_tokens peak_cost word_peak_cost z_final z_trace block_ends "
@@ -26,7 +28,7 @@ SAFE, ABSTAINED, UNSAFE = STATUSES
 
 
 def replay_best_of_n(records: pd.DataFrame, n: int, lagrange_multiplier: float) -> pd.DataFrame:
-    """Return what Best-of-N would have given with fewer samples or another multiplier.
+    """Return the lines of Best-of-N with fewer samples or another multiplier.
 
     This is exact: sample i of a prompt is the same for every N above i, and lambda only ranks the
     samples. The answer is the one of the first `n` samples with the least c_task + lambda C; of a
@@ -93,3 +95,40 @@ def _judged(records: pd.DataFrame) -> pd.DataFrame:
     inside = within(charged, settings) & (records["contract"] == "kept")  # never for NaN
     status = np.select([records["status"] == ABSTAINED, inside], [ABSTAINED, SAFE], UNSAFE)
     return records.assign(status=status)
+
+
+def rounds_needed(records: pd.DataFrame) -> pd.Series:
+    """Return how many rounds a block may take for a line to be answered; infinite if it is not."""
+    rounds = [1 + max(step["round"] for step in trace) for trace in records["trace"]]
+    needed = pd.Series(rounds, index=records.index, dtype=float)
+    return needed.where(records["status"] != ABSTAINED, math.inf)
+
+
+def by_round(records: pd.DataFrame) -> pd.DataFrame:
+    """Return what the rounds sampled and how many prompts they answered, by way to retry.
+
+    A search with fewer rounds is this one up to the first block that finds nothing in them, so one
+    run gives the answers of all.
+
+    Returns
+    -------
+    DataFrame
+        For each policy, ``diversity`` and round: blocks that took the round, means over them, and
+        the share ``answered`` by then with its 95 % interval over prompts.
+    """
+    rows = []
+    for (policy, diversity), cell in records.groupby(["policy", "diversity"], sort=False):
+        needed = rounds_needed(cell)
+        steps = cell[["prompt_id", "trace"]].explode("trace", ignore_index=True)
+        steps = steps.join(pd.DataFrame(steps["trace"].tolist()))
+        steps = steps.assign(p_safe=steps["safe"] / steps["drawn"])
+        for number in range(1, int(cell["rounds"].iloc[0]) + 1):
+            of_round = steps[steps["round"] == number - 1]
+            answered = (needed <= number).astype(float).groupby(cell["prompt_id"]).mean()
+            low, high = bootstrap_mean(answered)
+            row = {"policy": policy, "diversity": diversity, "round": number}
+            row |= {"n_prompts": of_round["prompt_id"].nunique(), "n_blocks": len(of_round)}
+            row |= {name: of_round[name].mean() for name in ("p_safe", "kl", "perplexity")}
+            row |= {"answered": answered.mean(), "answered_low": low, "answered_high": high}
+            rows.append(row)
+    return pd.DataFrame(rows)

@@ -20,7 +20,7 @@ from igcore.errors import ParameterError, RunError, unknown_name
 from igcore.files import locked, replace_file
 
 from ..closure import package_digest
-from ..paper import swept
+from ..paper import MAIN_PROFILES
 from ..provenance import versions
 from ..yamlfile import read_yaml
 from .identity import code_of, notebook_digest
@@ -113,16 +113,16 @@ def check_finished(profile: str, base: Path) -> None:
     Parameters
     ----------
     profile : str
-        A key of `igstudy.paper.swept.MAIN`.
+        A key of `igstudy.paper.MAIN_PROFILES`.
     base : Path
         The folder that holds ``params`` and ``runs``.
     """
-    if profile not in swept.MAIN:
-        names = ", ".join(swept.MAIN)
+    if profile not in MAIN_PROFILES:
+        names = ", ".join(MAIN_PROFILES)
         raise RunError(
             f"the profile {profile!r} has no main profile; choose {names}, or see notebook 40"
         )
-    for of in (swept.MAIN[profile], profile):
+    for of in (MAIN_PROFILES[profile], profile):
         if missing := unfinished(of, base):
             raise RunError(
                 f"{len(missing)} runs have not finished, the first {of}/{missing[0]}; run "

@@ -3,13 +3,11 @@
 import numpy as np
 import pandas as pd
 import pytest
-from notebook_code import notebook_code
 from scipy import stats
 from synthetic import record
 
 from igstudy.paper import reported
-
-NOTEBOOK = notebook_code("40_tables")
+from igstudy.paper.orderings import agreement, orderings
 
 
 def test_the_correlation_of_ranks_is_scipys():
@@ -18,13 +16,13 @@ def test_the_correlation_of_ranks_is_scipys():
     ours = rng.random((40, 6)) + np.arange(6) / 4
     ours[:30, 2] = np.nan
     theirs = np.array([1.0, 2.0, 2.0, 5.0, 4.0, 6.0])
-    found = NOTEBOOK.agreement(theirs, ours)
+    found = agreement(theirs, ours)
     expected = stats.spearmanr(np.nanmean(ours, axis=0), theirs).statistic
     assert found["spearman"] == pytest.approx(expected)
     assert found["low"] < found["spearman"] <= found["high"] <= 1
-    of_others = NOTEBOOK.agreement(-theirs, ours)
+    of_others = agreement(-theirs, ours)
     assert of_others["spearman"] == pytest.approx(-expected)
-    assert np.isnan(NOTEBOOK.agreement(theirs, np.ones((5, 6)))["spearman"])
+    assert np.isnan(agreement(theirs, np.ones((5, 6)))["spearman"])
 
 
 def test_an_interval_is_that_of_resampled_prompts():
@@ -32,7 +30,7 @@ def test_an_interval_is_that_of_resampled_prompts():
     rng = np.random.default_rng(1)
     shared = rng.normal(0, 5, (60, 1))  # moves all methods of a prompt alike
     ours = shared + rng.normal(0, 0.1, (60, 4)) + np.arange(4)
-    found = NOTEBOOK.agreement(np.arange(4), ours)
+    found = agreement(np.arange(4), ours)
     assert found["low"] == found["spearman"] == found["high"] == pytest.approx(1)
 
 
@@ -51,7 +49,7 @@ def test_a_policy_stands_for_those_that_are_aligned_as_it_is():
         for method in methods
         for k in range(4)
     ).assign(run="decode-raw", critic_control="none")
-    table = NOTEBOOK.orderings(lines)
+    table = orderings(lines)
     assert set(table["paper_policy"]) == {"alpaca-7b", "vicuna-7b"}
     assert set(table["policy"]) == {"smollm2-raw"} and (table["n_methods"] == 3).all()
     row = table.query("paper_policy == 'alpaca-7b' and measure == 'safety'").iloc[0]

@@ -1,0 +1,87 @@
+"""The power of the tests of claims, from pilot runs."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+from statsmodels.stats.power import TTestPower
+
+from .claims import ClaimsFile, gains
+from .statistics import ALPHA, clopper_pearson
+
+POWER = 0.9  # that a test should have at the smallest difference that matters
+
+
+def power_of_verdicts(n: int, discordant: float, difference: float, alpha: float) -> float:
+    """Return the power of the exact McNemar test.
+
+    Parameters
+    ----------
+    n : int
+        Prompts.
+    discordant : float
+        Share of the prompts on which the two arms differ; at least `difference`.
+    difference : float
+        Of the two rates, above 0.
+    alpha : float
+        Level of the two-sided test.
+    """
+    higher = (discordant + difference) / (2 * discordant)  # chance that a discordant one is higher
+    m = np.arange(1, n + 1)  # discordant prompts
+    fewest = stats.binom.isf(alpha / 2, m, 0.5) + 1  # in one direction, that the test finds
+    found = stats.binom.sf(fewest - 1, m, higher) + stats.binom.cdf(m - fewest, m, higher)
+    return float(stats.binom.pmf(m, n, discordant) @ found)
+
+
+def power_of_mean(n: int, sd: float, difference: float, alpha: float) -> float:
+    """Return the power of a two-sided paired test of a mean, by the t-test's distribution.
+
+    Parameters
+    ----------
+    sd : float
+        Standard deviation of the differences, above 0.
+    """
+    return float(TTestPower().power(difference / sd, n, alpha))
+
+
+def prompts_needed(power: Callable[[int], float], n: int, most: int = 20_000) -> int:
+    """Return how many prompts a function of them takes to reach `POWER`, to a twentieth.
+
+    It is `n` where these are enough, and about `most` where no number below is.
+    """
+    while n < most and power(n) < POWER:
+        n += max(n // 20, 1)
+    return n
+
+
+def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
+    """Return the power of each claim at its smallest difference that matters.
+
+    The level is 5 % over the number of claims, Holm's first step. Means have the spread of the
+    pilot runs. For verdicts, the reference does better on as many prompts as the pilot leaves open,
+    and the arm on as many more as matter.
+
+    Parameters
+    ----------
+    pilot : DataFrame
+        Lines of the pilot runs, see `igstudy.report.claims.decide`.
+    """
+    alpha, rows, regimes = ALPHA / len(file.claims), [], file.pilot().regimes
+    for name, claim in file.claims.items():
+        n = file.regimes[claim.regime].n_prompts
+        found, is_verdict = gains(regimes[claim.regime], claim, pilot)
+        found = found.dropna()
+        if is_verdict:
+            against = int((claim.sign * found < 0).sum())
+            _, at_most = clopper_pearson(against, len(found))
+            spread = {"discordant": min(claim.matters + 2 * at_most, 1.0)}
+        else:
+            spread = {"sd": float(found.std(ddof=1))}
+        of_test = power_of_verdicts if is_verdict else power_of_mean
+        power = partial(of_test, difference=claim.matters, alpha=alpha, **spread)
+        row = {"claim": name, "n_pilot": len(found), "difference_pilot": float(found.mean())}
+        row |= spread | {"matters": claim.matters, "n_prompts": n, "power": power(n)}
+        rows.append(row | {"n_needed": prompts_needed(power, n)})
+    return pd.DataFrame(rows)
