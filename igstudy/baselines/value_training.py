@@ -14,7 +14,7 @@ last one. Monte Carlo targets leave no such choice.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
