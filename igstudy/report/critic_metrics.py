@@ -173,8 +173,7 @@ def value_table(expected: pd.DataFrame, positions: Sequence[int] = VALUE_POSITIO
             predicted, final = here[name], here[f"final_{name}"]
             # 1 - mean squared error / variance: below 0 when the mean would predict better
             error = ((predicted - final) ** 2).mean()
-            varies = final.nunique() > 1
-            explained = 1 - float(error / final.var(ddof=0)) if varies else math.nan
+            explained = 1 - float(error / final.var(ddof=0)) if final.nunique() > 1 else math.nan
             # deviations from the mean of each prompt
             means = here.groupby("prompt_id")[[name, f"final_{name}"]].transform("mean")
             deviations = predicted - means[name], final - means[f"final_{name}"]
