@@ -13,12 +13,12 @@ from pathlib import Path
 
 import platformdirs
 import pytest
-from igstudy.commands import main as study
 
 from igcore.cli import main
 from igcore.errors import AssetError, RunError
 from igcore.models import assets
 from igstudy.assets import fetched
+from igstudy.commands import main as study
 
 REAL = tuple(assets.ASSETS)
 PAYLOAD = b"half a sentence\n"
