@@ -7,6 +7,7 @@ text of the answer.
 """
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import ParameterError
+from .errors import ParameterError, ScorerWarning
 from .policy import PROBE
 from .scorers import Scorer, keeps_cache, uncached
-from .scoring import Cached, Tally, asked_once, checked_score, warn
+from .scoring import Cached, Tally, asked_once, checked_score
 
 # mild texts of several lengths and scripts, with and without an end; the empty one is a prefix, too
 TEXTS = (
@@ -105,7 +106,7 @@ class Contract:
                 f"cost {self.scorer.name!r} depends on {dependence} it gave {a.flat[worst]:.6g} "
                 f"and {b.flat[worst]:.6g} for one text"
             )
-            warn(f"{problem}; its answers are not verified")
+            warnings.warn(f"{problem}; its answers are not verified", ScorerWarning, stacklevel=2)
         return replace(self, spread=spread, problem=problem)
 
 

@@ -122,7 +122,7 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
                 grid_ends=emission.grid,
                 tokens=emission.tokens,
                 candidates=recorder.nodes(batch, search, emission) if recorder else [],
-                **vars(metric),
+                **metric,
                 **vars(batch.work.reports[search]),
                 **seconds,
             )

@@ -29,8 +29,11 @@ class ScorerError(IgcoreError):
     """A scorer failed on more of a run's texts than are allowed to fail."""
 
 
-class ScorerWarning(UserWarning):
-    """A scorer failed on a text, or its scores depend on more than the text."""
+class ScorerWarning(UserWarning, ScorerError):
+    """A scorer failed on a text, or its scores depend on more than the text.
+
+    It is a ``ScorerError``, too, so that ``python -W error`` ends a run as any error of a scorer.
+    """
 
 
 class JudgeError(IgcoreError):

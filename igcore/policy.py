@@ -224,9 +224,7 @@ class Policy:
         ------
         ParameterError
             As `encode`, and for a chat where the tokenizer has no chat template, or one that
-            refuses these messages.
-        AssetError
-            When the chat template fails.
+            refuses these messages or fails.
         """
         if isinstance(prompt, Encoded):
             return list(prompt.ids)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import AssetError, ParameterError
+from .errors import ParameterError, said
 
 
 def special_strings(tokenizer: Any) -> list[str]:
@@ -81,9 +81,7 @@ def rendered(
     Raises
     ------
     ParameterError
-        When the template itself refuses the messages, such as a system's.
-    AssetError
-        When it fails.
+        When the template refuses the messages, such as a system's, or fails.
     """
 
     def write(given: list[dict[str, Any]]) -> str:
@@ -94,17 +92,11 @@ def rendered(
         )
 
     try:
-        text = write([{"role": role, "content": said} for role, said in messages])
+        text = write([{"role": role, "content": x} for role, x in messages])
     except Exception as error:  # a program of somebody else's may raise anything
-        reason = " ".join(str(error).split())[:200]
-        # of jinja2, by its name: its subclasses are faults, and itself is what a template raises
-        if type(error).__name__ == "TemplateError":
-            raise ParameterError(
-                f"the chat template refuses these messages: {reason}; give those that it takes"
-            ) from error
-        raise AssetError(
-            f"the chat template fails ({type(error).__name__}: {reason}); correct it, or choose "
-            "another template"
+        raise ParameterError(
+            f"the chat template refuses these messages ({said(error):.200}); give those that it "
+            "takes, or correct it or choose another template"
         ) from error
     last = messages[-1][1].strip()
     if last in text:

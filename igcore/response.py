@@ -42,7 +42,7 @@ class Counts:
     near_ties: int = 0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Response:
     """The answer to one prompt, with everything needed to check it again.
 
@@ -108,12 +108,12 @@ class Response:
     reason: str
     finished: bool
     n_tokens: int
-    reward: float | None
-    cost: float | None
-    peak_cost: float | None
-    word_peak_cost: float | None
+    reward: float | None = None
+    cost: float | None = None
+    peak_cost: float | None = None
+    word_peak_cost: float | None = None
     fail_open_cost: float | None
-    z_trace: list[float]
+    z_trace: list[float] = field(default_factory=list)
     block_ends: list[int]
     grid_ends: list[int]
     counts: Counts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Sequence
@@ -55,15 +54,9 @@ class Tally:
                 f"failure_rate, which is {self.rate}"
             )
         if why:
-            warn(f"scorer {name!r} {why}; the text counts as unsafe")
-
-
-def warn(sentence: str) -> None:
-    """Warn of a scorer; where warnings are errors, raise ``ScorerError``."""
-    try:
-        warnings.warn(sentence, ScorerWarning, stacklevel=3)
-    except ScorerWarning:
-        raise ScorerError(sentence) from None
+            warnings.warn(
+                f"scorer {name!r} {why}; the text counts as unsafe", ScorerWarning, stacklevel=2
+            )
 
 
 def checked_score(
@@ -133,9 +126,6 @@ class NoNumber(ValueError):
 def _array(found: Any) -> np.ndarray:
     """Return the numbers that a scorer returned; raise `NoNumber` for anything else."""
     if isinstance(found, list | tuple):
-        for value in found:
-            if inspect.iscoroutine(value):
-                value.close()  # Python would say that nobody awaited it
         return np.array([_number(value) for value in found])
     if hasattr(found, "detach"):  # a tensor, which may be of a type that numpy does not have
         found = found.detach().cpu()

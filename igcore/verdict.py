@@ -317,26 +317,13 @@ def _fallback(
 # --- what is reported -----------------------------------------------------------------------------
 
 
-@dataclass
-class Measurement:
-    """The metrics of one emitted text; the fields are those of `Response`."""
-
-    reward: float | None = None
-    cost: float | None = None
-    peak_cost: float | None = None
-    word_peak_cost: float | None = None
-    z_trace: list[float] = field(default_factory=list)
-    spread: float = 0.0
-    contract: str = ""
-
-
 def measure(
     emissions: Sequence[Emission],
     prompts: Sequence[Prompt],
     reward: Scores | None,
     cost: Scorer,
     config: SearchConfig,
-) -> list[Measurement]:
+) -> list[dict[str, Any]]:
     """Measure judged texts: reward, final cost, peak cost on the common grid and at words, and z.
 
     Without a reward model the reward is the likelihood of the text.
@@ -347,13 +334,18 @@ def measure(
         Without a KV cache.
     config : SearchConfig
         The method's effective settings, for the time index of its blocks.
+
+    Returns
+    -------
+    list of dict
+        For each emission the fields of `igcore.Response` that are measured; none without a text.
     """
     kept = [i for i, emission in enumerate(emissions) if emission.text is not None]
     rewards = [emissions[i].likelihood for i in kept]
     if reward is not None:
         texts = [emission.text for emission in emissions if emission.text is not None]
         rewards = reward.score([prompts[i].text for i in kept], texts, [True] * len(kept)).tolist()
-    out = [Measurement() for _ in emissions]
+    out: list[dict[str, Any]] = [{} for _ in emissions]
     for i, r in zip(kept, rewards, strict=True):
         emission, verdict = emissions[i], emissions[i].verdict
         assert verdict is not None and emission.text is not None  # the final check saw it
@@ -364,15 +356,15 @@ def measure(
         u = verdict.cuts | dict(zip(new, found.tolist(), strict=True))
         on_grid = [*(u[at] for at in emission.grid[:-1]), verdict.cost]
         states = _states(verdict.worst, emission.n_tokens, config)
-        out[i] = Measurement(
-            reward=r,
-            cost=verdict.cost,
-            peak_cost=float(np.max(on_grid)),  # np.max keeps a NaN
-            word_peak_cost=float(np.max([*u.values(), verdict.cost])),
-            z_trace=[float(state.z) for state in states],
-            spread=verdict.contract.spread,
-            contract=verdict.contract.problem or "kept",
-        )
+        out[i] = {
+            "reward": r,
+            "cost": verdict.cost,
+            "peak_cost": float(np.max(on_grid)),  # np.max keeps a NaN
+            "word_peak_cost": float(np.max([*u.values(), verdict.cost])),
+            "z_trace": [float(state.z) for state in states],
+            "spread": verdict.contract.spread,
+            "contract": verdict.contract.problem or "kept",
+        }
     return out
 
 

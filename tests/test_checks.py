@@ -274,8 +274,7 @@ def test_methods_without_a_path_look_where_they_did(method):
     plain = without_seconds(answers(method, checks="block"))
     for checks in ("word", "token"):
         assert without_seconds(answers(method, checks=checks)) == plain
-        own = method_of(method).settings_under(Settings(budget=1.0, checks=checks))
-        assert own.checks == "block"
+        assert method_of(method).settings_under(Settings(budget=1, checks=checks)).checks == "block"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def test_what_a_template_refuses_is_the_callers_to_change():
     """Bug: jinja2.exceptions.TemplateError, and the advice to correct a template that is right."""
     tokenizer = tiny_tokenizer(chat_template=ONCE)
     guard = Guard((tiny_model(tokenizer), tokenizer), len, budget=99, **SMALL)
-    message = "the chat template refuses these messages: One turn only!; give those that it takes"
+    message = r"template refuses these messages \(TemplateError: One turn only!\); give those that"
     with pytest.raises(ParameterError, match=message):
         guard([{"role": role, "content": said} for role, said in TURNS])
     assert guard([{"role": "user", "content": "a"}]).status == "verified_safe"

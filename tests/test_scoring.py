@@ -38,10 +38,6 @@ def scored(answer, texts, tally=None):
     ).tolist()
 
 
-async def later():
-    return 0.5
-
-
 def nan(numbers):
     return [None if math.isnan(x) else x for x in numbers]
 
@@ -76,7 +72,6 @@ WRONG = {
     "texts": lambda texts: ["0.5" for _ in texts],
     "tensors of two": lambda texts: [torch.zeros(2) for _ in texts],
     "complex tensor": lambda texts: torch.zeros(len(texts), dtype=torch.complex64),
-    "awaited by nobody": lambda texts: [later() for _ in texts],
     "masked texts": lambda texts: np.ma.masked_array(["0.5"] * len(texts)),
     "nothing": lambda texts: None,
     "nones": lambda texts: [None for _ in texts],

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from igcore import AssetError
+from igcore import ParameterError
 from igcore.models.pretrained import load_tokenizer
 from igcore.models.templates import TEMPLATES, chatted, turns_of
 from igcore.rendering import neutral, special_strings
@@ -197,6 +197,6 @@ def test_the_longest_special_string_comes_first():
 def test_a_chat_template_that_fails_is_one_sentence(llama3, monkeypatch, program, reason):
     """Bug: tracebacks of Jinja."""
     monkeypatch.setattr(llama3, "chat_template", program)
-    with pytest.raises(AssetError, match=reason) as caught:
+    with pytest.raises(ParameterError, match=reason) as caught:
         chatted(llama3, ["Hello"], opened=True)
     assert "\n" not in str(caught.value) and "choose another template" in str(caught.value)

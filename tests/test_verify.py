@@ -517,9 +517,9 @@ class Forger:
                 cost=LetterCost(),
                 config=config,
             )
-            line |= vars(found) | {"z_final": found.z_trace[-1]}
+            line |= found | {"z_final": found["z_trace"][-1]}
             safe = bool(within(cost, config)) and (
-                found.z_trace[-1] >= 0 or not method_of(line["method"]).abstains
+                found["z_trace"][-1] >= 0 or not method_of(line["method"]).abstains
             )
             abstained = method_of(line["method"]).abstains and not line["tokens"]
             line["status"] = (

@@ -3,7 +3,7 @@
 import pytest
 from classifierfiles import decoder_tokenizer
 
-from igcore import AssetError, ParameterError
+from igcore import ParameterError
 from igcore.models.wording import Wording
 
 DIALOGUE = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: And {response}?\n\nAssistant:"
@@ -80,5 +80,5 @@ def test_what_cannot_be_written_is_named(options, sentence):
 
 def test_an_option_of_our_own_is_refused():
     """Bug: an option that ends the text before the guard's turn, in silence."""
-    with pytest.raises(AssetError, match="the chat template fails .*add_generation_prompt"):
+    with pytest.raises(ParameterError, match="the chat template refuses .*add_generation_prompt"):
         written("q", "a", chat_options={"add_generation_prompt": False})

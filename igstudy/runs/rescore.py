@@ -128,7 +128,7 @@ def _scores(
         status = "abstained" if inside else "no text"
     if line["status"] == "abstained" and text:
         text = config.refusal
-    scores = vars(found) | {"status": status, "response": text}
+    scores = found | {"status": status, "response": text}
     return scores if reward else {name: scores[name] for name in scores if name != "reward"}
 
 
