@@ -69,11 +69,11 @@ class Beam:
         return -math.inf if math.isnan(mean) else mean
 
     def safe(self, config: SearchConfig) -> bool:
-        """Say whether it is within budget; never when a scorer failed on its text."""
+        """True if within budget; False when a scorer failed on its text."""
         return not self.broken and is_safe(self.state, config.strict)
 
     def passes(self, config: SearchConfig) -> bool:
-        """Say whether it is safe so far and the critic lets it through: a score below n."""
+        """True if safe so far and not rejected by the critic: a score below n."""
         return self.let_through and self.safe(config)
 
     def judge(self, f1: float, f2: float, config: SearchConfig) -> None:
@@ -158,7 +158,7 @@ def rejected(beam: Beam, config: SearchConfig) -> Score:
 
 
 def below_threshold(beam: Beam, config: SearchConfig) -> bool:
-    """Say whether the Lagrangian score is at most the threshold (paper, appendix D.3, "+ Freq")."""
+    """True if the Lagrangian score is at most the threshold (paper, appendix D.3, "+ Freq")."""
     return lagrangian(beam, config) <= config.lagrangian_threshold
 
 

@@ -223,7 +223,7 @@ def _scaled(omega: float, discount: float) -> float:
 
 
 def is_safe(state: SafetyState, strict: bool = False) -> bool:
-    """Say whether the state is within budget: omega >= 0.
+    """True if the state is within budget: omega >= 0.
 
     Nothing else in the package decides this. The inequality is closed, as is the paper's constraint
     (section 4.2, equation 5: total <= d). ``strict`` gives the paper's other reading (equation 6:

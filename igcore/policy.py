@@ -292,7 +292,7 @@ class Policy:
         return text.rstrip("\ufffd")
 
     def decoded(self, ids: Sequence[int]) -> str:
-        """Return what ids add to a user's own ``tokenizer.decode``, special tokens skipped."""
+        """Return the text that ids add to the user's own decoding, special tokens skipped."""
         before, length = self._before
         return self._plain([*before, *ids])[length:]
 

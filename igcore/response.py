@@ -133,7 +133,7 @@ class Response:
         return vars(self) | {"guard": None}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer as JSON values; None stands for a number that is not finite."""
+        """Return the answer as JSON values; None replaces a number that is not finite."""
         text = json.dumps(asdict(self), default=methodcaller("item"))  # of numpy's numbers
         values: dict[str, Any] = json.loads(text, parse_constant=lambda name: None)
         return values

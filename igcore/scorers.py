@@ -118,7 +118,7 @@ class FunctionScorer:
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
     ) -> list[Any]:
-        """Return what the function returns for each response."""
+        """Return the function's value for each response."""
         return [self._asked(p, r) for p, r in zip(prompts, responses, strict=True)]
 
     def _asked(self, prompt: str, response: str) -> Any:
@@ -231,7 +231,7 @@ def _roles(parameters: Sequence[Parameter], what: str) -> dict[str, str]:
 
 
 def keeps_cache(scorer: Scorer | None) -> TypeGuard[CachingScorer]:
-    """Say whether a scorer keeps a KV cache."""
+    """True if a scorer keeps a KV cache."""
     return hasattr(scorer, "with_cache")
 
 
@@ -241,5 +241,5 @@ def uncached(scorer: Scorer) -> Scorer:
 
 
 def reads_tokens(scorer: Any) -> bool:
-    """Say whether a scorer gives the cost after every token of a text in one pass."""
+    """True if a scorer gives the cost after every token of a text in one pass."""
     return bool(getattr(scorer, "reads_tokens", False))

@@ -338,7 +338,7 @@ def go_on(batch: Batch) -> None:
 
 
 def answers(batch: Batch) -> list[Emission]:
-    """Return what is emitted: the best beam of each search if it passes the final check."""
+    """Return the answers: the best beam of each search if it passes the final check."""
     prompts, abstains = [search.prompt for search in batch.searches], batch.searches[0].abstains
     proposals = [proposal(batch, search) for search in batch.searches]
     # a baseline's text is only marked, and its path read for the tables: no part of its time
@@ -351,7 +351,7 @@ def answers(batch: Batch) -> list[Emission]:
 
 
 def proposal(batch: Batch, search: PromptSearch) -> Emission:
-    """Return what a search would emit before the final check."""
+    """Return the text that a search proposes to the final check."""
     best, config = search.best, search.config
     # under a signed accounting no block fails, so an unsafe end only shows here
     if search.abstains and not search.failure and not best.safe(config):

@@ -167,7 +167,7 @@ class Named:
 
     @classmethod
     def of(cls, value: Any, kind: str = "value") -> Self:
-        """Return what a user wrote; ``ParameterError`` for anything else."""
+        """Return a user's value; raise ``ParameterError`` for anything else."""
         if isinstance(value, cls):
             return value
         given = {"name": str(value)} if isinstance(value, str | Path) else value

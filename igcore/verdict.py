@@ -116,7 +116,7 @@ class Emission:
 
 
 def within(cost: Any, config: SearchConfig) -> Any:
-    """Say whether a final cost U_K, or each of an array, is within budget; never for NaN."""
+    """True where the final cost U_K is within budget; False for NaN."""
     # not `is_safe`, which needs a path: this is about one text; any comparison with NaN is False
     return cost < config.budget if config.strict else cost <= config.budget
 
@@ -255,7 +255,7 @@ def final_check(
     config: SearchConfig,
     guarded: bool,
 ) -> list[Emission]:
-    """Return what is emitted for each prompt: the proposed text if it passes, else a fallback.
+    """Return the answer to each prompt: the proposed text if it passes, else a fallback.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ def final_check(
 
 
 def _failed(emission: Emission, reason: str, abstains: bool) -> Emission:
-    """Return what becomes of a text that fails the final check."""
+    """Return the fallback for a text that fails the final check."""
     if not abstains:
         return replace(emission, status="unverified_unsafe", reason=reason)
     # a new emission, so that nothing of the rejected text can leak into the response

@@ -206,7 +206,7 @@ def has_source(kind: type) -> bool:
 
 
 def members_of(kind: type) -> dict[str, Any]:
-    """Return what a class defines, without what Python notes about it."""
+    """Return a class's own attributes, without those that Python adds."""
     names = [n for n in vars(kind) if not n.startswith("__") or callable(getattr(kind, n))]
     return {name: vars(kind)[name] for name in names if name != "_abc_impl"}
 

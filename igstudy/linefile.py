@@ -48,7 +48,7 @@ def sealed(line: Fields) -> Fields:
 
 
 def key(line: Fields) -> Key:
-    """Return what a line answers, (method, prompt_id); raise ``TypeError`` unless both are text."""
+    """Return a line's key, (method, prompt_id); raise ``TypeError`` unless both are text."""
     method, prompt_id = line["method"], line["prompt_id"]
     if not (isinstance(method, str) and isinstance(prompt_id, str)):
         raise TypeError(f"{method!r} and {prompt_id!r} are not two texts")
@@ -115,7 +115,7 @@ def read_record(path: Path) -> Record:
 
 
 def read_mapping(path: Path) -> Fields:
-    """Return what params.json or manifest.json holds; ``RunError`` when it cannot be read."""
+    """Read params.json or manifest.json; raise ``RunError`` when it cannot be read."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:

@@ -19,7 +19,7 @@ class Strict(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     """Reads YAML without equal keys and `ODD` values."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that is given twice, of which the last would win."""
+        """Refuse a key that is given twice; YAML would keep the last silently."""
         made: dict[Any, Any] = super().construct_mapping(node, deep)
         seen = set()
         for place, _ in node.value:

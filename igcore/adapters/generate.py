@@ -212,7 +212,7 @@ class _Shown:
             self.tokens = tokens
 
     def _adds(self, tokens: list[int]) -> bool:
-        """Say whether tokens continue what was shown."""
+        """True if tokens continue the streamed ones."""
         n = len(self.tokens)
         return len(tokens) > n and tokens[:n] == self.tokens
 
@@ -305,7 +305,7 @@ def _check_caller(streamer) -> generation.GenerationConfig:
 
 
 def _check_settings(settings, own: Sequence) -> None:
-    """Refuse settings that the search cannot honour, except those that nobody gave."""
+    """Refuse settings that the search cannot honour, except defaults."""
     if settings.num_beams not in (None, 1):
         raise ParameterError(
             f"num_beams is {settings.num_beams}, but the search keeps beams of its own; give "

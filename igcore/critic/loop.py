@@ -118,7 +118,7 @@ class _Trainer:
         return self.network
 
     def _stale(self) -> bool:
-        """Say whether validation has not fallen for `patience` epochs."""
+        """True if validation has not fallen for `patience` epochs."""
         losses = [epoch["check_loss"] for epoch in self.history]
         return bool(losses) and len(losses) - 1 - int(np.argmin(losses)) >= self.config.patience
 

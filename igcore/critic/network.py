@@ -177,7 +177,7 @@ class Running(nn.Module):
 
 
 class States(nn.Module):
-    """Attention over the KV cache, across layers, then positions; the prompt stands before them.
+    """Attention over the KV cache, across layers, then positions; prompt tokens come first.
 
     The queries over positions come from o_t where it is read, else from the KV cache itself.
     """

@@ -55,12 +55,12 @@ def cache_for(model: PreTrainedModel, cache: str = "auto") -> Kind:
 
 
 def fits(model: PreTrainedModel) -> bool:
-    """Tell whether a model agrees in `SharedRows`; see `cache_for`."""
+    """True if a model agrees in `SharedRows`; see `cache_for`."""
     return not _fault(model, SharedRows)
 
 
 def _fault(model: PreTrainedModel, kind: Kind) -> str:
-    """Return what is wrong with a kind of rows for a model, or nothing; models are tried once."""
+    """Return why a kind of rows does not fit a model, or nothing; each model is tried once."""
     tried = _TRIED.setdefault(model, {})
     if kind not in tried:
         tried[kind] = _try(model, kind)
@@ -68,7 +68,7 @@ def _fault(model: PreTrainedModel, kind: Kind) -> str:
 
 
 def _try(model: PreTrainedModel, kind: Kind) -> str:
-    """Return what is wrong with a kind of rows for a model, or nothing."""
+    """Return why a kind of rows does not fit a model, or nothing."""
     name = type(model).__name__
     if kind is SharedRows and not _is_plain(model):
         return f"{name} cannot be decoded in the cache 'shared'; set cache to 'auto'"
@@ -129,7 +129,7 @@ def _error(model: PreTrainedModel, kind: Kind) -> float:
 
 
 def _alone(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
-    """Return what a model says after each token of a text that it reads alone, uncached."""
+    """Return a model's logits after each token of a text, read alone and uncached."""
     ids, mask = padded([text], device_of(model))
     options = {"use_cache": False, "logits_to_keep": 0}
     hidden, logits = forward(model, None, **inputs_of(ids, mask), **options)

@@ -91,7 +91,7 @@ class Slab:
 
 
 class Packing:
-    """Where T packed tokens stand and what each may attend to, for one forward pass.
+    """Positions of T packed tokens and their attention masks, for one forward pass.
 
     It takes the place of transformers' cache: every layer writes its keys and values through
     `update`, which passes the packing on to `attend`.
@@ -156,7 +156,7 @@ class Packing:
         return torch.cat([prefix, suffix], dim=-1)
 
     def scatter(self, x: Tensor) -> Tensor:
-        """Return packed x (T, ...) by slot, (C, S, ...), with zeros where no token stands."""
+        """Return packed x (T, ...) by slot, (C, S, ...), with zeros in empty columns."""
         out = x.new_zeros(self.n_slots, self.n_steps, *x.shape[1:])
         out[self.slot, self.step] = x
         return out

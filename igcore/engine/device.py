@@ -42,7 +42,7 @@ def device_of(model: Any) -> torch.device:
 
 
 def multiplies_bfloat16() -> bool:
-    """Say whether this processor has units for bfloat16."""
+    """True if this processor has units for bfloat16."""
     # torch has no public name for it before 2.11
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, name, bool)() for name in names)
@@ -94,7 +94,7 @@ def _pages(name: str) -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that memory ran out."""
+    """True if an error means that memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return "can't allocate memory" in said(error)  # on a CPU torch raises a plain RuntimeError

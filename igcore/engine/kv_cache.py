@@ -162,7 +162,7 @@ def forward(
 def padded(
     sequences: Sequence[Sequence[int]], device: torch.device, side: str = "left"
 ) -> tuple[Tensor, Tensor]:
-    """Return ids (B, L) and mask (B, L), 1 where a token stands; the masked ids are 0."""
+    """Return ids (B, L) and mask (B, L), 1 at tokens; the masked ids are 0."""
     rows = [torch.tensor(s, dtype=torch.long) for s in sequences]
     ones = [torch.ones_like(row) for row in rows]
     ids = pad_sequence(rows, batch_first=True, padding_side=side)
@@ -178,7 +178,7 @@ def padded_keys(rows: Sequence[Tensor]) -> Tensor:
 
 
 def inputs_of(ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Return what a model reads of the last columns (B, S) of sequences.
+    """Return a model's inputs for the last columns (B, S) of sequences.
 
     `mask` (B, L) covers the columns before them, too; left padding does not count in positions.
     """

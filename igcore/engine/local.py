@@ -187,7 +187,7 @@ class LocalEngine:
     def _draw_alone(
         self, row: int, new: list[int], u: Tensor, factors: Factors | None
     ) -> tuple[int, float, float]:
-        """Sample the token after a row and new tokens, which are read anew and without others."""
+        """Sample the token after a row and new tokens, read alone and without the cache."""
         alone = self.rows.alone(row, self.sequences[row] + new)
         tokens, log_p, log_q, _ = self._draw(alone, u[None], {0: factors or {}})
         return tokens[0], log_p[0], log_q[0]

@@ -191,7 +191,7 @@ class Prefix:
 def prefixes(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], watch: int | None
 ) -> list[Prefix]:
-    """Return what a model keeps of each prompt; those that it has read before it does not read.
+    """Return the keys and values of each prompt; cached prompts are not read again.
 
     Of what it has read, `MOST_KEPT` bytes are kept, as long as its view.
     """

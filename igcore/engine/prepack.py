@@ -96,7 +96,7 @@ def viewed(model: Any) -> Packed:
 
 
 def keep_packed(model: nn.Module) -> None:
-    """Keep a view for this thread as long as its model lives, whose weights nobody changes."""
+    """Keep a view for this thread while its model lives; the model's weights must not change."""
     _HERE.packed[model] = Packed(prepacked(model))
 
 
@@ -143,7 +143,7 @@ def _product(weight: Tensor, bias: Tensor | None) -> Product:
 
 @cache
 def _multiplies(dtype: torch.dtype) -> bool:
-    """Tell whether this build of torch has the product for a type, and whether it is right.
+    """True if this build of torch has the product for a type and computes it correctly.
 
     The operator is not public: another build may lack it or mean something else by it.
     """

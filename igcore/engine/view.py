@@ -1,4 +1,4 @@
-"""A view of a model: what igcore changes in it changes for nobody else.
+"""A view of a model: igcore's changes to it are invisible elsewhere.
 
 Decoding needs another attention, other products, evaluation mode and hooks. A view has them: a tree
 of shallow copies of a model's modules, made for one call, beside the model that its user goes on
@@ -62,7 +62,7 @@ def view_of(model: Any) -> Any:
 
 
 def _is_foreign(module: nn.Module, views: Mapping[nn.Module, nn.Module]) -> bool:
-    """Tell whether a module's forward pass is a function that cannot be bound to a view."""
+    """True if a module's forward is a function that cannot be bound to a view."""
     forward = vars(module).get("forward")
     return forward is not None and _bound(forward, views) is None
 
@@ -73,7 +73,7 @@ def _owned(
     views: Mapping[nn.Module, nn.Module],
     copied: dict[int, Any],
 ) -> Any:
-    """Return what a view has where its module has this attribute."""
+    """Return a view's counterpart of its module's attribute."""
     if name in OWN:
         own = copy.copy(value)
         if name == "_modules":

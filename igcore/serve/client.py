@@ -253,7 +253,7 @@ def is_local(url: str) -> bool:
 
 
 def without_key(text: str, key: str) -> str:
-    """Return the beginning of what an endpoint said, on one line; nothing if it repeats the key."""
+    """Return the start of an endpoint's message, on one line; empty if it repeats the key."""
     size = min(SHOWN, len(key))
     parts = [key[start : start + size] for start in range(len(key) - size + 1)]
     if key and any(part in text for part in parts):

@@ -254,7 +254,7 @@ class Endpoint:
         return {"model": self.model, "query": [], "items": list(parts)} | labels
 
     def _part(self, prompt: str, response: str) -> Any:
-        """Return what is sent of a text: its tokens, or it with its prompt as one text."""
+        """Return the payload for a text: its tokens, or one text of prompt and response."""
         if self.tokenizer:
             prompt, response = (neutral(self._words, text) for text in (prompt, response))
         if self.guard:

@@ -136,7 +136,7 @@ class ServedPolicy(Policy):
         return self.origin or self
 
     def engine(self, watch: int | None = None) -> ServedEngine:
-        """Return a new engine; which layer there is to `watch`, the server of states was told."""
+        """Return a new engine; `watch` is ignored, because the states server sets the layer."""
         read = self.states.read if self.states else None
         return ServedEngine(self.server, self.eos_ids, read)
 

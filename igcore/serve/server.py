@@ -131,7 +131,7 @@ class Tokens(Reply):
 
 
 def described(server: Server) -> tuple[Entry, str, str]:
-    """Return what a server says of its model, its software and its version; note how to ask it."""
+    """Return a server's model, software and version; record its request format."""
     entries = {entry.id: entry for entry in asked(server, Request("/v1/models"), Models).data}
     if server.model not in entries:
         raise unknown_name(f"model of the server at {server.url}:", server.model, entries)
@@ -148,7 +148,7 @@ def described(server: Server) -> tuple[Entry, str, str]:
 
 
 def asked(server: Server, request: Request, form: type[Form]) -> Form:
-    """Return what a server says to a request; ``PolicyError`` for what has another form."""
+    """Return a server's reply to a request; raise ``PolicyError`` if it is malformed."""
     (content,) = server.ask([request])
     try:
         return form.model_validate_json(content)

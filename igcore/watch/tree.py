@@ -160,7 +160,7 @@ def _box(node: Node, x: int, y: int) -> str:
 
 
 def _legend(y: int) -> str:
-    """Return what colours and marks mean, on one line."""
+    """Return the legend of colours and marks, on one line."""
     marks = "filled: kept · hollow: not kept · ✓ emitted · ✗ failed the final check"
     entries = [("■ within budget", WITHIN), ("■ over budget", OVER), (marks, GREY)]
     return "\n".join(

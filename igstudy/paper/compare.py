@@ -216,7 +216,7 @@ def beside(table: str, records: pd.DataFrame) -> pd.DataFrame:
 
 
 def nearest(row: dict, printed: pd.DataFrame, candidates: list[Cell]) -> list[Cell]:
-    """Return the cells that can stand for a row of the paper.
+    """Return the cells that match a row of the paper.
 
     A multiplier must be the row's. Of all other settings that the row states, the smallest value
     here stands for the smallest there, the next for the next, and so on: N = 4 and 8 stand for 64
@@ -338,7 +338,7 @@ def write(made: dict[str, pd.DataFrame], figures: Path, records: pd.DataFrame) -
 
 
 def sources(frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, dict]:
-    """Return the runs of which a table was made, see `igstudy.report.sources.of_runs`.
+    """Return the runs behind a table, see `igstudy.report.sources.of_runs`.
 
     They are those that it names, or all where it names none, as a table of orders does.
     """

@@ -34,7 +34,7 @@ def judged_prefixes(
     rollouts: Sequence[Rollout],
     shared: SharedSources | None = None,
 ) -> pd.DataFrame:
-    """Return what a critic predicts after every prefix of rollouts, and what came of them.
+    """Return a critic's predictions after every prefix of rollouts, and the outcomes.
 
     One row per prefix: ``prompt_id``, ``position`` (tokens), ``f1``, ``f2``, ``safe`` and ``task``
     (the targets). They are judged under the lowest budget that the critic was trained on. Prefixes
@@ -130,7 +130,7 @@ def critic_table(
 def expectations(
     network: ValueNetwork, policy: Policy, rollouts: Sequence[Rollout]
 ) -> pd.DataFrame:
-    """Return what a value network expects after every prefix of rollouts, and what came of them.
+    """Return a value network's expectations after every prefix of rollouts, and the outcomes.
 
     One row per prefix: ``prompt_id``, ``position`` (tokens of the response so far), ``reward`` and
     ``cost`` (expected), ``final_reward`` and ``final_cost`` (NaN where a scorer failed).

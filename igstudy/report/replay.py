@@ -105,7 +105,7 @@ def rounds_needed(records: pd.DataFrame) -> pd.Series:
 
 
 def by_round(records: pd.DataFrame) -> pd.DataFrame:
-    """Return what the rounds sampled and how many prompts they answered, by way to retry.
+    """Return samples and answered prompts of the rounds, by way to retry.
 
     A search with fewer rounds is this one up to the first block that finds nothing in them, so one
     run gives the answers of all.

@@ -15,7 +15,7 @@ from .load import APART
 
 
 def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:
-    """Return what the manifests of finished runs say, for `sidecar`.
+    """Return the manifests' facts about finished runs, for `sidecar`.
 
     Parameters
     ----------
