@@ -1,1 +1,1 @@
-"""The theory of the paper on finite MDPs; numpy only."""
+"""The theory of the paper on finite MDPs, without PyTorch."""
