@@ -318,8 +318,8 @@ def test_forward_tokens_are_what_the_policy_reads(method, monkeypatch):
     """Guards equal compute: prompts once, and every token that something was asked about or drawn
     after; retries add theirs. Near ties, which are read again, are left out.
     """
-    for module in ("sampling", "local"):
-        monkeypatch.setattr(f"igcore.engine.{module}.NEAR_TIE", 0.0)
+    for module in ("igcore.engine.sampling", "igstudy.baselines.args"):
+        monkeypatch.setattr(f"{module}.NEAR_TIE", 0.0)
     for d, length in itertools.product((0.0, 2.0), (8, 3, 1)):
         policy, settings = mock_policy(), dict(budget=d, max_new_tokens=length)
         guard = guard_of(policy, **settings, block_size=min(3, length))
