@@ -74,8 +74,9 @@ class LMScorer(Reader):
     Attributes
     ----------
     session : Session or None
-        The KV cache in use. None scores uncached, each text by itself: a score then does not depend
-        on other texts, which matters in bfloat16, and anybody can compute a reported score again.
+        The KV cache in use. None scores uncached, the texts of each prompt by themselves: a score
+        then does not depend on other prompts, which matters in bfloat16, and anybody can compute
+        a reported score again.
     """
 
     session: Session | None = None
@@ -87,10 +88,9 @@ class LMScorer(Reader):
         with torch.inference_mode():
             if self.session:
                 scores = self.head(self.session.hidden(prompts, responses))
-            else:  # one by one: a batch may round otherwise
-                texts = zip(prompts, responses, strict=True)
-                states = [self.backbone.encode([self.backbone.ids(*text)]) for text in texts]
-                scores = torch.cat([self.head(state) for state in states])
+            else:  # row by row: a batch may round otherwise
+                states = self._uncached_states(prompts, responses)
+                scores = torch.cat([self.head(row[None]) for row in states])
         return _numbers(scores, len(prompts)).numpy()
 
     @property
@@ -137,6 +137,21 @@ class LMScorer(Reader):
                 scores = torch.cat([self.head(rows) for rows in states])
         split = torch.split(_numbers(scores, sum(counts)), counts)
         return [(ends, part.numpy()) for (_, ends), part in zip(asked, split, strict=True)]
+
+    def _uncached_states(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
+        """Return the hidden states (R, H) of texts; no two prompts share a batch or a cache."""
+        groups: dict[str, list[str]] = {}
+        for prompt, response in zip(prompts, responses, strict=True):
+            groups.setdefault(prompt, []).append(response)
+        states = {prompt: iter(self._states(prompt, texts)) for prompt, texts in groups.items()}
+        return torch.stack([next(states[prompt]) for prompt in prompts])
+
+    def _states(self, prompt: str, responses: list[str]) -> torch.Tensor:
+        """Return the hidden states (R, H) of the texts of one prompt."""
+        if len(responses) == 1:  # as in the final check, which uses no session
+            return self.backbone.encode([self.backbone.ids(prompt, *responses)])
+        # the ends of one answer share all but their last tokens
+        return self.open_cache([prompt]).hidden([prompt] * len(responses), responses)
 
     def open_cache(self, prompts: Sequence[str]) -> Session:
         """Return a new session of its backbone over a group of prompts."""
