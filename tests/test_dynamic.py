@@ -74,7 +74,7 @@ def test_the_history_of_a_window_is_what_it_still_keeps():
     full = tiny("mistral")
     for tokens in ([1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12], [13, 14, 15]):
         rows = rows.step(range(3), tokens)
-        history = rows.history()
+        history = rows.history(range(3))
         n = min(rows.length, 3)  # a window of 4 keeps 3 for the next token
         assert (
             history.hidden.shape[1] == rows.length
@@ -90,7 +90,7 @@ def test_the_history_of_a_window_is_what_it_still_keeps():
 def test_the_history_names_only_layers_with_attention():
     """Guards hybrid models: a convolution keeps no keys."""
     rows = DynamicRows.open(tiny("lfm2"), PROMPTS).step(range(3), [1, 2, 3])
-    history = rows.history()
+    history = rows.history(range(3))
     assert len(history.keys) == len(history.values) == 1 and history.keys[0].shape == (3, 2, 1, 8)
 
 

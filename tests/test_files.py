@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -11,7 +12,8 @@ import torch
 from tiny import untrained
 
 from igcore import RunError, files
-from igcore.critic.files import save_checkpoint, save_network, weights_of
+from igcore.critic.files import save_network
+from igcore.critic.loop import _Trainer
 from igstudy.figures import style
 from igstudy.report import tables
 from igstudy.runs.jobs import request
@@ -20,7 +22,9 @@ from igstudy.runs.jobs import request
 def checkpoint(folder):
     network = untrained()
     optimizer = torch.optim.Adam(network.parameters())
-    save_checkpoint(folder / "checkpoint.pt", network, optimizer, weights_of(network), {"step": 3})
+    trainer = SimpleNamespace(network=network, optimizer=optimizer, best={}, history=[], seconds=0)
+    trainer.checkpoint = folder / "checkpoint.pt"
+    _Trainer._save(trainer)
 
 
 WRITERS = {

@@ -4,12 +4,13 @@ import gzip
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from mockpolicy import LetterCost, LetterReward, letter_cost, letter_reward, mock_policy
 
 from igcore import Guard, ParameterError, Prompt, RunError, ScorerError, SearchConfig, decode
-from igcore.critic.rollouts import Labels, Rollout, split_by_prompt, targets
+from igcore.critic.rollouts import Rollout, labels_of, split_by_prompt, targets
 from igstudy.runs.critic_params import RolloutConfig
 from igstudy.runs.rollout_run import load_rollouts, roll_out
 
@@ -242,7 +243,8 @@ def test_task_cost_is_paid_at_the_maximum_length():
 def test_labels_are_padded():
     """Guards z of rollouts of several lengths, and the discount of the task."""
     found = [rollout([1.0] * 3), rollout([0.5, 0.5], n=6, ended=True)]
-    labels = Labels.of(found, 0.75, "terminal", 1.0, 0.5)
+    spec = SimpleNamespace(budget=0.75, accounting="terminal", gamma_safety=1.0, gamma_task=0.5)
+    labels = labels_of(found, spec)
     assert labels.safe.tolist() == [0, 1]
     assert labels.z.tolist() == [[0.75] * 10, [0.75] * 5 + [0.0] * 5]
     assert labels.task.tolist() == pytest.approx([-2.0 * 0.5**10] * 2)

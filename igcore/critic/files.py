@@ -1,10 +1,9 @@
-"""What every trained network has: its specification, its files, and checkpoints of its training.
+"""Trained networks: their specification and their files.
 
 A trained network is ``<name>.safetensors`` with its specification in ``<name>.json``.
 """
 
 import hashlib
-import io
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,6 @@ from ..policy import Policy
 from ..scorers import Scorer
 from ..settings import settings
 
-Weights = dict[str, torch.Tensor]
 N = TypeVar("N", bound="Network")
 
 
@@ -116,40 +114,7 @@ class Network(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
 
-def weights_of(network: nn.Module) -> Weights:
-    """Return a copy of all weights and buffers."""
-    return {name: x.detach().clone() for name, x in network.state_dict().items()}
-
-
-# --- checkpoints ----------------------------------------------------------------------------------
-
-
-def save_checkpoint(
-    path: Path,
-    network: Network,
-    optimizer: torch.optim.Optimizer,
-    best: Weights,
-    state: dict[str, Any],
-) -> None:
-    """Write weights, the best ones so far, the optimiser and `state` (JSON values), atomically."""
-    content = io.BytesIO()
-    saved = {"now": network.state_dict(), "best": best, "optimizer": optimizer.state_dict()}
-    torch.save(saved | {"state": state}, content)
-    replace_file(path, content.getvalue())
-
-
-def load_checkpoint(
-    path: Path, network: Network, optimizer: torch.optim.Optimizer
-) -> tuple[Weights, dict[str, Any]]:
-    """Restore weights and optimiser; return the best weights and the `state`."""
-    # weights_only runs no code of the file; both load_state_dict move tensors where they belong
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    network.load_state_dict(saved["now"])
-    optimizer.load_state_dict(saved["optimizer"])
-    return saved["best"], saved["state"]
-
-
-# --- finished networks ----------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def save_network(network: Network, folder: Path, name: str) -> None:

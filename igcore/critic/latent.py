@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -160,8 +160,13 @@ def encode(
             f"the forward of {type(model).__name__} was replaced by a function that igcore cannot "
             "follow, so no critic can read it; give the model as it was before"
         )
-    if "m" in features:
-        middle_layer(view, layer)  # raises unless the model has it
+    # some models name their layers otherwise, and none of them can be read
+    n_layers = len(getattr(view.get_decoder(), "layers", []))
+    if "m" in features and (layer is None or not 0 <= layer < n_layers):
+        raise ParameterError(
+            f"layer is {layer}; features 'm' need one of the {n_layers} layers of "
+            f"{type(model).__name__}, from 0"
+        )
     watch = layer if "m" in features else None
     # each prompt is encoded once for all its responses
     first = list(dict.fromkeys(map(tuple, prompts)))
@@ -194,24 +199,6 @@ def encode(
             values=[x[:, :, :length] for x in values],
         )
     return History(spoken.bool(), **states)
-
-
-def middle_layer(model: PreTrainedModel, layer: int | None) -> nn.Module:
-    """Return a decoder layer by number.
-
-    Raises
-    ------
-    ParameterError
-        When the model has no such layer.
-    """
-    # some models name them otherwise
-    layers: list[nn.Module] = list(getattr(model.get_decoder(), "layers", []))
-    if layer is None or not 0 <= layer < len(layers):
-        raise ParameterError(
-            f"layer is {layer}; features 'm' need one of the {len(layers)} layers of "
-            f"{type(model).__name__}, from 0"
-        )
-    return layers[layer]
 
 
 @dataclass

@@ -3,6 +3,7 @@
 An objective, such as `igcore.critic.training.CriticObjective`, says what the network learns.
 """
 
+import io
 import math
 import time
 from collections.abc import Sequence
@@ -16,11 +17,11 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from ..errors import ParameterError
-from ..files import DIGITS, digest_of
+from ..files import DIGITS, digest_of, replace_file
 from ..policy import Policy
 from ..progress import progress
 from .config import TrainingConfig
-from .files import Network, load_checkpoint, save_checkpoint, weights_of
+from .files import Network
 from .latent import ENCODE, Source
 from .rollouts import Rollout, split_by_prompt
 
@@ -101,10 +102,9 @@ class _Trainer:
         self.weights = torch.tensor(weights, device=accelerator.device)
         self.history: list[Losses] = []  # losses by epoch
         self.seconds = 0.0
-        self.best = weights_of(self.network)
+        self.best = self._weights()
         if checkpoint.exists():  # an earlier start was stopped
-            self.best, state = load_checkpoint(checkpoint, self.network, self.optimizer)
-            self.history, self.seconds = state["history"], state["seconds"]
+            self._resume()
 
     def run(self) -> Network:
         """Return the network of the best epoch."""
@@ -132,11 +132,30 @@ class _Trainer:
             )
         lowest = min((epoch["check_loss"] for epoch in self.history), default=math.inf)
         if checked["check_loss"] < lowest:
-            self.best = weights_of(self.network)
+            self.best = self._weights()
         self.history.append({"epoch": len(self.history) + 1} | learnt | checked)
         self.seconds += time.perf_counter() - began
-        state = {"history": self.history, "seconds": self.seconds}
-        save_checkpoint(self.checkpoint, self.network, self.optimizer, self.best, state)
+        self._save()
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Return a copy of all weights and buffers of the network."""
+        return {name: x.detach().clone() for name, x in self.network.state_dict().items()}
+
+    def _save(self) -> None:
+        """Write the checkpoint, atomically."""
+        content = io.BytesIO()
+        saved = {"now": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
+        saved |= {"best": self.best, "history": self.history, "seconds": self.seconds}
+        torch.save(saved, content)
+        replace_file(self.checkpoint, content.getvalue())
+
+    def _resume(self) -> None:
+        """Continue from the checkpoint of an earlier start."""
+        # weights_only runs no code of the file; both load_state_dict move tensors where they belong
+        saved = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+        self.network.load_state_dict(saved["now"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.best, self.history, self.seconds = (saved[k] for k in ("best", "history", "seconds"))
 
     def _learn(self, epoch: int) -> Losses:
         """Take one step per batch, in an order that the epoch seeds; return the mean losses."""

@@ -109,17 +109,19 @@ class Labels:
     task: Tensor
     z: Tensor
 
-    @classmethod
-    def of(cls, rollouts: Sequence[Rollout], *settings: Any) -> "Labels":
-        """Return the targets of every rollout, under budget and other `settings` of `targets`."""
-        each = [targets(r, *settings) for r in rollouts]
-        return cls(
-            safe=torch.tensor([x.safe for x in each], dtype=torch.float32),
-            task=torch.tensor([x.task for x in each], dtype=torch.float32),
-            z=pad_sequence(
-                [torch.tensor(x.z, dtype=torch.float32) for x in each], batch_first=True
-            ),
-        )
+
+def labels_of(rollouts: Sequence[Rollout], spec: Any) -> Labels:
+    """Return the targets of every rollout under the budget and accounting of a critic's `Spec`."""
+    each = [
+        targets(r, spec.budget, spec.accounting, spec.gamma_safety, spec.gamma_task)
+        for r in rollouts
+    ]
+    z = [torch.tensor(x.z, dtype=torch.float32) for x in each]
+    return Labels(
+        safe=torch.tensor([x.safe for x in each], dtype=torch.float32),
+        task=torch.tensor([x.task for x in each], dtype=torch.float32),
+        z=pad_sequence(z, batch_first=True),
+    )
 
 
 def split_by_prompt(

@@ -22,10 +22,10 @@ from ..policy import Policy
 from ..scorers import Scorer
 from .config import CriticConfig
 from .files import Network
-from .latent import Latents, Source, middle_layer, shape_of
+from .latent import Latents, Source, shape_of
 from .loop import fit
 from .network import Critic, Spec, load_critic, save_critic
-from .rollouts import Labels, Rollout, split_by_prompt
+from .rollouts import Labels, Rollout, labels_of, split_by_prompt
 
 # --- what a critic learns -------------------------------------------------------------------------
 
@@ -69,9 +69,7 @@ def spec_of(
     if config.accounting != "peak":  # the others look at the ends of blocks
         wanted["checks"] = "block"
     wanted["budget_high"] = config.budget
-    if config.features == "m":
-        middle_layer(policy.model, config.layer)  # raises unless the model has it
-    else:
+    if config.features != "m":
         wanted["layer"] = None
     return Spec(**wanted)
 
@@ -83,11 +81,6 @@ def names_of(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, Any]:
         names[role] = part.name
         names[f"{role}_digest"] = part.digest
     return names
-
-
-def labels_of(rollouts: Sequence[Rollout], spec: Spec) -> Labels:
-    """Return the labels of rollouts."""
-    return Labels.of(rollouts, spec.budget, spec.accounting, spec.gamma_safety, spec.gamma_task)
 
 
 class SharedSources:

@@ -267,10 +267,9 @@ class DynamicRows:
         """Read a sequence that grew from a row's prompt, in one piece and without others."""
         return DynamicRows.open(self.model, [sequence])
 
-    def history(self, rows: Sequence[int] | None = None, keys: bool = True) -> History:
-        """Copy what a critic reads of these rows (by default all), with the KV cache if `keys`."""
+    def history(self, rows: Sequence[int], keys: bool = True) -> History:
+        """Copy the states of these rows, which a critic reads, with the KV cache if `keys`."""
         # a critic can be trained on copies, but not on tensors of inference mode
-        rows = list(range(len(self.mask)) if rows is None else rows)
         layers, new = attending(self.cache) if keys else [], self.length
         prompts = History(
             self.mask[:, : self.mask.shape[1] - new].bool(),
@@ -283,7 +282,7 @@ class DynamicRows:
             keys=[_last(x.keys, new)[rows] for x in layers],
             values=[_last(x.values, new)[rows] for x in layers],
             prompts=prompts if keys else None,
-            owner=rows,
+            owner=list(rows),
         )
 
 

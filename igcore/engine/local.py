@@ -31,9 +31,6 @@ from .diversity import Factors, Penalty
 from .kv_cache import History
 from .sampling import WORDS, Drawn, RowFactors, draw, uniforms
 
-# a block, and the state and row of its live candidates
-Sampled = tuple[Block, dict[int, tuple[Rows, int]]]
-
 
 class LocalEngine:
     """Samples blocks of tokens for many sequences at once.
@@ -125,32 +122,15 @@ class LocalEngine:
         """
         penalties = penalties or [None] * len(rows)
         known = known or [()] * len(rows)
-        block, places = self._steps(rows, keys, penalties, last, known)
-        block.first = self._drawn
-        # ended candidates count in the numbering, but have no state to continue from
-        for c, place in places.items():
-            self._places[self._drawn + c] = place
-            self._grown[self._drawn + c] = self.sequences[rows[c]] + block.tokens[c]
-        self._drawn += len(rows)
-        return block
-
-    def _steps(
-        self,
-        rows: Sequence[int],
-        keys: Sequence[Sequence[int]],
-        penalties: Sequence[Penalty | None],
-        last: bool,
-        known: Sequence[Sequence[int]],
-    ) -> Sampled:
-        """Sample a block token by token; a row leaves the batch as soon as it ends."""
         length = len(keys[0])
+        # 1. copy the rows, so that they stay as they are for a retry, with room for the block
         state = self.rows.gather([(self.rows, row) for row in rows], room=length)
         numbers = uniforms([key for row in keys for key in row])
         u = torch.from_numpy(numbers).view(len(rows), length, WORDS)
-        block = Block.empty(0, len(rows))
+        block = Block.empty(self._drawn, len(rows))
         # candidate of each row of the state; a row leaves the batch when its candidate ends
         live = list(range(len(rows)))
-        # what all candidates know is read at once
+        # 2. read at once what all candidates know
         head = min(map(len, known))
         if head:
             for c, tokens in enumerate(known):
@@ -158,6 +138,7 @@ class LocalEngine:
                     block.append(c, token, math.nan, math.nan, False)
             state = state.read([tokens[:head] for tokens in known])
         for step in range(head, length):
+            # 3. sample the next token of each row
             factors: dict[int, Factors] = {}  # none in a first round, which is then cheaper
             for i, c in enumerate(live):
                 if penalty := penalties[c]:
@@ -173,6 +154,7 @@ class LocalEngine:
                     )
                 block.append(c, tokens[i], log_p[i], log_q[i], near[i])
                 block.ended[c] = tokens[i] in self.eos_ids
+            # 4. let the model read these tokens
             going = [i for i, c in enumerate(live) if not block.ended[c]]
             live = [live[i] for i in going]
             if last and step == length - 1:  # no candidate goes on: save the forward pass
@@ -182,7 +164,12 @@ class LocalEngine:
             for c in live:
                 block.encoded[c] += 1
             state = state.step(going, [tokens[i] for i in going])
-        return block, {c: (state, i) for i, c in enumerate(live)}
+        # 5. number the candidates; ended ones count, but have no state to continue from
+        for i, c in enumerate(live):
+            self._places[self._drawn + c] = (state, i)
+            self._grown[self._drawn + c] = self.sequences[rows[c]] + block.tokens[c]
+        self._drawn += len(rows)
+        return block
 
     def _draw_alone(
         self, row: int, new: list[int], u: Tensor, factors: Factors | None

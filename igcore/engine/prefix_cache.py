@@ -154,9 +154,8 @@ class SharedRows:
             return self.hidden[row][None]
         return self.slab.hidden[self.slots[row], length - count : length]
 
-    def history(self, rows: Sequence[int] | None = None, keys: bool = True) -> History:
-        """Copy what a critic reads of these rows (by default all), with the KV cache if `keys`."""
-        rows = range(len(self.slots)) if rows is None else rows
+    def history(self, rows: Sequence[int], keys: bool = True) -> History:
+        """Copy the states of these rows, which a critic reads, with the KV cache if `keys`."""
         slots = [self.slots[row] for row in rows]
         n = max(self.lengths[row] for row in rows)
         layers, given = len(self.slab.keys) if keys else 0, self.prompts
