@@ -140,7 +140,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, memory: Tensor, seen: Tensor) -> Tensor:
         """Return (B, n, width) of x (B, n, width), memory (B, k, width), seen (B, 1, n, k)."""
         x = x + self.attention(self.norms[0](x), self.norms[1](memory), seen)
-        return x + self.mlp(self.norms[2](x))
+        change: Tensor = self.mlp(self.norms[2](x))
+        return x + change
 
 
 class Last(nn.Module):
