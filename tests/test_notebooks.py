@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
-from notebook_code import KINDS, PARAMS, kind
+from notebook_params import KINDS, PARAMS, kind
 
 from igcore import load_scorer
 from igcore.errors import ParameterError

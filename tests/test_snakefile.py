@@ -16,7 +16,7 @@ import papermill
 import pytest
 import yaml
 from copiedcode import edit
-from notebook_code import KINDS, kind
+from notebook_params import KINDS, kind
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 from snakewalk import snakemake
