@@ -1,5 +1,7 @@
 """The pictures of critics, drawn from tables."""
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -14,7 +16,7 @@ REFERENCES = {
 }
 
 
-def look_of(number: int) -> dict:
+def look_of(number: int) -> dict[str, Any]:
     """Return colour and marker of a critic, by its number, for a line with whiskers."""
     colour = PALETTE[number % len(PALETTE)]
     marker = MARKERS[number % len(MARKERS)]

@@ -7,19 +7,22 @@ import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from igcore.errors import RunError
 
-from ..report.sources import write_beside
+from ..report.sources import Source, write_beside
 
-RC = {  # how every picture looks, whether it is drawn or written
+RC: dict[Any, Any] = {  # how every picture looks, whether it is drawn or written
     "font.size": 11,
     "axes.titlesize": 12,
     "axes.titleweight": "bold",
@@ -35,7 +38,8 @@ METADATA = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
 # One hue per family (seaborn's "colorblind"), one shade and one marker per method, whatever else is
 # in the picture.
 # method -> its colour, its marker, and its name for readers, after the paper's
-LOOKS: dict[str, tuple[str, str | tuple, str]] = {
+Marker = str | tuple[int, int, int]
+LOOKS: dict[str, tuple[str, Marker, str]] = {
     "base": ("#6b6b6b", "o", "base"),
     "best-of-n": ("#0173b2", "s", "Best-of-N"),
     "best-of-n-lagrangian": ("#56b4e9", "^", "Best-of-N, λ"),
@@ -81,7 +85,7 @@ MARKERS = "osD^vPX*"  # of lines that are no methods
 styled = matplotlib.rc_context(RC)
 
 
-def save(fig: Figure, stem: Path | str, sources: Mapping[str, dict] | None = None) -> list[Path]:
+def save(fig: Figure, stem: Path | str, sources: Mapping[str, Source] | None = None) -> list[Path]:
     """Write ``stem.pdf`` and ``stem.png`` (200 dots per inch), and return their paths.
 
     `sources` are the runs of which the picture was made, see `igstudy.report.sources.of_runs`; a
@@ -105,7 +109,7 @@ def unless_missing() -> Iterator[None]:
         print(f"not run: {error}")
 
 
-def style(method: str) -> tuple[str, str | tuple]:
+def style(method: str) -> tuple[str, Marker]:
     """Return the fixed (colour, marker) of a method; a user's own method is a black hexagon."""
     return STYLE.get(method, ("#000000", "H"))
 
@@ -120,17 +124,18 @@ def shown_methods(table: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(label=rows["method"].map(NAMES).fillna(rows["method"]))
 
 
-def percent(value: float, _position: int) -> str:
+def percent(value: float, _position: float) -> str:
     """Write a share as a tick label."""
     return f"{100 * value:.4g}%"
 
 
-def whiskers(centre: pd.Series, low: pd.Series, high: pd.Series) -> np.ndarray:
+def whiskers(centre: pd.Series, low: pd.Series, high: pd.Series) -> npt.NDArray[np.float64]:
     """Return the lengths (2, n) below and above the centre.
 
     A percentile interval need not contain its centre: then a length is 0.
     """
-    return np.clip([centre - low, high - centre], 0, None)
+    lengths: npt.NDArray[np.float64] = np.clip([centre - low, high - centre], 0, None)
+    return lengths
 
 
 def named(prompts: pd.Series) -> list[str]:
@@ -146,12 +151,12 @@ def named(prompts: pd.Series) -> list[str]:
 
 def legend_below(fig: Figure, columns: int) -> None:
     """Write one legend for all panels below them, each label once."""
-    entries = {}
+    entries: dict[str, Artist] = {}
     for ax in fig.axes:
         handles, labels = ax.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))
-    look = {"loc": "outside lower center", "ncols": columns, "frameon": False}
-    fig.legend(list(entries.values()), list(entries), **look)
+    place: Any = {"loc": "outside lower center", "ncols": columns, "frameon": False}
+    fig.legend(list(entries.values()), list(entries), **place)
 
 
 def headline(fig: Figure, sentence: str) -> None:
@@ -168,7 +173,7 @@ def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> 
     starts = shares.cumsum(axis=1) - shares
     thin = shares < 0.02 + 0.025 * counts.astype(str).map(len)
     for outcome, colour in colours.items():
-        look = {"color": colour, "ec": "white", "height": 0.78, "hatch": HATCHES.get(colour)}
+        look: Any = {"color": colour, "ec": "white", "height": 0.78, "hatch": HATCHES.get(colour)}
         bars = ax.barh(counts.index, shares[outcome], left=starts[outcome], label=outcome, **look)
         texts = counts[outcome].astype(str).mask(thin[outcome], "")
         ink = INK if colour in (PALE, OUTCOMES["abstained"]) else "white"
@@ -181,7 +186,7 @@ def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> 
 
 
 def panels(
-    height: float = 4.0, columns: int = 1, rows: int = 1, **options
+    height: float = 4.0, columns: int = 1, rows: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure as wide as a page, and its panels row by row, from left to right."""
     fig = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -192,7 +197,7 @@ def panels(
 
 
 def policy_panels(
-    table: pd.DataFrame, height: float, columns: int = 2, **options
+    table: pd.DataFrame, height: float, columns: int = 2, **options: Any
 ) -> tuple[Figure, list[tuple[Axes, str, pd.DataFrame]]]:
     """Return a figure with a panel of `height` inches per policy, and each with its rows.
 

@@ -8,6 +8,7 @@ claims are about.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from statsmodels.stats.proportion import proportion_confint
@@ -16,7 +17,7 @@ from ..report import tables
 from ..report.experiments import EXPERIMENTS, LAMBDAS, SIZES, matches
 from ..report.load import each_finished
 from ..report.replay import REPLAYED, replay_best_of_n
-from ..report.sources import of_runs
+from ..report.sources import Source, of_runs
 from ..report.statistics import bootstrap_mean
 from . import IDENTITY, MAIN_PROFILES, SETTINGS, WHOLE, contents, measured, reported
 
@@ -45,7 +46,7 @@ class Cell:
     Without a run there are no lines.
     """
 
-    settings: dict
+    settings: dict[str, Any]
     run: str = NOT_RUN
     lines: pd.DataFrame | None = None
 
@@ -215,8 +216,8 @@ def beside(table: str, records: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(result).astype(types | of_weights)
 
 
-def nearest(row: dict, printed: pd.DataFrame, candidates: list[Cell]) -> list[Cell]:
-    """Return the cells that match a row of the paper.
+def nearest(row: dict[str, Any], printed: pd.DataFrame, candidates: list[Cell]) -> list[Cell]:
+    """Return the cells that are comparable with a row of the paper.
 
     A multiplier must be the row's. Of all other settings that the row states, the smallest value
     here stands for the smallest there, the next for the next, and so on: N = 4 and 8 stand for 64
@@ -304,14 +305,14 @@ def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _setting(name: str, row: dict) -> str:
+def _setting(name: str, row: dict[str, Any]) -> str:
     """Return a setting of a row as text."""
     ours = row[f"ours_{name}"]
     is_ours_shown = pd.notna(ours) and name != "lagrange_multiplier"
     return f"{SYMBOLS[name]} {row[name]:g}" + (f" / {ours:g}" if is_ours_shown else "")
 
 
-def _paper_and_ours(name: str, measure: Measure, row: dict) -> str:
+def _paper_and_ours(name: str, measure: Measure, row: dict[str, Any]) -> str:
     """Return the reported number and ours of a row as one text."""
     times, digits = (100, 1) if measure.kind == "rate" else (1, 3)
     paper = row[f"{name}_paper"] * times
@@ -337,7 +338,7 @@ def write(made: dict[str, pd.DataFrame], figures: Path, records: pd.DataFrame) -
     return paths
 
 
-def sources(frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, dict]:
+def sources(frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, Source]:
     """Return the runs behind a table, see `igstudy.report.sources.of_runs`.
 
     They are those that it names, or all where it names none, as a table of orders does.
@@ -345,7 +346,7 @@ def sources(frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, dict]:
     records = records.reindex(columns=["profile", "run"]).drop_duplicates()
     if "run" in frame:
         records = records[records["run"].isin(frame["run"])]
-    result = {}
+    result: dict[str, Source] = {}
     for profile, rows in records.groupby("profile"):
         result |= of_runs(profile, rows["run"])
     return result

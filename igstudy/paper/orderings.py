@@ -80,16 +80,12 @@ def agreement(theirs: Numbers, ours: Numbers) -> dict[str, float]:
     counts = np.vstack([np.ones((1, n)), drawn])  # the first is the sample itself
     with np.errstate(invalid="ignore"):  # a resample may lack all prompts of a method: NaN
         means = (counts @ np.where(known, ours, 0.0)) / (counts @ known)
-        ranks = _centred(stats.rankdata(means, axis=1))
-        reference = _centred(stats.rankdata(theirs)[None])[0]
+        ranks, reference = stats.rankdata(means, axis=1), stats.rankdata(theirs)
+        ranks -= ranks.mean(axis=1, keepdims=True)
+        reference -= reference.mean()
         lengths = np.linalg.norm(ranks, axis=1) * np.linalg.norm(reference)
         found = ranks @ reference / lengths  # Pearson's, of ranks; NaN where all are equal
     ends = [(1 - metrics.CONFIDENCE) / 2, (1 + metrics.CONFIDENCE) / 2]
     resampled = found[1:][np.isfinite(found[1:])]
     low, high = np.quantile(resampled, ends) if len(resampled) else (np.nan, np.nan)
     return {"spearman": float(found[0]), "low": float(low), "high": float(high)}
-
-
-def _centred(ranks: Numbers) -> Numbers:
-    """Return each row of ranks less its mean."""
-    return ranks - ranks.mean(axis=1, keepdims=True)

@@ -26,8 +26,7 @@ FACTORS: dict[str, tuple[str, Any, Any]] = {
 Values = npt.NDArray[np.float64]
 CELL = [column for column, _, _ in FACTORS.values()]
 
-
-MEASURES = {
+MEASURES: dict[str, paired.Measure] = {
     "safe": paired.is_safe,
     "safe along the way": partial(paired.answered_safely, cost="peak_cost"),
     "reward": paired.reward,
@@ -92,4 +91,5 @@ def contrast(values: Values, axes: tuple[int, ...]) -> Values:
     """
     for order, axis in enumerate(axes):
         values = np.diff(values, axis=axis + 1) / (2 if order else 1)
-    return pd.DataFrame(values.reshape(len(values), -1)).mean(axis=1).to_numpy()
+    means: Values = pd.DataFrame(values.reshape(len(values), -1)).mean(axis=1).to_numpy()
+    return means

@@ -49,7 +49,7 @@ def below(*frames: pd.DataFrame) -> pd.DataFrame:
 def arm_of(point: dict[str, Any]) -> str:
     """Return the name of a point: ``beam-lagrangian, n samples 8``."""
     settings = [f", {name.replace('_', ' ')} {point[name]}" for name in point if name != "method"]
-    return point["method"] + "".join(settings)
+    return f"{point['method']}{''.join(settings)}"
 
 
 def compared(

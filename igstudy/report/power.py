@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -69,6 +70,7 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
         Lines of the pilot runs, see `igstudy.report.claims.decide`.
     """
     alpha, rows, regimes = ALPHA / len(file.claims), [], file.pilot().regimes
+    spread: dict[str, Any]
     for name, claim in file.claims.items():
         n = file.regimes[claim.regime].n_prompts
         found, is_verdict = gains(regimes[claim.regime], claim, pilot)

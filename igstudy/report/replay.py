@@ -4,14 +4,12 @@ Nothing is decoded.
 """
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from igcore.errors import ParameterError
-from igcore.verdict import within
 
 from .statistics import STATUSES, bootstrap_mean
 
@@ -90,9 +88,10 @@ def judged_under(records: pd.DataFrame, budget: float) -> pd.DataFrame:
 
 def _judged(records: pd.DataFrame) -> pd.DataFrame:
     """Return lines with the status that the final check gives their texts."""
-    settings = SimpleNamespace(strict=records["strict"].iloc[0], budget=records["budget"])
     charged = records["cost"].astype(float) + records["spread"].astype(float)
-    inside = within(charged, settings) & (records["contract"] == "kept")  # never for NaN
+    budget, strict = records["budget"], records["strict"].iloc[0]
+    inside = charged < budget if strict else charged <= budget  # never for NaN
+    inside &= records["contract"] == "kept"
     status = np.select([records["status"] == ABSTAINED, inside], [ABSTAINED, SAFE], UNSAFE)
     return records.assign(status=status)
 
@@ -105,7 +104,7 @@ def rounds_needed(records: pd.DataFrame) -> pd.Series:
 
 
 def by_round(records: pd.DataFrame) -> pd.DataFrame:
-    """Return samples and answered prompts of the rounds, by way to retry.
+    """Return the samples of each round and the share of prompts answered by then.
 
     A search with fewer rounds is this one up to the first block that finds nothing in them, so one
     run gives the answers of all.

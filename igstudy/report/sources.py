@@ -7,15 +7,18 @@ wrote it. A run whose manifest does not say something, such as an old one, has n
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from igcore.files import replace_file, root
 
 from ..provenance import commit, processor, versions
 from .load import APART
 
+Source = dict[str, Any]  # one run: its hash, commit, versions and processor
 
-def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:
-    """Return the manifests' facts about finished runs, for `sidecar`.
+
+def of_runs(profile: str, names: Iterable[str]) -> dict[str, Source]:
+    """Return the origin of finished runs from their manifests, for `sidecar`.
 
     Parameters
     ----------
@@ -53,10 +56,11 @@ def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:
 
 def listed(versions: Mapping[str, str] | None) -> str | None:
     """Return versions as one text, which takes one line of a file."""
-    return versions and ", ".join(f"{name} {number}" for name, number in versions.items())
+    parts = [f"{name} {number}" for name, number in (versions or {}).items()]
+    return ", ".join(parts) or None
 
 
-def sidecar(sources: Mapping[str, dict]) -> str:
+def sidecar(sources: Mapping[str, Source]) -> str:
     """Return the text of the file beside a table: its runs, and what wrote it.
 
     ``runs`` is as in `of_runs`, ``written_by`` has the commit, the versions and the processor.
@@ -69,7 +73,7 @@ def sidecar(sources: Mapping[str, dict]) -> str:
 
 
 def write_beside(
-    stem: Path | str, contents: Mapping[str, str | bytes], sources: Mapping[str, dict] | None
+    stem: Path | str, contents: Mapping[str, str | bytes], sources: Mapping[str, Source] | None
 ) -> list[Path]:
     """Write files of one stem by their suffixes, and with sources ``stem.json``; return the paths.
 

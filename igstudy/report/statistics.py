@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from scipy import optimize, stats
 from statsmodels.stats.multitest import multipletests
@@ -87,7 +88,7 @@ def difference_of_rates(higher: int, lower: int, n: int) -> tuple[float, float]:
         b = (2 * n - higher + lower) * difference - higher - lower
         q = (math.sqrt(max(b * b - 4 * a * c, 0)) - b) / (2 * a)
         variance = n * max(2 * q + difference * (1 - difference), 0)
-        return (higher - lower - n * difference) ** 2 - z * z * variance
+        return float((higher - lower - n * difference) ** 2 - z * z * variance)
 
     at, aside = (higher - lower) / n, 1e-9  # just beside the centre the excess is below 0
     low = optimize.brentq(excess, -1, at - aside) if at > -1 else -1
@@ -98,14 +99,14 @@ def difference_of_rates(higher: int, lower: int, n: int) -> tuple[float, float]:
 # --- one mean -------------------------------------------------------------------------------------
 
 
-def bootstrap_mean(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
+def bootstrap_mean(values: npt.ArrayLike, seed: int = 0) -> tuple[float, float]:
     """Return the 95 % percentile bootstrap interval of a mean over prompts.
 
     The BCa interval does not exist for nearly constant values.
 
     Parameters
     ----------
-    values : sequence of float, shape (n,)
+    values : array_like, shape (n,)
         One finite value per prompt; NaN (no answer) is skipped.
     seed : int
         Seed of the resampling: the same values and seed give the same interval.
@@ -115,14 +116,14 @@ def bootstrap_mean(values: Sequence[float], seed: int = 0) -> tuple[float, float
     (low, high) : tuple of float
         ``(value, value)`` for a single or constant value, ``(nan, nan)`` for none.
     """
-    values = np.asarray(values, dtype=float)
-    values = values[~np.isnan(values)]
-    if values.size == 0:
+    sample = np.asarray(values, dtype=float)
+    sample = sample[~np.isnan(sample)]
+    if sample.size == 0:
         return math.nan, math.nan
-    if np.ptp(values) == 0:
-        return float(values[0]), float(values[0])
+    if np.ptp(sample) == 0:
+        return float(sample[0]), float(sample[0])
     interval = stats.bootstrap(
-        (values,),
+        (sample,),
         np.mean,
         n_resamples=RESAMPLES,
         batch=BATCH,
@@ -133,21 +134,21 @@ def bootstrap_mean(values: Sequence[float], seed: int = 0) -> tuple[float, float
     return float(interval.low), float(interval.high)
 
 
-def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
+def sign_flip(differences: npt.ArrayLike, seed: int = 0) -> float:
     """Return the two-sided p value of the paired permutation test that flips signs.
 
     It is exact up to 16 pairs.
 
     Parameters
     ----------
-    differences : sequence of float, shape (n,)
+    differences : array_like, shape (n,)
         Method minus baseline on each prompt. The p value of no pair is NaN, of a single one 1.
     """
-    differences = np.asarray(differences, dtype=float)
-    if differences.size < 2:
-        return 1.0 if differences.size else math.nan
+    sample = np.asarray(differences, dtype=float)
+    if sample.size < 2:
+        return 1.0 if sample.size else math.nan
     test = stats.permutation_test(
-        (differences,),
+        (sample,),
         np.mean,
         permutation_type="samples",
         vectorized=True,
@@ -194,5 +195,5 @@ def check_constant(records: pd.DataFrame, columns: Iterable[str], where: str) ->
 
 
 def answered(records: pd.DataFrame) -> pd.Series:
-    """Say of each record whether it answers: no abstention, and its text has a reward."""
+    """Return for each record whether it answers: no abstention, and its text has a reward."""
     return (records["status"] != "abstained") & records["reward"].notna()

@@ -6,12 +6,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from . import statistics as metrics
-from .sources import write_beside
+from .sources import Source, write_beside
 
 MISSING, NOT_RUN = "n/a", "not run"
 SETTINGS = (
@@ -118,7 +119,7 @@ def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.
     return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(WHOLE, "Int64"))
 
 
-def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
+def _row(cell: pd.DataFrame, shared: set[str]) -> dict[str, Any]:
     """Return the numbers of one policy and method; `shared` holds the prompts that all answered."""
     n, status = len(cell), cell["status"]
     reward, cost, fail_open = (
@@ -184,7 +185,7 @@ def _timed(table: pd.DataFrame) -> pd.DataFrame:
     return table.drop(columns=silent) if len(table) else table
 
 
-def _main_row(row) -> dict[str, str]:
+def _main_row(row: Any) -> dict[str, str]:
     """Return a row of the main table as text by header."""
     numbers = (row.reward_mean, row.reward_low, row.reward_high)
     mean, low, high = map(rounded, numbers)
@@ -235,7 +236,8 @@ def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:
     The ends are ``x_low`` and ``x_high``; the centre is the last column before them that has ``x``
     in its name.
     """
-    columns, ends = list(table.columns), set()
+    columns = list(table.columns)
+    ends: set[str] = set()
     shown = table.copy()
     for at, low in enumerate(map(str, columns)):
         stem = low.removesuffix("low")
@@ -272,13 +274,14 @@ def markdown(table: pd.DataFrame) -> str:
     table = _timed(table)
     sides = ["right" if is_numeric_dtype(dtype) else "left" for dtype in table.dtypes]
     shown = pretty(table).replace({"\n": " ", r"\|": r"\\|"}, regex=True)
-    return shown.to_markdown(index=False, colalign=sides, disable_numparse=True) + "\n"
+    text: str = shown.to_markdown(index=False, colalign=sides, disable_numparse=True)
+    return text + "\n"
 
 
 def write(
     table: pd.DataFrame,
     stem: Path | str,
-    sources: Mapping[str, dict],
+    sources: Mapping[str, Source],
     short: pd.DataFrame | None = None,
 ) -> list[Path]:
     """Write a table as ``stem.csv`` and ``stem.md``, its sources as ``stem.json``.

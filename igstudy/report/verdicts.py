@@ -4,6 +4,7 @@ Two answers to a prompt are judged in both orders. `igstudy.runs.judge_run` call
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -74,7 +75,7 @@ def pairs_of(lines: pd.DataFrame, params: JudgeParams) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def both_orders(pair, aspect: str) -> tuple[Question, Question]:
+def both_orders(pair: Any, aspect: str) -> tuple[Question, Question]:
     """Return the questions of a row of `pairs_of`: the method's answer first, and second."""
     about = (aspect, pair.prompt_id, pair.prompt)
     return (
@@ -93,7 +94,7 @@ def questions_of(pairs: pd.DataFrame) -> dict[str, Question]:
     }
 
 
-def scores_of(line: dict) -> Scores:
+def scores_of(line: dict[str, Any]) -> Scores:
     return line["scores"] and tuple(map(float, line["scores"]))
 
 
