@@ -11,8 +11,8 @@ from scipy.stats import ConstantInputWarning, spearmanr
 
 from igcore.critic.latent import ENCODE
 from igcore.critic.network import Critic
-from igcore.critic.rollouts import Rollout, targets
-from igcore.critic.training import SharedSources, labels_of
+from igcore.critic.rollouts import Rollout, labels_of, targets
+from igcore.critic.training import SharedSources
 from igcore.policy import Policy
 from igcore.scorers import Scorer
 from igcore.scoring import checked_score

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +64,14 @@ def by_prompt_set(records: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.DataFrame:
+def main_table(records: pd.DataFrame) -> pd.DataFrame:
     """Return the main table: one row per policy and method, with the columns `COLUMNS`.
 
     Parameters
     ----------
     records : DataFrame
         Lines of ``responses.jsonl``, one per policy, method and prompt. Their order within a cell
-        changes nothing.
-    order : sequence of str, optional
-        Methods in the order of their rows; by default in order of appearance, as the policies
-        always are. Without any record each of them has a row with 0 prompts.
+        changes nothing. Policies and methods have their rows in order of appearance.
 
     Returns
     -------
@@ -102,7 +99,7 @@ def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.
         When a setting is not constant in a cell.
     """
     metrics.check_once(records, ["policy", "method", "prompt_id"])
-    order = list(records["method"].unique() if order is None else order)
+    order = list(records["method"].unique())
     rows = []
     for policy, lines in records.groupby("policy", sort=False):
         cells = dict(list(lines.groupby("method")))
@@ -115,7 +112,6 @@ def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.
             metrics.check_constant(cell, CONSTANT, f"policy {policy}, method {method}")
             of_all = shared if len(cell) == most else set()
             rows.append({"policy": policy, "method": method} | _row(cell, of_all))
-    rows = rows or [{"policy": MISSING, "method": method, "n_prompts": 0} for method in order]
     return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(WHOLE, "Int64"))
 
 
@@ -200,8 +196,6 @@ def _main_row(row: Any) -> dict[str, str]:
         "Reward, all answered": rounded(row.reward_answered),
         "Cost": rounded(row.cost_mean),
     }
-    if not row.n_prompts:
-        texts = dict.fromkeys(texts, NOT_RUN)
     return {"Policy": row.policy, "Method": row.method} | texts | {"n": str(row.n_prompts)}
 
 
