@@ -19,7 +19,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search networks rehearsal dry-run test served-test slurm-test audit bench lab docs readme publish records verify assets clean
+.PHONY: help reproduce quick ablations critic-search networks rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
 	@echo "make reproduce  the whole walk on the embedded models, into runs/small/figures, with verdicts on its claims (about half an hour on two cores)"
@@ -34,7 +34,8 @@ help:
 	@echo "make test       checks of style and types, all tests and notebooks (ten minutes on two cores)"
 	@echo "make served-test  the guard over llama.cpp's server and vLLM on this processor, beside the local engine (installs both)"
 	@echo "                SOFTWARE=llama.cpp takes one of them"
-	@echo "make audit      a million answers to hostile scorers judged again, and broken lines that the tests must see (about ten minutes on two cores)"
+	@echo "make audit      a million answers to hostile scorers judged again (about ten minutes on two cores)"
+	@echo "make mutants    400 mutants of what decides safety, and whether a test kills each (about an hour on two cores)"
 	@echo "make bench      the engine against other libraries, into runs/bench/figures (over an hour; resumes)"
 	@echo "make slurm-test jobs on a SLURM cluster of one node, which is there for the test alone (root on Debian)"
 	@echo "make lab        JupyterLab"
@@ -107,7 +108,12 @@ served-test: assets
 	@$(BIN)/python -m tests.served $(SOFTWARE)
 
 audit: assets
-	@$(BIN)/python -m tests.audit --emissions 1000000 --breakages --processes $(CORES)
+	@$(BIN)/python -m tests.audit --emissions 1000000 --processes $(CORES)
+
+# into mutants/, where `mutmut results` and `mutmut show NAME` read them
+mutants: assets
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt mutmut
+	@$(BIN)/python -m tests.mutants $(CORES)
 
 slurm-test: assets
 	@$(BIN)/python -m tests.cluster
@@ -144,4 +150,4 @@ verify: assets
 	@$(BIN)/python -m docs.records verify $(or $(REPLAY),3)
 
 clean:
-	rm -rf runs .snakemake
+	rm -rf runs mutants .snakemake

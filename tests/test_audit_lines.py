@@ -1,4 +1,4 @@
-"""Tests of single lines that no other test guards, found by `make audit`."""
+"""Tests of single lines that no other test guards, found by breaking them."""
 
 import math
 import random
@@ -90,6 +90,7 @@ def test_the_final_check_is_told_the_ends_of_blocks():
     """Bug: a path was judged as a single block."""
     emission = written(beam("abcdef", [2, 4, 6]), SPELLED, grid=5)
     assert (emission.ends, emission.grid, emission.n_tokens) == ([2, 4, 6], [5, 6], 6)
+    assert written(beam("abcdef", [6]), SPELLED, grid=2).grid == [2, 4, 6]
 
 
 # --- the search -----------------------------------------------------------------------------------

@@ -118,6 +118,14 @@ def test_z_survives_a_discount_that_underflows():
     """Guards long responses: gamma^t becomes 0 in floats, and z is then only a sign."""
     state = budget.trace([0.5], 1.0, "peak", 0.1, positions=[400])[-1]
     assert state.z == math.inf and budget.is_safe(state)
+    assert budget.trace([0.0], 0.0, "peak", 0.1, positions=[400])[-1].z == 0  # not infinite
+
+
+def test_a_charge_is_undiscounted_and_not_the_last_by_default():
+    """Bug: z was scaled, or a final cost charged, where nobody had asked for it."""
+    state = budget.start(1.0)
+    assert budget.charge(state, 0.5).z == 0.5
+    assert budget.charge(state, 2.0, "terminal").omega == 1.0
 
 
 @pytest.mark.parametrize("bad", [-1, math.nan])

@@ -2,13 +2,14 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
 
 from igcore import Guard, ParameterError, PolicyError, SearchConfig, decode
-from igcore.contract import ROUNDING, SHARE, TEXTS, Contract
+from igcore.contract import ROUNDING, SHARE, TEXTS, Contract, Scoring
 from igcore.errors import ScorerWarning
 from igcore.policy import PROBE
 from igcore.scoring import Tally
@@ -189,6 +190,37 @@ def test_an_examination_is_made_once():
     asked = cost.texts
     assert asked == 4 * len(TEXTS)
     assert guard.under("base").contracts["cost"] is guard.contracts["cost"] and cost.texts == asked
+
+
+def test_a_known_contract_counts_failures_by_the_new_rate():
+    """Bug: `failure_rate` of the guard before decided when a run stops."""
+    guard = Guard(mock_policy(), LetterCost(), budget=1.0)
+    strict = replace(guard.config, failure_rate=0.125)
+    found = replace(guard, config=strict).contracts["cost"]
+    assert (found.tally.rate, found.tolerance) == (0.125, guard.contracts["cost"].tolerance)
+    assert found.tally is not guard.contracts["cost"].tally
+
+
+def test_two_backbones_share_no_cache():
+    """Bug: a cost read its texts in the KV cache of the reward's model."""
+
+    class Caching(LetterCost):
+        def __init__(self, backbone):
+            super().__init__()
+            self.backbone = backbone
+
+        def open_cache(self, prompts):
+            return self.backbone
+
+        def with_cache(self, session):
+            return session
+
+        def uncached(self):
+            return self
+
+    scorers = {"cost": Caching("one"), "reward": Caching("two")}
+    scoring = Scoring({role: Contract(scorer) for role, scorer in scorers.items()}, PROMPTS)
+    assert [scoring.search[role].scorer for role in ("cost", "reward")] == ["one", "two"]
 
 
 # --- two readings ---------------------------------------------------------------------------------

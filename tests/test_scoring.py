@@ -4,6 +4,7 @@ import math
 import warnings
 from decimal import Decimal
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -73,6 +74,7 @@ WRONG = {
     "tensors of two": lambda texts: [torch.zeros(2) for _ in texts],
     "complex tensor": lambda texts: torch.zeros(len(texts), dtype=torch.complex64),
     "masked texts": lambda texts: np.ma.masked_array(["0.5"] * len(texts)),
+    "hidden": lambda texts: [SimpleNamespace(item=lambda: 0.5) for _ in texts],
     "nothing": lambda texts: None,
     "nones": lambda texts: [None for _ in texts],
     "complex": lambda texts: np.array([0.5 + 0j] * len(texts)),
@@ -145,6 +147,13 @@ def test_one_text_that_raises_costs_one_text():
     assert nan(found) == [2.0, None, 0.0, 0.5]
     assert scorer.calls == [texts, ["ab"], ["bad"], [""], ["c"]]
     assert (tally.asked, tally.failed) == (4, 1) and len(told) == 1
+
+
+def test_a_text_that_fails_alone_gets_no_second_chance():
+    """Bug: a scorer that failed on a text was asked again until it had a number."""
+    scorer = Answering(lambda texts: [0.5] if len(scorer.calls) > 1 else 1 / 0)
+    assert nan(checked_score(scorer, ["p"], ["a"], [True])) == [None]
+    assert scorer.calls == [["a"]]
 
 
 def test_a_batch_that_is_too_large_for_a_scorer_is_no_failure():

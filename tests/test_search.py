@@ -313,6 +313,29 @@ def test_what_could_not_be_scored_is_the_last_choice_whatever_lambda(lam):
     assert failed > 10
 
 
+def test_a_text_whose_reward_failed_is_the_last_choice():
+    """Bug: NaN as a reward of +infinity, which wins."""
+
+    class Blind(LetterReward):
+        def score(self, prompts, responses, finished):
+            return [math.nan if r > "c" else letter_reward(r) for r in responses]
+
+    failed = 0
+    for r in answers("best-of-n", ids(PROMPTS), reward=Blind(), failure_rate=1.0):
+        known = [a for a, _ in r.finals if a is not None]
+        assert (r.text > "c") == (not known)
+        failed += 0 < len(known) < len(r.finals)
+    assert failed > 1
+
+
+def test_a_cost_that_cannot_be_read_is_infinite():
+    """Bug: NaN stayed in the cost of a kept candidate, where no comparison sees it."""
+    kept = []
+    settings = dict(failure_rate=1.0, on_block=lambda prompt, beams: kept.extend(beams))
+    answers("beam-lagrangian", ids(PROMPTS), Tampered(math.nan, lambda r, _: r != ""), **settings)
+    assert {(beam.broken, beam.cost, beam.worst) for beam in kept} == {(True, math.inf, math.inf)}
+
+
 @pytest.mark.parametrize("method", [*ALONE, *ASKING])
 def test_forward_tokens_are_what_the_policy_reads(method, monkeypatch):
     """Guards equal compute: prompts once, and every token that something was asked about or drawn

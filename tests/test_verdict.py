@@ -319,6 +319,7 @@ def test_a_truncated_answer_is_judged_as_a_complete_one():
                 ends = [*range(4, len(beam.tokens), 4), len(beam.tokens)]
                 spent = sum(letter_cost(beam.text[:end]) / 4 for end in ends)
                 assert beam.finished or spent <= 1.0 < spent + 0.5
+                assert beam.finished or r.reason == "exhausted"  # why the search was cut
                 broken += not beam.finished
     assert seen > 3 and broken > 3
 

@@ -1,4 +1,4 @@
-"""``make audit``: try to break the guarantee by hostile scorers, and the tests by broken code.
+"""``make audit``: try to break the guarantee by hostile scorers.
 
 Every answer that is shown is judged again, text by text, by new calls of the same scorer. For
 scorers that depend on more than the text no method can give a guarantee; their violations are
@@ -14,7 +14,6 @@ from igcore.cli import check
 from igcore.errors import IgcoreError, ParameterError
 from igcore.progress import progress
 from igstudy.commands import one_line
-from tests.audit.breakages import listed, outcomes
 from tests.audit.emissions import Tally, cases, tallies_of
 from tests.audit.zoo import KINDS
 
@@ -51,31 +50,14 @@ def table(tallies: dict[str, Tally]) -> Iterator[str]:
     yield f"{'all':28}" + "".join(f"{number:15}" for number in sums)
 
 
-def broken(processes: int) -> list[str]:
-    """Break single lines of the code, print what came of each; return those that no test sees."""
-    breakages, problems = listed(), []
-    with progress(len(breakages), "breakages") as bar:
-        for breakage, caught in outcomes(breakages, processes):
-            bar.update()
-            if not caught:
-                problems.append(f"survived: {breakage.file}: {breakage.breaks}")
-    print(f"{len(breakages)} breakages, {len(breakages) - len(problems)} caught")
-    return problems
-
-
-def audit(cost: str, emissions: int, processes: int, breakages: bool) -> list[str]:
-    """Run the parts of the audit that were asked for; return the problems."""
-    for name, value, least in (("emissions", emissions, 0), ("processes", processes, 1)):
-        if value < least:
-            raise ParameterError(f"--{name} is {value}; give a whole number of at least {least}")
+def audit(cost: str, emissions: int, processes: int) -> list[str]:
+    """Run the audit; return the problems."""
+    for name, value in (("emissions", emissions), ("processes", processes)):
+        if value < 1:
+            raise ParameterError(f"--{name} is {value}; give a whole number of at least 1")
     if cost:
         print(*check(cost), sep="\n")
-    problems: list[str] = []
-    if emissions:
-        problems += emitted(cost, emissions, processes)
-    if breakages:
-        problems += broken(processes)
-    return problems
+    return emitted(cost, emissions, processes)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -86,8 +68,6 @@ def main(arguments: list[str] | None = None) -> int:
     many = "answers to decode and to judge (default %(default)s)"
     parser.add_argument("--emissions", type=int, default=QUICK, metavar="N", help=many)
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="default %(default)s")
-    broken_lines = "also break single lines of the code, and see whether a test fails"
-    parser.add_argument("--breakages", action="store_true", help=broken_lines)
     try:
         problems = audit(**vars(parser.parse_args(arguments)))
     except IgcoreError as error:
