@@ -77,7 +77,7 @@ class Contract:
         reverse = _read(scorer, TEXTS[::-1], len(TEXTS))[::-1]
         known = alone[0][np.isfinite(alone[0])]
         if not len(known):
-            raise ParameterError(_refusal(scorer))
+            raise ParameterError(_why_refused(scorer))
         rounding = ROUNDING * max(1.0, float(np.abs(known).max()))
         tolerance = max(SHARE * float(np.ptp(known)), rounding)
         contract = cls(scorer, tolerance=tolerance, tally=tally)
@@ -122,7 +122,7 @@ def _read(scorer: Scorer, texts: Sequence[str], size: int) -> npt.NDArray[np.flo
     return np.array(list(halving(texts, size, score)))
 
 
-def _refusal(scorer: Scorer) -> str:
+def _why_refused(scorer: Scorer) -> str:
     """Return why a cost that has read none of the fixed texts is refused."""
     text = TEXTS[2]
     parts = [uncached(part) for part in getattr(scorer, "parts", [scorer])]

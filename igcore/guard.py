@@ -10,28 +10,30 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from numbers import Integral
 from typing import Any
 
-from .beams import Method, method_of, new_search
+from .beams import Method, PromptSearch, method_of, new_search
 from .catalog import room
 from .config import SearchConfig
 from .contract import Contract, Scoring, contracts_of
-from .decoding import PromptLike, check_seed, encoded, listed, readers_of, responses, room_for
-from .engine.device import note_threads
-from .engine.memory import halving
-from .engine.prepack import packed, turn
+from .engine.device import device_of, free_bytes, note_threads
+from .engine.memory import batch_size, halving, session_bytes
+from .engine.prepack import missing_bytes, packed, turn
 from .errors import ParameterError
-from .policy import Policy, Prompt
+from .policy import Message, Policy, Prompt, as_prompt
 from .progress import progress
 from .response import Response
-from .scorers import Scorer, TextFunction, as_scorer
+from .scorers import Scorer, TextFunction, as_scorer, keeps_cache, uncached
 from .search import Batch, guarded_beam_search
 from .settings import Named
+from .verdict import Emission, measure
 from .work import OnBlock, Work
 
 PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any] | Named | tuple[Any, Any]
 ScorerLike = Scorer | TextFunction | str | Mapping[str, Any] | Named
 CostLike = ScorerLike | list[ScorerLike]
+PromptLike = str | Prompt | Sequence[Message]
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -203,7 +205,7 @@ class Guard:
         """Return a panel for JupyterLab to watch the search, see `igcore.watch.explore.explore`."""
         return room("explore")(self, prompt, **options)
 
-    def under(self, name: str) -> Guard:
+    def with_method(self, name: str) -> Guard:
         """Return the guard with a method and the settings that it runs under.
 
         Raises
@@ -324,7 +326,7 @@ def decode(
         raise ParameterError(
             f"method is of type {type(method).__name__}; give decode(method, guard, prompts)"
         )
-    resolved, how = guard.under(method), method_of(method)
+    resolved, how = guard.with_method(method), method_of(method)
     seed = check_seed(seed)
     policy, length = guard.policy, guard.config.max_new_tokens
     # all prompts are encoded first, so that a prompt that is too long is refused before any work
@@ -333,7 +335,7 @@ def decode(
     readers = readers_of(guard.reward, guard.cost)
     with turn(policy.model, *readers):
         # prompts that fit at once
-        fitting = room_for(policy, readers, resolved.config, longest, memory_gb)
+        fitting = max_batch(policy, readers, resolved.config, longest, memory_gb)
 
     def work(pairs: Sequence[tuple[Prompt, list[int]]]) -> list[Response]:
         """Answer one group of prompts; `halving` may call it again with a smaller group."""
@@ -374,3 +376,127 @@ def decode(
         return answers
 
     return halving(pairs, min(guard.config.group_size, fitting), work)
+
+
+def listed(prompts: Iterable[PromptLike]) -> list[PromptLike]:
+    """Return prompts as a list; refuse what is iterated by letters or by columns."""
+    whole = isinstance(prompts, str | Mapping) or hasattr(prompts, "columns")
+    if whole or not isinstance(prompts, Iterable):
+        shown = " ".join(repr(prompts).split())
+        raise ParameterError(
+            f"prompts is {shown:.60}; give a list of prompts, even of one, or of a data set the "
+            'texts, ds["prompt"]'
+        )
+    found = list(prompts)
+    if not found:
+        raise ParameterError("there are no prompts; give at least one")
+    return found
+
+
+def encoded(
+    policy: Policy, prompts: Sequence[PromptLike], length: int
+) -> list[tuple[Prompt, list[int]]]:
+    """Return prompts with their ids; an error names the number of its prompt."""
+    pairs = []
+    for number, given in enumerate(prompts):
+        try:
+            prompt = as_prompt(given)
+            pairs.append((prompt, policy.ids_of(prompt, length)))
+        except ParameterError as why:
+            if len(prompts) == 1:
+                raise
+            raise ParameterError(f"prompts[{number}]: {why}") from None
+    return pairs
+
+
+def check_seed(seed: int) -> int:
+    """Return a seed, or raise ``ParameterError`` unless it is a whole number."""
+    # a seed is hashed as text, so 0, 0.0 and False would give three different answers
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
+        raise ParameterError(f"seed is {seed!r}; it must be a whole number")
+    return int(seed)  # numpy has whole numbers, too
+
+
+def readers_of(*scorers: Scorer | None) -> set[Any]:
+    """Return the language models behind the scorers that keep a KV cache."""
+    parts: list[Any] = []
+    for scorer in scorers:
+        parts += getattr(scorer, "parts", [scorer])  # a maximum of several costs has parts
+    # a set: scorers may share a backbone, which takes memory once
+    return {part.backbone.model for part in parts if keeps_cache(part)}
+
+
+def max_batch(
+    policy: Policy,
+    readers: Iterable[Any],
+    config: SearchConfig,
+    prompt_tokens: int,
+    memory_gb: float | None,
+) -> int:
+    """Return how many prompts fit in memory at once: the least over the devices of all models.
+
+    Parameters
+    ----------
+    readers : iterable of models
+        See `readers_of`.
+    """
+    model = policy.model
+    needed = {model: policy.search_bytes(config, prompt_tokens)}
+    for reader in readers:
+        # added and not set: a scorer may read with the policy's own model
+        cached = session_bytes(reader, config, prompt_tokens)
+        needed[reader] = needed.get(reader, 0) + cached
+    sizes = []
+    for device in {device_of(model) for model in needed}:
+        models = [model for model in needed if device_of(model) == device]
+        # prepacked copies of the weights are made later, when decoding starts: leave room for them
+        free = free_bytes(device) - missing_bytes(*models)
+        sizes.append(batch_size(sum(needed[model] for model in models), free, memory_gb))
+    return min(sizes)
+
+
+def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
+    """Return the answers with their metrics and the account of the work for them."""
+    prompts = [search.prompt for search in batch.searches]
+    reward, cost = batch.scoring.reported.get("reward"), uncached(batch.scoring.contract.scorer)
+    metrics = measure(emissions, prompts, reward, cost, batch.config)
+    # prompts are decoded together, so their seconds cannot be told apart: equal shares
+    seconds: dict[str, Any] = {
+        f"{part}_s": s / len(prompts) for part, s in batch.work.seconds.items()
+    }
+    out, recorder = [], batch.work.recorder
+    for search, emission, metric in zip(batch.searches, emissions, metrics, strict=True):
+        out.append(
+            Response(
+                prompt_id=search.prompt.id,
+                prompt=search.prompt.text,
+                set_name=search.prompt.set_name,
+                text=emission.text,
+                status=emission.status,
+                reason=emission.reason,
+                finished=emission.finished,
+                n_tokens=emission.n_tokens,
+                fail_open_cost=fail_open_cost(batch, search, emission),
+                block_ends=emission.ends,
+                grid_ends=emission.grid,
+                tokens=emission.tokens,
+                candidates=recorder.nodes(batch, search, emission) if recorder else [],
+                **metric,
+                **vars(batch.work.reports[search]),
+                **seconds,
+            )
+        )
+    return out
+
+
+def fail_open_cost(batch: Batch, search: PromptSearch, emission: Emission) -> float | None:
+    """Return the cost of what would have been emitted without abstention.
+
+    None when the search stopped before that was known.
+    """
+    if emission.status != "abstained" and emission.reason != "truncated":
+        return emission.verdict.cost if emission.verdict else None
+    if search.stopped:  # not searched for, see `SearchConfig.probe_fail_open`
+        return None
+    cost = batch.scoring.search["cost"]
+    return float(cost.score([search.prompt.text], [search.best.text], [True])[0])

@@ -3,13 +3,13 @@
 import hashlib
 import re
 from codecs import getincrementaldecoder
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .errors import ParameterError, PolicyError
-from .rendering import RAW, Template, neutral, rendered, special_strings
+from .errors import ParameterError, PolicyError, said
 
 # a fixed prompt: its rendering shows all that a template adds, today's date included
 PROBE = "How do plants grow?"
@@ -125,6 +125,107 @@ def role_and_content(message: Any) -> tuple[str, str]:
     return message["role"], message["content"]
 
 
+# --- templates ------------------------------------------------------------------------------------
+
+
+def special_strings(tokenizer: Any) -> list[str]:
+    """Return the strings that a tokenizer reads as special tokens, none after a part of itself."""
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return sorted({*added, *tokenizer.all_special_tokens}, key=lambda s: (-len(s), s))
+
+
+def escape_special_tokens(tokenizer: Any, text: str) -> str:
+    """Break up strings such as ``</s>``, so that a text cannot write a template's own tokens."""
+    for special in special_strings(tokenizer):
+        text = text.replace(special, f"{special[0]} {special[1:]}")
+    return text
+
+
+@dataclass(frozen=True)
+class Template:
+    """One way of writing a dialogue, see `igcore.models.templates`.
+
+    Attributes
+    ----------
+    name : str
+    opening : callable
+        (tokenizer, prompt) -> the text after which the answer begins.
+    whole : callable
+        (tokenizer, prompt, answer) -> the text of both.
+    special : bool
+        Whether the tokenizer adds its own special tokens (BOS) to these texts; a chat template
+        writes them itself.
+    joins : bool
+        Whether the answer follows the opening at once, so that a space between the two is the
+        answer's.
+    options : mapping
+        What a chat template reads besides the messages.
+    """
+
+    name: str
+    opening: Callable[[Any, str], str]
+    whole: Callable[[Any, str, str], str]
+    special: bool = True
+    joins: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+def _as_is(tokenizer: Any, prompt: str) -> str:
+    """Return the prompt without a template."""
+    return prompt
+
+
+def _joined(tokenizer: Any, prompt: str, answer: str) -> str:
+    """Return the prompt and its answer, one after the other."""
+    return prompt + answer
+
+
+RAW = Template("raw", _as_is, _joined, joins=True)  # the answer continues the prompt
+
+
+def rendered(
+    tokenizer: Any, messages: Sequence[tuple[str, str]], opened: bool, **options: Any
+) -> str:
+    """Return messages, each a role and a content, in the chat template of a tokenizer.
+
+    Parameters
+    ----------
+    opened : bool
+        Whether the text ends where the assistant begins another turn.
+    options
+        What else the template reads.
+
+    Raises
+    ------
+    ParameterError
+        When the template refuses the messages, such as a system's, or fails.
+    """
+
+    def write(given: list[dict[str, Any]]) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                given, add_generation_prompt=opened, tokenize=False, **options
+            )
+        )
+
+    try:
+        text = write([{"role": role, "content": x} for role, x in messages])
+    except Exception as error:  # a program of somebody else's may raise anything
+        raise ParameterError(
+            f"the chat template refuses these messages ({said(error):.200}); give those that it "
+            "takes, or correct it or choose another template"
+        ) from error
+    last = messages[-1][1].strip()
+    if last in text:
+        return text
+    # of models with pictures it reads a list of parts
+    parts = [{"role": role, "content": [{"type": "text", "text": x}]} for role, x in messages]
+    with suppress(Exception):
+        other = write(parts)
+        text = other if last in other else text
+    return text
+
+
 # --- the policy -----------------------------------------------------------------------------------
 
 
@@ -238,7 +339,9 @@ class Policy:
                 "prompt as a text"
             )
         # strings such as </s> inside a message are broken up, as in `encode`
-        messages = [(role, neutral(self.tokenizer, said)) for role, said in prompt.messages]
+        messages = [
+            (role, escape_special_tokens(self.tokenizer, text)) for role, text in prompt.messages
+        ]
         options = self.template.options
         text = rendered(self.tokenizer, messages, opened=True, **options)
         return self._ids(text, False, prompt.messages[-1][1], max_new_tokens)
@@ -255,7 +358,7 @@ class Policy:
             When the prompt is empty, or does not fit the context together with `max_new_tokens`.
         """
         # the template's own special tokens are added after the prompt's have been broken up
-        text = self.template.opening(self.tokenizer, neutral(self.tokenizer, prompt))
+        text = self.template.opening(self.tokenizer, escape_special_tokens(self.tokenizer, prompt))
         return self._ids(text, self.template.special, prompt, max_new_tokens)
 
     def _ids(self, text: str, special: bool, prompt: str, max_new_tokens: int) -> list[int]:
@@ -313,7 +416,7 @@ class Policy:
         how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(ids, **how))
 
-    def spelled(self, tokens: Sequence[int]) -> list[int]:
+    def exact_ids(self, tokens: Sequence[int]) -> list[int]:
         """Return ids whose `decoded` text is exactly the `text` of response tokens.
 
         They are the tokens themselves, except that bytes which form no character are replaced by
@@ -325,7 +428,7 @@ class Policy:
         PolicyError
             When no ids that the tokenizer can write decode to the text.
         """
-        text, ids = self.text(tokens), self.settled(tokens)
+        text, ids = self.text(tokens), self.stable_ids(tokens)
         if self.decoded(ids) != text:
             # the next token holds whole characters and a part of one: take it byte by byte
             parted = self._pieces(self._repaired(tokens)[len(ids) :][:1])
@@ -336,8 +439,8 @@ class Policy:
         # an end token that is no special token would add to the text
         return ids if ids[-1:] == end or self.decoded(ids + end) != text else ids + end
 
-    def settled(self, tokens: Sequence[int]) -> list[int]:
-        """Return the part of `spelled` that stays whatever tokens follow.
+    def stable_ids(self, tokens: Sequence[int]) -> list[int]:
+        """Return the part of `exact_ids` that stays whatever tokens follow.
 
         It lacks a last token that holds whole characters and a part of the next one.
         """

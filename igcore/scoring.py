@@ -1,4 +1,10 @@
-"""Asking scorers: failures become NaN, which is never safe, and texts are remembered."""
+"""Calls of scorers: a failure is NaN, which is never safe; scores are cached by text.
+
+The paper's constraint holds at every step, so `readings` gives the cost of a text at its checks.
+``block`` checks what a search sees anyway, the text at the end of each block. ``word`` adds the end
+of every word, and ``token`` every token of the cost model, for language models that give all of
+these costs in one pass.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +13,19 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import pairwise
 from numbers import Real
 from typing import Any
 
 import numpy as np
+import regex  # type: ignore[import-untyped]
 
 from .errors import ScorerError, ScorerWarning, said
-from .scorers import Scorer, Scores
+from .scorers import Scorer, Scores, reads_tokens
 
 AT_LEAST = 100  # texts before a share of failures says something
+BOUNDARY = regex.compile(r"(?w)\b")  # Unicode's default word boundaries (UAX #29)
+LETTER = regex.compile(r"\w")
 
 
 # --- failing closed -------------------------------------------------------------------------------
@@ -50,7 +60,7 @@ class Tally:
         if self.asked >= AT_LEAST and self.failed > self.rate * self.asked:
             raise ScorerError(
                 f"scorer {name!r} failed on {self.failed} of {self.asked} texts"
-                f"{', the last time because it ' + why if why else ''}; mend the scorer, or raise "
+                f"{', the last time because it ' + why if why else ''}; fix the scorer, or raise "
                 f"failure_rate, which is {self.rate}"
             )
         if why:
@@ -99,7 +109,7 @@ def asked_once(
     """Return the scores of one call (n,) float64, NaN where not finite, and why it failed."""
     failed = np.full(len(responses), np.nan)
     try:
-        # lists of its own, which it may change without harm
+        # copies, in case the scorer mutates its arguments
         found = scorer.score(list(prompts), list(responses), list(finished))
         scores = _array(found)
     except NoNumber as error:
@@ -251,3 +261,87 @@ class Cached:
             if self.pooled is not None:
                 self.pooled.add(found)
         return np.array([self.known[k] for k in keys])
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The costs of a text at its checks.
+
+    Attributes
+    ----------
+    ends : list of int
+        Character offsets at which the text was cut, ascending; the whole text last.
+    costs : list of float
+        U of the text up to there; higher is worse, NaN where the scorer failed.
+    one_pass : bool
+        Whether the scorer gave all costs when it read the whole text.
+    """
+
+    ends: list[int]
+    costs: list[float]
+    one_pass: bool = False
+
+    @property
+    def asked(self) -> list[int]:
+        """The lengths of the texts that the scorer was given."""
+        return self.ends[-1:] if self.one_pass else self.ends
+
+
+def word_ends(text: str, since: int = 0) -> list[int]:
+    """Return the character offsets after `since`, before the end of the text, where a word ends.
+
+    A word is a piece between Unicode's word boundaries that holds a letter, a digit or another word
+    character. In scripts without spaces nearly every character is such a piece; emoji are none.
+    """
+    bounds = [match.start() for match in BOUNDARY.finditer(text)]
+    return [
+        end
+        for start, end in pairwise(bounds)
+        if since < end < len(text) and LETTER.search(text, start, end)
+    ]
+
+
+def readings(
+    scorer: Cached,
+    checks: str,
+    prompts: Sequence[str],
+    texts: Sequence[str],
+    finished: Sequence[bool],
+    since: Sequence[int],
+) -> list[Reading]:
+    """Return the costs of texts at their checks after the first `since` characters of each.
+
+    Parameters
+    ----------
+    checks : str
+        See `igcore.SearchConfig`; ``token`` checks the words of a text where the scorer cannot give
+        the cost of every token.
+    finished : sequence of bool
+        Whether a text is complete; what it was cut to never is.
+    """
+    if checks == "token" and reads_tokens(scorer.scorer):
+        found = checked_tokens(scorer.scorer, prompts, texts, since, scorer.tally)
+        return [Reading(ends, costs, one_pass=True) for ends, costs in found]
+    cuts: list[list[int]] = [[] for _ in texts]
+    if checks != "block":
+        cuts = [word_ends(text, start) for text, start in zip(texts, since, strict=True)]
+    asked: list[tuple[str, str, bool]] = []
+    for prompt, text, ended, ends in zip(prompts, texts, finished, cuts, strict=True):
+        asked += [(prompt, text[:end], False) for end in ends]
+        asked.append((prompt, text, ended))
+    costs = iter(scorer.score(*zip(*asked, strict=True)) if asked else ())
+    return [
+        Reading([*ends, len(text)], [float(next(costs)) for _ in range(len(ends) + 1)])
+        for text, ends in zip(texts, cuts, strict=True)
+    ]
+
+
+def tokens_in(n_tokens: int, length: int, cuts: Sequence[int]) -> int:
+    """Return the policy tokens in a text of `n_tokens` and in what it was cut to, all together.
+
+    Within a block tokens count in proportion to their characters.
+    """
+    return sum(round(n_tokens * cut / length) if length else n_tokens for cut in cuts)

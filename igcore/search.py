@@ -15,7 +15,6 @@ from typing import Any
 
 from .beams import Beam, Method, PromptSearch, why_unsafe
 from .budget import SIGNED, charge
-from .checks import readings
 from .contract import Scoring
 from .engine.block import Block
 from .engine.diversity import DIVERSITIES, Penalty
@@ -24,7 +23,8 @@ from .engine.memory import CRITIC_ROWS
 from .engine.sampling import random_key
 from .policy import Policy
 from .scorers import Scorer
-from .verdict import Emission, final_check, written
+from .scoring import readings
+from .verdict import Emission, emission_of, final_check
 from .work import Candidate, Work
 
 
@@ -362,11 +362,11 @@ def proposal(batch: Batch, search: PromptSearch) -> Emission:
         otherwise = "over_budget"
         if search.method.abstains:
             otherwise = "final_check" if safe else why_unsafe(search.pool)
-        text = written(best, batch.policy, batch.grid)
+        text = emission_of(best, batch.policy, batch.grid)
         return replace(text, safe=safe, otherwise=otherwise)
     certified = search.certified
     if config.on_failure == "truncate" and certified and certified.tokens:
-        prefix = written(certified, batch.policy, batch.grid)
+        prefix = emission_of(certified, batch.policy, batch.grid)
         prefix.safe = certified.safe(config)  # signed, the failure may only show at the end
         return replace(prefix, reason="truncated", otherwise=search.failure, finished=False)
     return Emission(None, reason=search.failure)

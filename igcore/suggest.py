@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
-from .checks import word_ends
 from .errors import ParameterError, unknown_name
 from .scorers import Scorer, TextFunction, as_scorer
-from .scoring import Tally, checked_score
+from .scoring import Tally, checked_score, word_ends
 
 Interval = tuple[float, float]
 MOST_ROWS = 20  # of a printed table
@@ -128,7 +127,7 @@ def costs_of(scorer: Scorer, texts: Sequence[str], name: str, checks: str) -> li
     for (i, part), cost in zip(read, costs, strict=True):
         if math.isnan(cost):
             raise ParameterError(
-                f"cost {scorer.name!r} gives no finite number for {part[:40]!r}; mend the cost or "
+                f"cost {scorer.name!r} gives no finite number for {part[:40]!r}; fix the cost or "
                 "leave the text out"
             )
         highest[i] = max(highest[i], float(cost))

@@ -16,12 +16,11 @@ import numpy as np
 
 from .beams import Beam
 from .budget import SafetyState, is_safe, trace
-from .checks import tokens_in, word_ends
 from .config import SearchConfig
 from .contract import Contract, Scoring
 from .policy import Policy, Prompt
 from .scorers import Scorer, Scores, keeps_cache, reads_tokens, uncached
-from .scoring import Tally, checked_score, checked_tokens
+from .scoring import Tally, checked_score, checked_tokens, tokens_in, word_ends
 
 
 @dataclass(frozen=True)
@@ -225,7 +224,7 @@ def _worst_by_block(ends: Sequence[int], inside: Mapping[int, float], final: flo
 # --- the final check ------------------------------------------------------------------------------
 
 
-def written(beam: Beam, policy: Policy, grid: int) -> Emission:
+def emission_of(beam: Beam, policy: Policy, grid: int) -> Emission:
     """Return a beam as a text to emit, with the character offsets of its block ends.
 
     Parameters

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .beams import Beam, Method, PromptSearch
-from .checks import tokens_in
 from .config import SearchConfig
 from .policy import Prompt
 from .response import Counts
+from .scoring import tokens_in
 from .verdict import Emission
 
 OnBlock = Callable[[Prompt, Sequence[Beam]], None]

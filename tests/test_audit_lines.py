@@ -16,7 +16,7 @@ from igcore.contract import Contract
 from igcore.errors import ScorerWarning
 from igcore.policy import Prompt
 from igcore.scoring import Tally
-from igcore.verdict import Emission, judge, written
+from igcore.verdict import Emission, emission_of, judge
 from igstudy.runs import records
 from igstudy.runs.decode_params import Settings
 from igstudy.runs.rescore import rescored
@@ -88,9 +88,9 @@ def test_the_cost_of_a_text_is_that_of_its_last_token():
 
 def test_the_final_check_is_told_the_ends_of_blocks():
     """Bug: a path was judged as a single block."""
-    emission = written(beam("abcdef", [2, 4, 6]), SPELLED, grid=5)
+    emission = emission_of(beam("abcdef", [2, 4, 6]), SPELLED, grid=5)
     assert (emission.ends, emission.grid, emission.n_tokens) == ([2, 4, 6], [5, 6], 6)
-    assert written(beam("abcdef", [6]), SPELLED, grid=2).grid == [2, 4, 6]
+    assert emission_of(beam("abcdef", [6]), SPELLED, grid=2).grid == [2, 4, 6]
 
 
 # --- the search -----------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def shown(costs, ends=(2, 4)):
 
     text = lambda tokens: "".join(LETTERS[token] for token in tokens)  # noqa: E731
     guard = SimpleNamespace(
-        policy=SimpleNamespace(text=text, decoded=text, settled=list),
+        policy=SimpleNamespace(text=text, decoded=text, stable_ids=list),
         config=SearchConfig(budget=1.0, block_size=2, checks="block"),
         contracts={"cost": Contract(Table())},
     )

@@ -189,7 +189,8 @@ def test_an_examination_is_made_once():
     guard = Guard(mock_policy(), cost, LetterReward(), budget=1.0)
     asked = cost.texts
     assert asked == 4 * len(TEXTS)
-    assert guard.under("base").contracts["cost"] is guard.contracts["cost"] and cost.texts == asked
+    assert guard.with_method("base").contracts["cost"] is guard.contracts["cost"]
+    assert cost.texts == asked
 
 
 def test_a_known_contract_counts_failures_by_the_new_rate():

@@ -379,7 +379,7 @@ def test_a_text_without_a_score_is_unparsed(scorers):
     alone = [Question("harmlessness", "p", "q", "?", "??")]
     assert [reply.scores for _, reply in ScorerJudge().ask(alone, 0, 1)] == [None]
     many = [Question("harmlessness", f"p{k}", f"q{k}", "?", "??") for k in range(60)]
-    with pytest.raises(ScorerError, match=r"failed on (\d+) of \1 texts; mend the scorer"):
+    with pytest.raises(ScorerError, match=r"failed on (\d+) of \1 texts; fix the scorer"):
         list(ScorerJudge().ask(many, 0, 1))
 
 

@@ -11,7 +11,7 @@ from mockpolicy import LetterCost, LetterReward, mock_policy
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import igcore as ig
-from igcore import decoding
+from igcore import guard as guard_module
 from igcore.config import SearchConfig
 from igcore.engine import memory
 from igcore.engine.device import GIB, out_of_memory
@@ -153,12 +153,12 @@ def test_the_fullest_device_decides_how_many_prompts_fit(monkeypatch):
         "session_bytes": lambda *_: 2 * GIB, "free_bytes": free.get,
         "missing_bytes": lambda *models: 0,
     }.items():  # fmt: skip
-        monkeypatch.setattr(decoding, name, does)
+        monkeypatch.setattr(guard_module, name, does)
     monkeypatch.setattr(memory, "all_bytes", lambda: 130 * GIB)
     drawing = SimpleNamespace(model=policy, search_bytes=lambda *_: 4 * GIB)
 
     def room(readers, memory_gb=None):
-        return decoding.room_for(drawing, set(readers), CONFIG, 3, memory_gb)
+        return guard_module.max_batch(drawing, set(readers), CONFIG, 3, memory_gb)
 
     share = memory.SHARE
     assert room([]) == int(share * 100 / 4)

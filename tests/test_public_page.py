@@ -132,7 +132,7 @@ def test_the_same_guard_stands_behind_generate():
     assert answer.text == guard("The sea", seed=2).text
     if answer.tokens:
         new = out[0, inputs["input_ids"].shape[1] :].tolist()
-        spelled = guard.policy.spelled(answer.tokens)
+        spelled = guard.policy.exact_ids(answer.tokens)
         assert new[: len(spelled)] == spelled
 
 
@@ -351,7 +351,7 @@ def test_a_cost_that_fails_abstains_and_says_why(wrong, sentence):
 def test_a_cost_that_always_fails_stops_a_long_run():
     """Guards hours of work with a scorer that reads nothing: it ends with one sentence."""
     guard = a_guard(only_on_known(lambda t: math.nan), failure_rate=0.9)
-    with pytest.raises(ig.ScorerError, match=r"failed on (\d+) of \1 texts; mend .* is 0.9"):
+    with pytest.raises(ig.ScorerError, match=r"failed on (\d+) of \1 texts; fix .* is 0.9"):
         guard.map([f"prompt {k}" for k in range(60)])
 
 
@@ -365,10 +365,10 @@ def test_a_baseline_whose_cost_always_fails_stops_a_long_run():
 
 
 def test_a_budget_is_not_suggested_for_a_cost_that_fails():
-    """Guards whoever must mend the cost: the warning says why, the error of which text."""
+    """Guards whoever must fix the cost: the warning says why, the error of which text."""
     with (
         pytest.warns(ScorerWarning, match="raised IndexError: string index out of range"),
-        pytest.raises(ig.ParameterError, match="gives no finite number for 'short'; mend"),
+        pytest.raises(ig.ParameterError, match="gives no finite number for 'short'; fix"),
     ):
         ig.suggest_budget(lambda t: float(len(t[9])), ["long enough to be read"], ["short"], "end")
 

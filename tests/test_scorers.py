@@ -63,7 +63,7 @@ class Broken(LetterCost):
 
 
 def test_a_text_that_fails_costs_only_itself_and_says_why():
-    """Guards the other texts of a call, and whoever must mend the scorer."""
+    """Guards the other texts of a call, and whoever must fix the scorer."""
     tally = Tally()
     with pytest.warns(
         ScorerWarning, match="'letters' raised RuntimeError: no room; the text counts"
@@ -80,7 +80,7 @@ def test_a_scorer_that_fails_too_often_stops_the_run():
     for scores, times in ((bad, 26), (good, 73)):
         for _ in range(times):
             tally.add(LetterCost(), scores, "")
-    with pytest.raises(ScorerError, match="'letters' failed on 26 of 100 texts; mend the scorer"):
+    with pytest.raises(ScorerError, match="'letters' failed on 26 of 100 texts; fix the scorer"):
         tally.add(LetterCost(), good, "")
     tally = Tally(rate=0.25, asked=99, failed=25)
     tally.add(LetterCost(), good, "")

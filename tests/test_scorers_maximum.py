@@ -11,9 +11,9 @@ from tinymodels import Counter, tiny
 
 from igcore import Guard, ParameterError, load_scorer
 from igcore.contract import Contract, Scoring
-from igcore.decoding import readers_of
 from igcore.engine.agreement import fits
 from igcore.errors import ScorerWarning
+from igcore.guard import readers_of
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.models.maximum import maximum_of
 from igcore.scorers import as_scorer, keeps_cache, uncached

@@ -16,11 +16,10 @@ from scorerfiles import EXACT, PROMPTS, assert_one_sentence, without
 from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
 
 from igcore import AssetError, Guard, ParameterError, load_scorer
-from igcore.checks import readings
 from igcore.models.convert import quiet_transformers
 from igcore.models.stream import FLOOR, RunScorer, worst_runs
 from igcore.scorers import uncached
-from igcore.scoring import Cached
+from igcore.scoring import Cached, readings
 from tests.rehearsal.tokenizers import CHATML, chat_folder
 from tests.rehearsal.weights import drawn, save, shapes_of
 

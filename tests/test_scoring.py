@@ -13,10 +13,9 @@ from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
 from wordpolicy import last_word_cost
 
 from igcore import Guard, Prompt, ScorerError, SearchConfig, decode
-from igcore.checks import readings
 from igcore.contract import TEXTS
 from igcore.errors import ScorerWarning
-from igcore.scoring import Cached, Tally, checked_score, checked_tokens
+from igcore.scoring import Cached, Tally, checked_score, checked_tokens, readings
 
 MISSING = np.ma.masked
 
@@ -231,7 +230,7 @@ def test_a_run_stops_above_the_rate_and_not_before_a_hundred_texts():
     tally = Tally(rate=0.5)
     for _ in range(33):
         tally.add(LetterCost(), np.full(3, np.nan), "")  # 99 of 99
-    with pytest.raises(ScorerError, match="'letters' failed on 100 of 100 texts; mend the scorer"):
+    with pytest.raises(ScorerError, match="'letters' failed on 100 of 100 texts; fix the scorer"):
         tally.add(LetterCost(), np.array([np.nan]), "")
     tally = Tally(rate=0.5)
     tally.add(LetterCost(), np.array([np.nan, 0.0] * 50), "")  # half is allowed

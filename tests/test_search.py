@@ -35,8 +35,8 @@ from igcore import (
     Prompt,
     budget,
     decode,
-    decoding,
 )
+from igcore import guard as guard_module
 from igcore.beams import method_of
 from igcore.critic.network import Critic
 from igcore.critic.rollouts import Rollout, targets
@@ -829,11 +829,11 @@ def seen_by_scorers(monkeypatch, method, **more):
 
         return Watched()
 
-    def measure(*given, own=decoding.measure):
+    def measure(*given, own=guard_module.measure):
         measuring.append(1)
         return own(*given)
 
-    monkeypatch.setattr(decoding, "measure", measure)
+    monkeypatch.setattr(guard_module, "measure", measure)
     scorers = watched("cost", LetterCost), watched("reward", LetterReward)
     return answers(method, ids(PROMPTS), *scorers, **more), seen
 

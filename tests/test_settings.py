@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from igcore import ParameterError, SearchConfig
-from igcore.decoding import check_seed
+from igcore.guard import check_seed
 from igcore.settings import (
     Count,
     Discount,

@@ -174,13 +174,13 @@ def test_what_is_settled_stays_and_what_is_spelled_decodes_to_the_text(kind):
     eos = tokenizer.eos_token_id
     policy, changed = Policy(kind, None, tokenizer, eos_ids=frozenset({eos})), 0
     for tokens in drawn(tokenizer, 150):
-        spelled = policy.spelled(tokens)
+        spelled = policy.exact_ids(tokens)
         changed += spelled != tokens
         for k in range(len(tokens) + 1):
-            part = policy.settled(tokens[:k])
+            part = policy.stable_ids(tokens[:k])
             assert spelled[: len(part)] == part, (tokens, k)
-            assert policy.decoded(policy.spelled(tokens[:k])) == policy.text(tokens[:k])
-            assert policy.spelled([*tokens[:k], eos])[-1] == eos
+            assert policy.decoded(policy.exact_ids(tokens[:k])) == policy.text(tokens[:k])
+            assert policy.exact_ids([*tokens[:k], eos])[-1] == eos
             assert policy.text(tokens).startswith(policy.text(tokens[:k]))
     assert changed > 50
 
@@ -193,7 +193,7 @@ def test_whole_characters_keep_their_tokens(make):
     a, rain = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a b", "☂ 雨é"))
     bos, eos = tokenizer.convert_tokens_to_ids(["<s>", "</s>"])
     for tokens in ([], [eos], a, rain, [*a, bos, *rain, eos], [bos, bos, *rain]):
-        assert policy.spelled(tokens) == policy.settled(tokens) == tokens
+        assert policy.exact_ids(tokens) == policy.stable_ids(tokens) == tokens
 
 
 def test_a_line_is_shown_with_what_follows():
@@ -210,7 +210,7 @@ def test_a_line_is_shown_with_what_follows():
     stream.put(torch.tensor([tokens]))  # the prompt
     for end in (2, 3):
         shown.block(as_prompt("a"), [Beam(tokens[:end], "", False, start(BUDGET), [end], 0)])
-    shown.show(policy.spelled(tokens))
+    shown.show(policy.exact_ids(tokens))
     stream.end()
     assert stream.puts[1:] == [tokens[:3], tokens[3:]]
     assert "".join(stream) == policy.text(tokens) == "a\n ab"
@@ -233,8 +233,8 @@ def test_a_text_is_encoded_again_where_there_are_no_bytes_for_a_token(half):
     policy, token = half
     letters = policy.tokenizer("ab ", add_special_tokens=False)["input_ids"]
     tokens, eos = [letters[0], token], policy.tokenizer.eos_token_id
-    assert policy.text(tokens) == "ab " and policy.settled(tokens) == letters[:1]
-    assert policy.spelled([*tokens, eos]) == [*letters, eos]
+    assert policy.text(tokens) == "ab " and policy.stable_ids(tokens) == letters[:1]
+    assert policy.exact_ids([*tokens, eos]) == [*letters, eos]
 
 
 def test_an_answer_without_fitting_ids_is_not_returned(half, monkeypatch):
@@ -246,10 +246,10 @@ def test_an_answer_without_fitting_ids_is_not_returned(half, monkeypatch):
     assert policy.text(tokens) == "</s>b "
     message = "of half has no ids that decode to the text '</s>b '"
     with pytest.raises(PolicyError, match=message):
-        policy.spelled(tokens)
+        policy.exact_ids(tokens)
 
-    spelled = policy.spelled  # of these tokens, whatever was sampled
-    monkeypatch.setattr(Policy, "spelled", lambda made, sampled: spelled(tokens))
+    exact_ids = policy.exact_ids  # of these tokens, whatever was sampled
+    monkeypatch.setattr(Policy, "exact_ids", lambda made, sampled: exact_ids(tokens))
     guard, stream = Guard(policy, Noise(), budget=1.0, **SETTINGS), Watched(policy.tokenizer)
     guard.answers.append("of the call before")
     with pytest.raises(PolicyError, match=message):

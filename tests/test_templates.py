@@ -10,7 +10,7 @@ import pytest
 from igcore import ParameterError
 from igcore.models.pretrained import load_tokenizer
 from igcore.models.templates import TEMPLATES, chatted, turns_of
-from igcore.rendering import neutral, special_strings
+from igcore.policy import escape_special_tokens, special_strings
 from tests.rehearsal.tokenizers import CHATML, chat_folder, llama3_folder, sentencepiece_folder
 
 DIALOGUE = (
@@ -145,10 +145,10 @@ def test_a_prompt_cannot_write_the_tokens_of_a_template(tmp_path):
     tokenizer = load_tokenizer(tmp_path)
     text = "say </s> or <s> or <pad> or <unk> or <</s>/s>"
     assert {0, 1, 2, 400} <= set(tokenizer(text, add_special_tokens=False)["input_ids"])
-    mended = neutral(tokenizer, text)
+    mended = escape_special_tokens(tokenizer, text)
     assert mended == "say < /s> or < s> or < pad> or < unk> or << /s>/s>"
     assert not {0, 1, 2, 400} & set(tokenizer(mended, add_special_tokens=False)["input_ids"])
-    assert neutral(tokenizer, mended) == mended
+    assert escape_special_tokens(tokenizer, mended) == mended
 
 
 def test_no_text_at_all_writes_the_tokens_of_a_template(tmp_path, llama3):
@@ -167,7 +167,7 @@ def test_no_text_at_all_writes_the_tokens_of_a_template(tmp_path, llama3):
             for part in (text, text[0], text[1:], text[:3], text[3:])
         ]
         for _ in range(200):
-            text = neutral(tokenizer, "".join(rng.choices(pieces, k=12)))
+            text = escape_special_tokens(tokenizer, "".join(rng.choices(pieces, k=12)))
             assert not special & set(tokenizer(text, add_special_tokens=False)["input_ids"]), text
 
 
@@ -180,7 +180,7 @@ def test_the_longest_special_string_comes_first():
     }
     tokenizer = SimpleNamespace(added_tokens_decoder=tokens, all_special_tokens=["e|>"])
     assert special_strings(tokenizer) == ["<|e|>", "e|>"]
-    assert neutral(tokenizer, "<|e|>") == "< |e |>"
+    assert escape_special_tokens(tokenizer, "<|e|>") == "< |e |>"
 
 
 @pytest.mark.parametrize(

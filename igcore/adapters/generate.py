@@ -26,8 +26,7 @@ from ..beams import Beam, method_of
 from ..config import SearchConfig
 from ..errors import ParameterError
 from ..guard import Guard, decode
-from ..policy import Encoded, Policy, Prompt, as_prompt
-from ..rendering import RAW
+from ..policy import RAW, Encoded, Policy, Prompt, as_prompt
 from ..response import Response
 from ..verdict import Emission, judge, within
 
@@ -76,7 +75,7 @@ class custom_generate:
     ``tokenizer.decode(new_ids, skip_special_tokens=True)`` is exactly the text that the cost model
     scored. For this a few ids differ from the sampled ones, which stay in ``Response.tokens``:
     bytes that form no character are written as U+FFFD, and a character cut at the end is left out,
-    see `igcore.policy.Policy.spelled`. The decoder of Llama 2 and its kin takes a space from the
+    see `igcore.policy.Policy.exact_ids`. The decoder of Llama 2 and its kin takes a space from the
     beginning of what it decodes, so this text begins without one, unlike that of
     ``guard(prompt)``. Where no ids decode to the text, ``PolicyError`` is raised
     and nothing is returned. A tokenizer that cleans up spaces unless told otherwise needs
@@ -193,7 +192,7 @@ class _Shown:
         """Show what all kept beams share after a block, if it passes a verdict of its own."""
         policy, config = self.guard.policy, self.guard.config
         tokens = certified_prefix(beams, config)
-        text, ids = policy.text(tokens), policy.settled(tokens)
+        text, ids = policy.text(tokens), policy.stable_ids(tokens)
         # after a line transformers' TextStreamer decodes afresh, and a decoder of sentencepiece
         # takes a space from the beginning of what it decodes
         if not self._adds(ids) or policy.decoded(ids) != text or text.endswith("\n"):
@@ -254,7 +253,7 @@ def _prompts(
 def _tokens(response: Response, policy: Policy, eos: list[int]) -> list[int]:
     """Return ids that decode to what was emitted, with an end token where the policy wrote none."""
     text, tokens = response.text or "", response.tokens
-    ids = policy.spelled(tokens) if tokens else policy.encoded(text)
+    ids = policy.exact_ids(tokens) if tokens else policy.encoded(text)
     # an end token that is no special token would add to the text
     return ids if response.finished or policy.decoded(ids + eos) != text else ids + eos
 

@@ -29,8 +29,8 @@ class Rollout:
         U_k of the prefix at every block end, the whole response last; higher is worse, NaN where
         the scorer failed.
     worst : list of float
-        The highest cost at the checks of each block, see `igcore.checks`; NaN where the scorer
-        failed at one of them.
+        The highest cost at the checks of each block, see `igcore.scoring.readings`; NaN where the
+        scorer failed at one of them.
     reward : float
         Of the whole response; higher is better, NaN where the scorer failed.
     block_size, max_new_tokens : int

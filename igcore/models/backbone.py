@@ -15,8 +15,7 @@ from ..engine.agreement import fits
 from ..engine.kv_cache import forward, inputs_of, padded
 from ..engine.prefix_cache import SharedRows
 from ..errors import ParameterError
-from ..policy import context_of
-from ..rendering import neutral
+from ..policy import context_of, escape_special_tokens
 
 # short responses: what the ids of all of them share is the prompt's
 OPENINGS = ("", "a", " a", "\n", "9", ".")
@@ -34,7 +33,7 @@ class Backbone:
 
     A text that its context does not hold is refused, and one without any token is read as the end
     token. Strings in them that stand for special tokens are broken up, see
-    `igcore.rendering.neutral`.
+    `igcore.policy.escape_special_tokens`.
 
     Parameters
     ----------
@@ -94,7 +93,7 @@ class Backbone:
 
     def ids(self, prompt: str, response: str) -> list[int]:
         """Return the ids of one text; raise ``ParameterError`` when they exceed the context."""
-        parts = [neutral(self.tokenizer, part) for part in (prompt, response)]
+        parts = [escape_special_tokens(self.tokenizer, part) for part in (prompt, response)]
         return self._ids_of(self._encoding(self.template(*parts)))
 
     def ids_and_ends(self, prompt: str, response: str, since: int) -> tuple[list[int], list[int]]:
@@ -104,7 +103,7 @@ class Backbone:
         is not certain which tokens these are, they are all tokens of the response, and end with it.
         The last token always counts.
         """
-        asked, answer = (neutral(self.tokenizer, part) for part in (prompt, response))
+        asked, answer = (escape_special_tokens(self.tokenizer, part) for part in (prompt, response))
         text = self.template(asked, answer)
         encoding = self._encoding(text)
         ids = self._ids_of(encoding)

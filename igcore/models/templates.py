@@ -12,7 +12,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from ..errors import ParameterError
-from ..rendering import RAW, Template, rendered
+from ..policy import RAW, Template, rendered
 from ..settings import Options, one_of
 
 VICUNA = (

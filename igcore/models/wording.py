@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ..errors import ParameterError
-from ..policy import role_and_content
-from ..rendering import rendered
+from ..policy import rendered, role_and_content
 from ..settings import Options, settings
 from .templates import check_chat, turns_of
 

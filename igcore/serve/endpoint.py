@@ -16,7 +16,7 @@ from ..errors import ParameterError, ScorerError, ScorerWarning, said
 from ..files import digest_of
 from ..models.probe import HELPFUL, probe
 from ..models.wording import Wording, filled, label_ids
-from ..rendering import neutral
+from ..policy import escape_special_tokens
 from ..scorers import COST
 from ..settings import Natural, Options, Rows, Seconds, Threads, one_of, settings
 from .client import SCORER, Client, Failed, Refused, Request, check_endpoint, key_in, without_key
@@ -256,7 +256,9 @@ class Endpoint:
     def _part(self, prompt: str, response: str) -> Any:
         """Return the payload for a text: its tokens, or one text of prompt and response."""
         if self.tokenizer:
-            prompt, response = (neutral(self._words, text) for text in (prompt, response))
+            prompt, response = (
+                escape_special_tokens(self._words, text) for text in (prompt, response)
+            )
         if self.guard:
             text = self.wording.text(self._words, prompt, response)
             return list(self._words(text, add_special_tokens=False)["input_ids"])

@@ -45,7 +45,7 @@ def explore(guard: Guard, prompt: str = "", methods: Sequence[str] = ()) -> Any:
     """
     chosen = list(methods) or list(dict.fromkeys([guard.method, "best-of-n"]))
     for name in chosen:
-        guard.under(name)
+        guard.with_method(name)
     panel = Explorer(guard, prompt, chosen)
     if prompt:
         panel.decode()

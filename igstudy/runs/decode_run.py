@@ -57,7 +57,8 @@ class Experiment:
         guards = {}
         for method in params.methods:
             guards[method] = replace(guard, critic=networks.get(network_of(method) or ""))
-            guards[method].under(method)  # refuses a network that was trained for something else
+            # refuses a network that was trained for something else
+            guards[method].with_method(method)
         return cls(params, guards, params.groups(prompts))
 
     @property

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from igcore.checks import readings
 from igcore.critic.rollouts import Rollout
 from igcore.engine.block import Block
 from igcore.engine.local import LocalEngine
@@ -23,7 +22,7 @@ from igcore.engine.sampling import random_key
 from igcore.errors import ParameterError, RunError
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer, check_sign
-from igcore.scoring import Cached, Tally, Text, checked_score
+from igcore.scoring import Cached, Tally, Text, checked_score, readings
 
 from ..linefile import Fields, read_record
 from .critic_params import RolloutConfig

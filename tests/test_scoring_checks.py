@@ -17,11 +17,10 @@ from wordpolicy import WORDS, LastWordCost, last_word_cost, slow_checks, slow_wo
 
 from igcore import METHODS, Guard, Prompt, SearchConfig, decode
 from igcore.beams import method_of
-from igcore.checks import readings, tokens_in, word_ends
 from igcore.critic.rollouts import Rollout, targets
 from igcore.errors import ParameterError
 from igcore.models.lm_scorer import Backbone, LMScorer
-from igcore.scoring import Cached
+from igcore.scoring import Cached, readings, tokens_in, word_ends
 from igstudy.runs.critic_params import RolloutConfig
 from igstudy.runs.decode_params import Settings
 from igstudy.runs.rollout_run import load_rollouts, roll_out
