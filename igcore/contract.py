@@ -33,7 +33,7 @@ TEXTS = (
 # float32 rounds at about 1e-7 of a number, and sums of many numbers at more
 ROUNDING = 1e-5
 # bfloat16 moves a score by up to some hundredths of its range; a larger move is no rounding
-SHARE = 0.05
+ROUNDING_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Contract:
         if not len(known):
             raise ParameterError(_why_refused(scorer))
         rounding = ROUNDING * max(1.0, float(np.abs(known).max()))
-        tolerance = max(SHARE * float(np.ptp(known)), rounding)
+        tolerance = max(ROUNDING_SHARE * float(np.ptp(known)), rounding)
         contract = cls(scorer, tolerance=tolerance, tally=tally)
         contract = contract.compared(alone[0], alone[1], "the call: asked twice, alone,")
         for other in (batch, reverse):

@@ -217,7 +217,7 @@ def checked_tokens(
 # --- caches ---------------------------------------------------------------------------------------
 
 
-Text = tuple[str, str, bool]  # prompt, response, and whether the response is finished
+TextKey = tuple[str, str, bool]  # prompt, response, and whether the response is finished
 
 
 class Cached:
@@ -237,7 +237,7 @@ class Cached:
     def __init__(self, scorer: Scorer, tally: Tally | None = None, pooled: Any = None):
         self.scorer, self.tally, self.pooled = scorer, tally or Tally(), pooled
         # `finished` is in the key: a scorer may treat a complete answer and a prefix differently
-        self.known: dict[Text, float] = {}
+        self.known: dict[TextKey, float] = {}
 
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]

@@ -9,7 +9,7 @@ import pytest
 from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
 
 from igcore import Guard, ParameterError, PolicyError, SearchConfig, decode
-from igcore.contract import ROUNDING, SHARE, TEXTS, Contract, Scoring
+from igcore.contract import ROUNDING, ROUNDING_SHARE, TEXTS, Contract, Scoring
 from igcore.errors import ScorerWarning
 from igcore.policy import PROBE
 from igcore.scoring import Tally
@@ -73,7 +73,7 @@ def test_a_function_of_the_text_keeps_its_contract():
     assert (contract.spread, contract.problem) == (0.0, "")
     assert contract.scorer is scorer and contract.tally is tally and tally.asked == 0
     costs = [letter_cost(text) for text in TEXTS]
-    assert contract.tolerance == SHARE * (max(costs) - min(costs)) > ROUNDING
+    assert contract.tolerance == ROUNDING_SHARE * (max(costs) - min(costs)) > ROUNDING
 
 
 def test_fixed_texts_are_asked_for_twice_alone_and_twice_in_a_batch():

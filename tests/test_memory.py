@@ -160,7 +160,7 @@ def test_the_fullest_device_decides_how_many_prompts_fit(monkeypatch):
     def room(readers, memory_gb=None):
         return guard_module.max_batch(drawing, set(readers), CONFIG, 3, memory_gb)
 
-    share = memory.SHARE
+    share = memory.PLANNED_SHARE
     assert room([]) == int(share * 100 / 4)
     assert room([beside]) == int(share * 100 / (4 + 2))
     assert room([policy]) == int(share * 100 / (4 + 2))  # one model draws and scores

@@ -19,7 +19,7 @@ from .kv_cache import DynamicRows, forward, inputs_of, padded
 from .prefix_cache import SharedRows
 from .sampling import check_finite
 
-Rows = SharedRows | DynamicRows
+CacheRows = SharedRows | DynamicRows
 Kind = type[SharedRows] | type[DynamicRows]
 
 # how the KV cache may be kept; of its kinds the first that agrees is taken, the fastest first
@@ -108,7 +108,7 @@ def _error(model: PreTrainedModel, kind: Kind) -> float:
     # special tokens, which magnify rounding, stand at the ends of a vocabulary
     ids = [i * vocabulary // 11 for i in range(1, 11)]
     texts = [ids[:3], ids[3:5]]
-    state: Rows = kind.open(model, texts)
+    state: CacheRows = kind.open(model, texts)
     found = [(texts, _said(state.hidden, state.logits))]
     for rows, tokens in (((0, 1, 1), ids[5:8]), ((0, 1, 2), ids[7:10])):
         branch = state.gather([(state, row) for row in rows], room=1)

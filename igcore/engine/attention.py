@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-NAME = "igcore_shared_prefix"
+ATTENTION_NAME = "igcore_shared_prefix"
 # arguments by which models ask for an attention that is not plain: a capped or windowed score, a
 # sink, a bias
 NOT_PLAIN = ("softcap", "sliding_window", "s_aux", "position_bias", "attention_bias")
@@ -239,7 +239,7 @@ def attend(
     return packing.collect(out.reshape(p * width, s, h * g, d))[None], None
 
 
-AttentionInterface.register(NAME, attend)
+AttentionInterface.register(ATTENTION_NAME, attend)
 
 
 @contextmanager
@@ -248,7 +248,7 @@ def attention_of(view: PreTrainedModel) -> Iterator[None]:
     # transformers builds no mask for an attention that has not registered one
     config = view.config.get_text_config(decoder=True)
     before = config._attn_implementation
-    config._attn_implementation = NAME
+    config._attn_implementation = ATTENTION_NAME
     try:
         yield
     finally:

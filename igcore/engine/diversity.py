@@ -13,7 +13,7 @@ from functools import cached_property, partial
 
 Factors = dict[int, float]  # token -> factor on its reference probability
 # node -> {token: (reference probability, node after it)}; a node's number is above its parent's
-Tree = list[dict[int, tuple[float, int]]]
+PrefixTree = list[dict[int, tuple[float, int]]]
 # (failures, parent, sample, n_samples) -> the sample's penalty, or None where nothing changes
 Diversity = Callable[["Failures", int, int, int], "Penalty | None"]
 
@@ -69,7 +69,7 @@ class Failures:
     ----------
     seen : dict of int to set of int
         Position in the block -> tokens that failed blocks have there, the paper's F > 0.
-    trees : dict of int to Tree
+    trees : dict of int to PrefixTree
         Parent -> tree of its failed blocks.
     """
 
@@ -77,7 +77,7 @@ class Failures:
         self.spared = spared
         self.factor = 0.0 if penalty is None else math.exp(-penalty)
         self.seen: dict[int, set[int]] = defaultdict(set)
-        self.trees: dict[int, Tree] = defaultdict(lambda: [{}])
+        self.trees: dict[int, PrefixTree] = defaultdict(lambda: [{}])
         self._penalties: dict[int | None, Penalty] = {}
 
     def add(self, parent: int, tokens: Sequence[int], log_p: Sequence[float]) -> None:
@@ -160,7 +160,7 @@ def _seen_tokens(failures: Failures) -> Penalty:
     return Penalty(factors)
 
 
-def _unused_shares(tree: Tree) -> Penalty:
+def _unused_shares(tree: PrefixTree) -> Penalty:
     """Return for each token after each prefix the share of its mass that no failed block used."""
     used = [1.0] * len(tree)  # share of the mass below each node; all where a failed block ends
     for node in reversed(range(len(tree))):  # nodes before their parents

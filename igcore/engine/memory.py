@@ -15,7 +15,7 @@ from .device import GIB, all_bytes, out_of_memory
 
 T = TypeVar("T")
 R = TypeVar("R")
-SHARE = 0.8  # share of free memory that is planned for; the rest is for activations
+PLANNED_SHARE = 0.8  # share of free memory that is planned for; the rest is for activations
 CRITIC_ROWS = 8  # candidates that a critic of keys and values reads at a time
 log = logging.getLogger("igcore")
 
@@ -86,7 +86,7 @@ def session_bytes(model: PreTrainedModel, config: Any, prompt_tokens: int) -> in
 
 
 def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int:
-    """Return how many prompts fit into `memory_gb`, or into `SHARE` of what is free; at least one.
+    """Return how many prompts fit into `memory_gb`, or into a share of what is free.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int
             f"{most / GIB:.3g}, by memory_gb or with all GPUs of this machine; lower n_samples, "
             "keep or max_new_tokens, or raise memory_gb"
         )
-    room = SHARE * free if memory_gb is None else memory_gb * GIB
+    room = PLANNED_SHARE * free if memory_gb is None else memory_gb * GIB
     # one prompt is tried in any case: the system may free some memory
     return max(1, int(min(room / max(1, bytes_per_prompt), MOST)))
 

@@ -28,7 +28,7 @@ from torch.nn.functional import linear
 from .device import installed_bytes
 from .view import view_of
 
-SHARE = 0.25  # share of the machine's memory that the copies of one model may take
+COPIES_SHARE = 0.25  # share of the machine's memory that the copies of one model may take
 Product = Callable[[Tensor], Tensor]
 
 
@@ -126,7 +126,7 @@ def _layers(model: nn.Module) -> list[nn.Linear]:
         if layer.weight.device.type == "cpu" and _multiplies(layer.weight.dtype):
             layers.append(layer)
     size = sum(layer.weight.nbytes for layer in layers)
-    return layers if size <= SHARE * installed_bytes() else []
+    return layers if size <= COPIES_SHARE * installed_bytes() else []
 
 
 @torch.inference_mode()

@@ -21,7 +21,7 @@ from igcore.errors import ParameterError, RunError
 from igcore.files import root, writing
 from igcore.policy import Policy
 from igcore.scorers import FunctionScorer, Scorer
-from igcore.scoring import Text
+from igcore.scoring import TextKey
 
 from ..closure import has_source, package_digest, sources
 from ..provenance import versions
@@ -166,7 +166,7 @@ class PooledScores:
     pool: Pool
     name: bytes
 
-    def get(self, texts: Sequence[Text]) -> dict[Text, float]:
+    def get(self, texts: Sequence[TextKey]) -> dict[TextKey, float]:
         """Return the scores that are known."""
         found = {}
         for prompt in {text[0] for text in texts}:
@@ -176,10 +176,10 @@ class PooledScores:
                         found[text] = value_of(database, self._key(text))
         return {text: score for text, score in found.items() if score is not None}
 
-    def add(self, scores: Mapping[Text, float]) -> None:
+    def add(self, scores: Mapping[TextKey, float]) -> None:
         """Keep the scores that are finite."""
         finite = [text for text, score in scores.items() if math.isfinite(score)]
         self.pool.add((digest(text[0]), self._key(text), scores[text]) for text in finite)
 
-    def _key(self, text: Text) -> bytes:
+    def _key(self, text: TextKey) -> bytes:
         return digest(self.name, text[1], str(text[2]))

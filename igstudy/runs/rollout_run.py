@@ -22,7 +22,7 @@ from igcore.engine.sampling import random_key
 from igcore.errors import ParameterError, RunError
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer, check_sign
-from igcore.scoring import Cached, Tally, Text, checked_score, readings
+from igcore.scoring import Cached, Tally, TextKey, checked_score, readings
 
 from ..linefile import Fields, read_record
 from .critic_params import RolloutConfig
@@ -97,7 +97,7 @@ def _lines(
     block = _sampled(policy, prompts, config)
     sampled = time.perf_counter()
     # each response cut at every block end, the whole response last; `owners` says whose prefix
-    texts: list[Text] = []
+    texts: list[TextKey] = []
     owners = []
     for i, tokens in enumerate(block.tokens):
         for end in [*range(size, len(tokens), size), len(tokens)]:
