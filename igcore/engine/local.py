@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .agreement import Rows, cache_for
+from .agreement import CacheRows, cache_for
 from .block import Block, Steering
 from .diversity import Factors, Penalty
 from .kv_cache import History
@@ -81,13 +81,13 @@ class LocalEngine:
         self.steering: Steering | None = None
         self._start(None, [])
 
-    def _start(self, rows: Rows | None, sequences: list[list[int]]) -> None:
+    def _start(self, rows: CacheRows | None, sequences: list[list[int]]) -> None:
         """Begin a block from these rows."""
-        self.rows: Rows = rows  # type: ignore[assignment]  # None before and after all prompts
+        self.rows: CacheRows = rows  # type: ignore[assignment]  # None before and after all prompts
         self.sequences = sequences
         self._grown: dict[int, list[int]] = {}  # live candidate -> its sequence
         # live candidate of any round -> the state and the row that it has
-        self._places: dict[int, tuple[Rows, int]] = {}
+        self._places: dict[int, tuple[CacheRows, int]] = {}
         self._drawn = 0  # number of candidates of all rounds so far
 
     def open(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -179,7 +179,7 @@ class LocalEngine:
         tokens, log_p, log_q, _ = self._draw(alone, u[None], {0: factors or {}})
         return tokens[0], log_p[0], log_q[0]
 
-    def _draw(self, state: Rows, u: Tensor, factors: RowFactors) -> Drawn:
+    def _draw(self, state: CacheRows, u: Tensor, factors: RowFactors) -> Drawn:
         """Sample one token per row of a state; see `igcore.engine.sampling.draw`."""
         if self.steering is None:
             return draw(state.logits, u, factors)
@@ -254,7 +254,7 @@ class LocalEngine:
             rows = list(range(len(places)))
         return state.history(rows, keys)
 
-    def _places_of(self, candidates: Sequence[int]) -> list[tuple[Rows, int]]:
+    def _places_of(self, candidates: Sequence[int]) -> list[tuple[CacheRows, int]]:
         """Return the state of each candidate, and its row in that state."""
         if missing := set(candidates) - set(self._places):
             raise KeyError(
