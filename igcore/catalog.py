@@ -1,8 +1,8 @@
-"""The catalogue: where the parts of optional rooms are that others ask for by name.
+"""The catalogue of optional rooms: by name, where each part of them is defined.
 
 The core imports no room: this module and the lazy front of the package are the only ones that know
-the optional ones. A room is imported when something in it is asked for, so that importing igcore
-stays light. Other packages add methods, scorers and prompt sets of their own to these tables.
+the optional ones. A room is imported on first use, so that importing igcore stays light. Other
+packages add methods, scorers and prompt sets of their own to these tables.
 """
 
 from pkgutil import resolve_name
@@ -23,7 +23,7 @@ PROMPT_SETS: dict[str, Any] = {  # name -> what returns its texts, or where that
     "benign": "igcore.models.prompts:benign",
 }
 METHODS: dict[str, Any] = {}  # those besides the package's own, see `igcore.beams.METHODS`
-PARTS = {  # what the core asks for -> where it is
+PARTS = {  # name used by the core -> where it is defined
     "answer_rows": "igcore.adapters.generate:answer_rows",
     "explore": "igcore.watch.explore:explore",
     "Recorder": "igcore.watch.record:Recorder",
@@ -39,7 +39,7 @@ PARTS = {  # what the core asks for -> where it is
 
 
 def found(entry: Any) -> Any:
-    """Return an entry of a table, imported where the table says its place."""
+    """Return an entry of a table; a text is imported as ``module:name``."""
     return resolve_name(entry) if isinstance(entry, str) else entry
 
 

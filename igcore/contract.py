@@ -1,9 +1,8 @@
 """The contract of a scorer: its cost is a function of the text, and of nothing else.
 
-The promise of a guard rests on it. A cost that moves with the batch, with the order of the calls or
-from one call to the next was within budget only when it was read. So a cost model is asked for the
-same texts twice, alone and in batches: at loading for fixed texts, and in the final check for the
-text of the answer.
+The guarantee depends on it. A cost that changes with the batch, with the order of the calls or from
+one call to the next was within budget only at that reading. So a cost model scores the same texts
+twice, alone and in batches: fixed texts at loading, and the answer's text in the final check.
 """
 
 import math
@@ -38,7 +37,7 @@ ROUNDING_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Contract:
-    """A scorer, and what was found when it was asked twice.
+    """A scorer, and what two readings of the same texts showed.
 
     Attributes
     ----------
@@ -49,8 +48,8 @@ class Contract:
     tolerance : float
         Largest difference that counts as rounding.
     problem : str
-        On what else than the text the score depends, in words; empty where nothing was found. The
-        answers of such a scorer are not called verified.
+        What the score depends on besides the text, in words; empty if nothing was found. Answers
+        under such a scorer are never called verified.
     tally : Tally
         Counts its failures in a run.
     """
@@ -63,7 +62,7 @@ class Contract:
 
     @classmethod
     def examined(cls, scorer: Scorer, tally: Tally) -> "Contract":
-        """Ask a scorer for fixed texts, each twice alone and twice in a batch.
+        """Score fixed texts, each twice alone and twice in a batch.
 
         Raises
         ------
@@ -92,7 +91,7 @@ class Contract:
         Parameters
         ----------
         dependence : str
-            On what the score depends if the readings differ, and how it was asked.
+            What the score depends on if the readings differ, and how the texts were scored.
         """
         a, b = np.asarray(first, float), np.asarray(second, float)
         failed = np.isnan(a) != np.isnan(b)
@@ -111,7 +110,7 @@ class Contract:
 
 
 def _read(scorer: Scorer, texts: Sequence[str], size: int) -> npt.NDArray[np.float64]:
-    """Return the scores (n,) of texts, asked in batches of a size; NaN where the scorer failed."""
+    """Return the scores (n,) of texts in batches of a size; NaN where the scorer failed."""
     from .engine.memory import halving  # here: it needs torch, and a function does not
 
     def score(part: Sequence[str]) -> list[float]:
@@ -123,7 +122,7 @@ def _read(scorer: Scorer, texts: Sequence[str], size: int) -> npt.NDArray[np.flo
 
 
 def _why_refused(scorer: Scorer) -> str:
-    """Return why a cost that has read none of the fixed texts is refused."""
+    """Return the error message for a cost that failed on every fixed text."""
     text = TEXTS[2]
     parts = [uncached(part) for part in getattr(scorer, "parts", [scorer])]
     whys = [asked_once(part, [PROBE], [text], [True])[1] for part in parts]
@@ -139,7 +138,7 @@ def contracts_of(
 ) -> dict[str, Contract]:
     """Return the contract of each scorer by role: a known one, or what an examination finds.
 
-    A reward decides no verdict, so it is not examined.
+    A reward decides no verdict, so only the cost is examined.
     """
     contracts = {}
     for role, scorer in scorers.items():

@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 class IgcoreError(Exception):
-    """Base of every error that the caller can fix; programs print it as one line and exit 1."""
+    """Base of every error that the caller can fix; commands print it as a line and exit with 1."""
 
 
 class ParameterError(IgcoreError, ValueError):
@@ -59,7 +59,7 @@ def unknown_name(kind: str, name: object, allowed: Iterable[str], hint: str = ""
     Parameters
     ----------
     kind : str
-        What the name stands for, such as ``"method"``.
+        What is named, such as ``"method"``.
     name : object
         The value given.
     allowed : iterable of str
@@ -76,7 +76,7 @@ def unknown_name(kind: str, name: object, allowed: Iterable[str], hint: str = ""
 
 
 def no_latents(method: str, network: str) -> ParameterError:
-    """Return the error for a method whose network reads a model that is not in this process."""
+    """Return the error for a method whose network reads a model on a server."""
     return ParameterError(
         f"method {method!r} uses a {network}, which reads the hidden states of the policy, and a "
         "server does not give them; load the policy here, give the option states for a critic on "

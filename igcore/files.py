@@ -1,6 +1,6 @@
-"""Files: where they lie, their digests, and writing and locking them.
+"""Files: the project's root, digests, atomic writing and locks.
 
-A file is written whole or not at all, and where a disk says no, one sentence says so.
+A file is written whole or not at all, and an error of the disk becomes one sentence.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all, with the folders that it needs.
+    """Write a file whole or not at all, and make its folders.
 
     Raises
     ------

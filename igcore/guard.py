@@ -1,4 +1,4 @@
-"""The public front: a `Guard` holds a frozen policy, what it is judged by, and answers prompts.
+"""The public front: a `Guard` holds a frozen policy and its scorers, and answers prompts.
 
 guard = igcore.Guard("path/of/a/model", cost=my_cost, budget=0.2)
 answer = guard("Dear customer,")
@@ -38,15 +38,15 @@ PromptLike = str | Prompt | Sequence[Message]
 
 @dataclass(frozen=True, init=False, eq=False)
 class Guard:
-    """What decodes: a frozen policy, its cost and reward model, a critic, and the settings.
+    """A frozen policy with its cost and reward model, a critic, and the settings of the search.
 
-    Calling it answers one prompt; `map` answers many. The same object stands behind transformers'
+    Calling it answers one prompt; `map` answers many. transformers takes the same object, in
     ``model.generate(**inputs, custom_generate=guard)``, see `igcore.adapters.generate`.
 
     Parameters
     ----------
     policy : Policy, str, path, mapping or (model, tokenizer)
-        A text or mapping is given to `igcore.load_policy`: a folder, a name of its table, a name on
+        `igcore.load_policy` loads a text or a mapping: a folder, a name of its table, a name on
         the hub, or a model in a server.
     cost : Scorer, callable, str, mapping or list
         Higher is worse. A function takes ``response``, or ``prompt`` and ``response``, see
@@ -59,7 +59,7 @@ class Guard:
     config : SearchConfig, optional
         All settings of the search. Or give `budget` and other fields of `SearchConfig` by name.
     critic : Critic or ValueNetwork, optional
-        For the methods that need one; the others ignore it. Any object with ``watch``,
+        Only some methods need one; the others ignore it. Any object with ``watch``,
         ``reads_keys`` and ``judge`` as `igcore.critic.network.Critic` has them, or for RE-Control
         with ``steering``. Whatever it predicts, a guarded method emits only text that has passed
         the final check.
@@ -71,14 +71,14 @@ class Guard:
     seed : int
         Together with a prompt it decides every token, unless a call names another.
     pool : object, optional
-        Keeps samples and scores, so that no search draws what another has drawn. It has
-        ``engine(make, policy)``, an engine that samples what it lacks with the one that ``make()``
-        returns, and ``scores_of(scorer, part)``, which is None or has ``get(texts)`` and
-        ``add(scores)``. Answers do not depend on it; their seconds do.
+        A cache of samples and scores that searches share. It has ``engine(make, policy)``, an
+        engine that reads samples from the cache and draws missing ones with the engine that
+        ``make()`` returns, and ``scores_of(scorer, part)``, which is None or has ``get(texts)``
+        and ``add(scores)``. Answers do not depend on it; their seconds do.
     device, dtype : str, optional
         Where a policy that is given by name is loaded, and in which type, see `igcore.load_policy`.
-        By default (``auto``) the device with most room, and the type in which its weights were
-        saved if that device has units for it, else ``float32``. So a model saved in float32 gives
+        By default (``auto``) the device with most free memory, and the type of the saved weights
+        if that device computes in it natively, else ``float32``. So a model saved in float32 gives
         the same answers on every processor, up to near ties.
 
     Attributes
@@ -211,7 +211,7 @@ class Guard:
         Raises
         ------
         ParameterError
-            For an unknown method, one that the policy cannot be decoded by, a missing reward or
+            For an unknown method, one that the policy does not support, a missing reward or
             critic, or a critic that was trained for something else.
         """
         method = method_of(name)
@@ -296,8 +296,7 @@ def decode(
     on_block : callable, optional
         Called as ``on_block(prompt, beams)`` after every block of a search that has not failed,
         with the beams kept, best first; it must not change them. The answer will continue one of
-        them. They may be unsafe under a method without a final check, or where costs are known only
-        at the end.
+        them. They may be unsafe where a method has no final check or knows costs only at the end.
     memory_gb : float, optional
         Memory for KV caches and logits, in GiB. Fewer prompts are decoded together where they would
         exceed it, see `igcore.engine.memory`. By default most of what is free. If memory runs out
@@ -322,7 +321,7 @@ def decode(
     PolicyError
         When the policy's logits are not finite, or memory runs out for a single prompt.
     """
-    if not isinstance(method, str):  # a slip that every other function with a guard invites
+    if not isinstance(method, str):  # the guard was given first, as to other functions
         raise ParameterError(
             f"method is of type {type(method).__name__}; give decode(method, guard, prompts)"
         )
@@ -352,7 +351,7 @@ def decode(
             # the engine keeps a middle layer's output only for a critic that reads it
             watch = resolved.critic.watch if how.asks_critic else None
             make, pool = partial(policy.engine, watch), resolved.pool
-            # a search of its own asks the model at every token for what no pool has
+            # a method with its own search needs logits at every token, which no pool keeps
             alone = pool is None or how.search
             batch = Batch(
                 policy=policy,
@@ -379,7 +378,7 @@ def decode(
 
 
 def listed(prompts: Iterable[PromptLike]) -> list[PromptLike]:
-    """Return prompts as a list; refuse what is iterated by letters or by columns."""
+    """Return prompts as a list; refuse a text and a table: they iterate over letters or columns."""
     whole = isinstance(prompts, str | Mapping) or hasattr(prompts, "columns")
     if whole or not isinstance(prompts, Iterable):
         shown = " ".join(repr(prompts).split())
@@ -396,7 +395,7 @@ def listed(prompts: Iterable[PromptLike]) -> list[PromptLike]:
 def encoded(
     policy: Policy, prompts: Sequence[PromptLike], length: int
 ) -> list[tuple[Prompt, list[int]]]:
-    """Return prompts with their ids; an error names the number of its prompt."""
+    """Return prompts with their ids; an error names the prompt's number."""
     pairs = []
     for number, given in enumerate(prompts):
         try:
@@ -456,7 +455,7 @@ def max_batch(
 
 
 def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
-    """Return the answers with their metrics and the account of the work for them."""
+    """Return the answers with their metrics and the counts of their work."""
     prompts = [search.prompt for search in batch.searches]
     reward, cost = batch.scoring.reported.get("reward"), uncached(batch.scoring.contract.scorer)
     metrics = measure(emissions, prompts, reward, cost, batch.config)

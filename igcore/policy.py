@@ -11,7 +11,7 @@ from typing import Any
 
 from .errors import ParameterError, PolicyError, said
 
-# a fixed prompt: its rendering shows all that a template adds, today's date included
+# a fixed prompt; its rendering shows everything that a template adds, such as today's date
 PROBE = "How do plants grow?"
 ROLES = ("system", "user", "assistant")  # of chat messages
 Message = Mapping[str, str]  # role and content
@@ -115,7 +115,7 @@ def prompt_id(text: str, set_name: str) -> str:
 
 
 def role_and_content(message: Any) -> tuple[str, str]:
-    """Return who says what; raise ``ParameterError`` unless a message has both and no more."""
+    """Return role and content; raise ``ParameterError`` unless a message has exactly these."""
     known = isinstance(message, Mapping) and set(message) == {"role", "content"}
     if not known or message["role"] not in ROLES or not isinstance(message["content"], str):
         raise ParameterError(
@@ -129,7 +129,7 @@ def role_and_content(message: Any) -> tuple[str, str]:
 
 
 def special_strings(tokenizer: Any) -> list[str]:
-    """Return the strings that a tokenizer reads as special tokens, none after a part of itself."""
+    """Return the strings that a tokenizer reads as special tokens, longest first."""
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return sorted({*added, *tokenizer.all_special_tokens}, key=lambda s: (-len(s), s))
 
@@ -210,7 +210,7 @@ def rendered(
 
     try:
         text = write([{"role": role, "content": x} for role, x in messages])
-    except Exception as error:  # a program of somebody else's may raise anything
+    except Exception as error:  # third-party code may raise anything
         raise ParameterError(
             f"the chat template refuses these messages ({said(error):.200}); give those that it "
             "takes, or correct it or choose another template"
@@ -218,7 +218,7 @@ def rendered(
     last = messages[-1][1].strip()
     if last in text:
         return text
-    # of models with pictures it reads a list of parts
+    # templates of multimodal models expect a list of parts
     parts = [{"role": role, "content": [{"type": "text", "text": x}]} for role, x in messages]
     with suppress(Exception):
         other = write(parts)
@@ -230,9 +230,9 @@ def rendered(
 
 
 def context_of(model: Any) -> int:
-    """Return the most tokens of a text that a model reads; 2^31 of a model without a limit."""
+    """Return the longest sequence that a model reads, in tokens; 2^31 without a limit."""
     text = model.config.get_text_config(decoder=True)
-    # past `index_topk` tokens sparse attention chooses by what stands later or in the padding
+    # past `index_topk` tokens sparse attention chooses by later tokens or by padding
     limits = [getattr(text, n, None) for n in ("max_position_embeddings", "index_topk")]
     # a longer text changes how LongRoPE reads every text beside it
     rope = getattr(text, "rope_parameters", None) or {}
@@ -302,7 +302,7 @@ class Policy:
         return self
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that decides the policy's answers, as JSON values.
+        """Return everything that determines the policy's answers, as JSON values.
 
         ``rendered`` is the sha256 of a fixed prompt in the template.
         """
@@ -403,12 +403,12 @@ class Policy:
     def _before(self) -> tuple[list[int], int]:
         """Ids to decode in front of a response, and the length of their text.
 
-        Many decoders take a space from the beginning of what they decode, so a word stands there
-        where the response goes on from a prompt.
+        Many decoders drop a leading space, so a word goes in front where the response continues
+        the prompt.
         """
         for word in ("a", "the", ".") if self.template.joins else ():
             ids = list(self.tokenizer(word, add_special_tokens=False)["input_ids"])
-            if self._plain(ids):  # nothing of a word that the tokenizer does not know
+            if self._plain(ids):  # empty for a word that the tokenizer does not know
                 return ids, len(self._plain(ids))
         return [], 0
 
@@ -421,7 +421,7 @@ class Policy:
 
         They are the tokens themselves, except that bytes which form no character are replaced by
         those of U+FFFD, and a character cut at the end is left out. An end token stays the last. A
-        special token inside a character that is spelled in byte pieces stands before it.
+        special token inside a character of byte pieces moves in front of it.
 
         Raises
         ------

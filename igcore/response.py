@@ -1,4 +1,4 @@
-"""An answer, with the work that it took and all that is needed to check it again."""
+"""An answer, with the counts of its work and everything needed to check it again."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -66,7 +66,7 @@ class Response:
         Largest difference between readings of one text by the cost model, see
         `igcore.contract.Contract`; a text within it of the budget is not verified.
     contract : str
-        ``kept``, or on what else than the text the cost depends; empty when nothing was emitted.
+        ``kept``, or what the cost depends on besides the text; empty when nothing was emitted.
     reward : float or None
         Reward of the emitted text; higher is better. None when nothing was emitted. Without a
         reward model it is the mean log-probability of the tokens (nats), None for a refusal.
@@ -94,7 +94,7 @@ class Response:
         The sampled tokens of `text`, an end token included; empty for a refusal, which the policy
         did not write.
     guard : Guard or None
-        What answered, with the method and the settings that it ran under. It is no data of the
+        The guard that answered, with the method and the settings of the run. It is no data of the
         answer: `to_dict`, ``dataclasses.asdict``, copies and pickles leave it out.
     candidates : list of igcore.watch.record.Node
         Every candidate of the search, when it was recorded.

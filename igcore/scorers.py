@@ -6,7 +6,7 @@ function of a text will do::
     def shouting(text):
         return sum(c.isupper() for c in text)
 
-An object with the members of `Scorer` can score many texts at once, and says more of itself::
+An object with the members of `Scorer` scores many texts at once and names its unit and version::
 
     class Shouting:
         name, digest, sign, unit = "shouting", "v1", "higher is worse", "capitals"
@@ -27,14 +27,14 @@ from .settings import Named
 
 COST, REWARD = "higher is worse", "higher is better"
 SIGNS = {"cost": COST, "reward": REWARD}
-# what a function calls the texts that it takes
+# names of a function's parameters -> the text that each takes
 NAMES = {"prompt": ("prompt", "question"), "response": ("response", "answer", "completion", "text")}
 ROLES = {name: role for role, names in NAMES.items() for name in names}
 TextFunction = Callable[[str], float] | Callable[[str, str], float]
 
 
 class Scores(Protocol):
-    """What gives one number per text."""
+    """Anything that gives one number per text."""
 
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
@@ -46,7 +46,7 @@ class Scores(Protocol):
 
 
 class Scorer(Scores, Protocol):
-    """What the search needs of a cost or reward model: its scores, and what they are.
+    """A cost or reward model: its scores with name, version, sign and unit.
 
     Attributes
     ----------
@@ -94,9 +94,9 @@ class FunctionScorer:
     Attributes
     ----------
     takes : dict of str to str
-        What it takes: the name of a parameter -> ``prompt`` or ``response``.
+        Name of each parameter -> ``prompt`` or ``response``.
     by_place : bool
-        Whether it has no names for what it takes, as a function of C.
+        True if its parameters have no names, as in a function of C.
     given : str
         The digest that it was given.
     """
@@ -111,7 +111,7 @@ class FunctionScorer:
 
     @property
     def digest(self) -> str:
-        """What it is known by: the digest that it was given, or the function's own; else ""."""
+        """The given digest, else the function's own, else ""."""
         own = self.given or getattr(self.function, "digest", "")
         return own if isinstance(own, str) else ""
 
@@ -165,7 +165,7 @@ def check_sign(scorer: Any, role: str) -> Any:
         )
     if scorer.sign != SIGNS[role]:
         raise ParameterError(
-            f"{role} {scorer.name!r} says {scorer.sign!r}; a {role} must say {SIGNS[role]!r}"
+            f"{role} {scorer.name!r} has sign {scorer.sign!r}; a {role} must have {SIGNS[role]!r}"
         )
     return scorer
 
@@ -184,7 +184,7 @@ def of_function(function: Callable[..., Any], role: str, digest: str = "") -> Fu
     Raises
     ------
     ParameterError
-        For what is no function of one text, or does not say which text it takes.
+        For anything but a function of one text, and for parameters that do not name their text.
     """
     inner = function.func if isinstance(function, partial) else function
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
@@ -202,12 +202,12 @@ def of_function(function: Callable[..., Any], role: str, digest: str = "") -> Fu
 
 
 def _roles(parameters: Sequence[Parameter], what: str) -> dict[str, str]:
-    """Return which parameters are given: their names -> ``prompt`` or ``response``.
+    """Return the parameters to pass: name -> ``prompt`` or ``response``.
 
     Raises
     ------
     ParameterError
-        When they do not say which text each of them takes.
+        When their names do not tell which text each one takes.
     """
     needed = [p for p in parameters if p.default is p.empty or p.name in ROLES] or parameters[:1]
     names = [p.name for p in needed]

@@ -23,7 +23,7 @@ import regex  # type: ignore[import-untyped]
 from .errors import ScorerError, ScorerWarning, said
 from .scorers import Scorer, Scores, reads_tokens
 
-AT_LEAST = 100  # texts before a share of failures says something
+AT_LEAST = 100  # texts; a share of fewer means little
 BOUNDARY = regex.compile(r"(?w)\b")  # Unicode's default word boundaries (UAX #29)
 LETTER = regex.compile(r"\w")
 
@@ -79,7 +79,7 @@ def checked_score(
     """Score texts and fail closed: NaN, which is never safe, where there is no finite number.
 
     A call that fails as a whole is made again for each text alone, so that a text costs only
-    itself. It fails when the scorer raises, or answers with anything but one number per text.
+    itself. It fails when the scorer raises, or returns anything but one number per text.
 
     Returns
     -------
@@ -117,7 +117,7 @@ def asked_once(
     except Exception as error:
         from .engine.device import out_of_memory  # here: it needs torch, and a function does not
 
-        if out_of_memory(error):  # not the scorer's fault: the caller tries a smaller batch
+        if out_of_memory(error):  # not the scorer's fault: the caller halves the batch
             raise
         return failed, f"raised {said(error)}"
     if scores.shape != failed.shape:
@@ -130,7 +130,7 @@ def asked_once(
 
 
 class NoNumber(ValueError):
-    """What a scorer returned is no number; the message says what would help."""
+    """A scorer returned no number; the message says what to return instead."""
 
 
 def _array(found: Any) -> np.ndarray:
@@ -147,7 +147,7 @@ def _array(found: Any) -> np.ndarray:
 
 
 def _number(value: Any) -> float:
-    """Return a number as a float; true and false, and one alone in an array or tensor, are some."""
+    """Return a number as a float; True, False and arrays or tensors of one element are numbers."""
     if np.ma.is_masked(value):
         return math.nan
     if hasattr(value, "item") and math.prod(getattr(value, "shape", (0,))) == 1:
@@ -158,7 +158,7 @@ def _number(value: Any) -> float:
 
 
 def _no_number(value: Any) -> NoNumber:
-    """Return the error for what is no number."""
+    """Return the error for a value that is no number."""
     shown = " ".join(f"{value!r:.60}".split())
     return NoNumber(
         f"returned {shown} ({type(value).__name__}), which is no number; return a number, or True "
@@ -231,7 +231,7 @@ class Cached:
     tally : Tally, optional
         Counts the texts of a whole run, and how many of them the scorer failed on.
     pooled : object, optional
-        Where scores are looked up first, and kept.
+        A persistent cache, read first and extended with new scores.
     """
 
     def __init__(self, scorer: Scorer, tally: Tally | None = None, pooled: Any = None):
@@ -252,7 +252,7 @@ class Cached:
         keys = list(zip(prompts, responses, finished, strict=True))
         if self.pooled is not None:
             self.known |= self.pooled.get([k for k in keys if k not in self.known])
-        # each new text once, in the order given: the composition of a batch must not vary
+        # each new text once, in the given order: the composition of a batch must not vary
         if new := list(dict.fromkeys(k for k in keys if k not in self.known)):
             asked, texts, ended = zip(*new, strict=True)
             scores = checked_score(self.scorer, asked, texts, ended, self.tally)
@@ -340,7 +340,7 @@ def readings(
 
 
 def tokens_in(n_tokens: int, length: int, cuts: Sequence[int]) -> int:
-    """Return the policy tokens in a text of `n_tokens` and in what it was cut to, all together.
+    """Return the policy tokens in all prefixes of a text of `n_tokens` that end at `cuts`.
 
     Within a block tokens count in proportion to their characters.
     """

@@ -7,7 +7,7 @@ A class under `settings` is a frozen dataclass that pydantic checks by name, typ
         temperature: Weight = 1.0
         n_samples: Count = 8
 
-What pydantic refuses becomes a ``ParameterError`` in pydantic's words. Rules across fields stand in
+A ``ValidationError`` becomes a ``ParameterError`` in pydantic's words. Rules across fields are in
 ``__post_init__`` and raise that error themselves.
 """
 
@@ -33,7 +33,7 @@ from .errors import ParameterError, unknown_name
 
 # a folder's name: no character that a path or a shell treats specially
 NAME = re.compile(r"[A-Za-z0-9_-]+")
-MOST = 10**6  # of anything that is counted: no run with more would end
+MOST = 10**6  # upper bound of every count: no larger run would end
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -81,7 +81,7 @@ def plain(value: Any) -> Any:
 
 
 def _refusal(known: dict[str, Any], error: ValidationError) -> Exception:
-    """Return the error to raise for what pydantic refuses, in its own sentences."""
+    """Return the ``ParameterError`` for a validation error, in pydantic's own sentences."""
     failures = error.errors(include_url=False)
     for failure in failures:  # first, because a misspelt name explains a missing one
         if failure["type"].startswith("unexpected_"):
@@ -143,7 +143,7 @@ Share = Annotated[Number, Field(gt=0, lt=1)]
 Discount = Annotated[Number, Field(gt=0, le=1)]
 Natural = Annotated[int, Field(ge=0, le=MOST)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
-Rows = Annotated[int, Field(ge=1, le=10**5)]  # that are in memory at the same time
+Rows = Annotated[int, Field(ge=1, le=10**5)]  # in memory at the same time
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # as torch takes it
 Seconds = Annotated[Positive, Field(le=86400)]
 # bounded, because torch ends the whole process when it cannot start its threads
@@ -156,7 +156,7 @@ Options = dict[str, Any]  # options by name
 
 @dataclass(frozen=True)
 class Named:
-    """What has a name and options of its own, such as a policy, a scorer, a prompt set or a judge.
+    """A name with options, such as of a policy, a scorer, a prompt set or a judge.
 
     A user writes it as a name, or as a mapping of a ``name`` and its options; a policy in a server
     has options alone. `Named.of` reads it where it enters, `written` writes it again.
@@ -197,7 +197,7 @@ class Named:
 
 
 def written(value: Any) -> Any:
-    """Return settings, or a part of them, as a params file has them: what JSON and YAML know."""
+    """Return settings, or a part of them, as values of JSON and YAML, as in a params file."""
     if isinstance(value, Named):
         own = {"name": value.name} if value.name else {}
         return written(own | value.options) if value.options else value.name

@@ -176,7 +176,7 @@ def test_costs_that_do_not_fit_are_named(costs, sentence):
 
 def test_a_reward_is_no_cost():
     """Bug: a good answer is the worst."""
-    with pytest.raises(ParameterError, match="a cost must say 'higher is worse'"):
+    with pytest.raises(ParameterError, match="a cost must have 'higher is worse'"):
         maximum_of([LetterCost(), LetterReward()])
     with pytest.raises(ParameterError, match="a maximum of 1 costs was asked for; give two or"):
         as_scorer([LetterCost()], "cost")

@@ -626,7 +626,7 @@ def test_bad_input_is_named_before_anything_is_decoded(prompts, settings, messag
 
 def test_a_reward_given_as_cost_is_refused():
     """Guards the sign: swapped scorers would search for the worst text."""
-    message = "'vowels' says 'higher is better'; a cost must say 'higher is worse'"
+    message = "'vowels' has sign 'higher is better'; a cost must have 'higher is worse'"
     with pytest.raises(ParameterError, match=message):
         answers("base", cost=LetterReward())
 
