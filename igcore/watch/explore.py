@@ -3,19 +3,16 @@
 The budget slider judges the recorded candidates again, at once. Every other control decodes again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import IgcoreError, needs
+from ..guard import Guard
+from ..response import Response
 from .html import GREY, OVER, answer_html
 from .tree import Tree
-
-if TYPE_CHECKING:
-    from ..guard import Guard
 
 # setting -> largest value that its slider offers
 SLIDERS = {"n_samples": 16, "keep": 8, "block_size": 32, "rounds": 4}
@@ -67,7 +64,9 @@ class Explorer:
 
     def __init__(self, guard: Guard, prompt: str, methods: Sequence[str]):
         self.widgets = widgets = needs("ipywidgets", "notebooks")
-        self.guard, self.methods, self.answers, self.trees = guard, methods, {}, {}
+        self.guard, self.methods = guard, methods
+        self.answers: dict[str, Response] = {}
+        self.trees: dict[str, Tree] = {}
         budget, wide = guard.config.budget, {"width": "460px"}
         self.prompt = widgets.Textarea(prompt, description="prompt", rows=2, layout=wide)
         self.budget = widgets.FloatSlider(budget, min=0, max=max(2 * budget, 0.1))

@@ -49,7 +49,7 @@ def mask(text: str, cost: Scorer, threshold: float = READABLE) -> str:
     costs = checked_score(cost, [""] * len(words), words, [True] * len(words))
     readable = dict(zip(words, costs <= threshold, strict=True))  # never for NaN
 
-    def shown(match: re.Match) -> str:
+    def shown(match: re.Match[str]) -> str:
         word = match[0]
         return word if readable[word] else BLOCK * len(word)
 
