@@ -14,7 +14,6 @@ SCORERS: dict[str, Any] = {
     "minilm-relevance": "igcore.models.embedded:MiniLMRelevance",
     "classifier": "igcore.models.classifier:Classifier",
     "guard": "igcore.models.guard:GenerativeGuard",
-    "stream-guard": "igcore.models.stream:StreamGuard",
     "endpoint": "igcore.serve.endpoint:Endpoint",
     "maximum": "igcore.models.maximum:Maximum",
 }

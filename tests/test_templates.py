@@ -9,7 +9,7 @@ import pytest
 
 from igcore import ParameterError
 from igcore.models.pretrained import load_tokenizer
-from igcore.models.templates import TEMPLATES, chatted, turns_of
+from igcore.models.templates import TEMPLATES, turns_of
 from igcore.policy import escape_special_tokens, special_strings
 from tests.rehearsal.tokenizers import CHATML, chat_folder, llama3_folder, sentencepiece_folder
 
@@ -198,5 +198,5 @@ def test_a_chat_template_that_fails_is_one_sentence(llama3, monkeypatch, program
     """Bug: tracebacks of Jinja."""
     monkeypatch.setattr(llama3, "chat_template", program)
     with pytest.raises(ParameterError, match=reason) as caught:
-        chatted(llama3, ["Hello"], opened=True)
+        TEMPLATES["chat"].opening(llama3, "Hello")
     assert "\n" not in str(caught.value) and "choose another template" in str(caught.value)

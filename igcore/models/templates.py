@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from typing import Annotated, Any
 
 from ..errors import ParameterError
@@ -60,21 +61,20 @@ def _written(name: str, begin: str, user: str, seam: str, end: str) -> Template:
     return Template(name, opening, whole, joins=not seam)
 
 
-def chatted(tokenizer: Any, turns: Sequence[str], opened: bool, **options: Any) -> str:
-    """Return turns of user and assistant in the chat template of a tokenizer, see `rendered`."""
-    roles = ("user", "assistant")
-    messages = [(roles[i % 2], text) for i, text in enumerate(turns)]
-    return rendered(tokenizer, messages, opened, **options)
+def messages_of(turns: Sequence[str]) -> list[tuple[str, str]]:
+    """Return turns of user and assistant, the user first, as messages: role and content."""
+    return list(zip(cycle(("user", "assistant")), turns, strict=False))
 
 
 def _chat(tokenizer: Any, prompt: str, **options: Any) -> str:
     """Return the chat text up to where the answer begins."""
-    return chatted(tokenizer, turns_of(prompt), opened=True, **options)
+    return rendered(tokenizer, messages_of(turns_of(prompt)), opened=True, **options)
 
 
 def _chatted(tokenizer: Any, prompt: str, answer: str, **options: Any) -> str:
     """Return the chat text of prompt and answer."""
-    return chatted(tokenizer, [*turns_of(prompt), answer], opened=False, **options)
+    messages = messages_of([*turns_of(prompt), answer])
+    return rendered(tokenizer, messages, opened=False, **options)
 
 
 CHAT = Template("chat", _chat, _chatted, special=False)  # the tokenizer's own

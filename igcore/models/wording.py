@@ -12,7 +12,7 @@ from pydantic import Field
 from ..errors import ParameterError
 from ..policy import rendered, role_and_content
 from ..settings import Options, settings
-from .templates import check_chat, turns_of
+from .templates import check_chat, messages_of, turns_of
 
 # texts, not what YAML reads as true and false: Yes and No stand in quotes
 Labels = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
@@ -61,8 +61,7 @@ class Wording:
         messages = []
         for role, content in map(role_and_content, self.messages or TURNS):
             if (role, content) == ("user", "{prompt}"):  # for all turns of a prompt
-                turns = turns_of(prompt)
-                messages += [(("user", "assistant")[i % 2], turn) for i, turn in enumerate(turns)]
+                messages += messages_of(turns_of(prompt))
             else:
                 messages.append((role, filled(content, prompt, response)))
         return rendered(tokenizer, messages, opened=True, **options) + self.prefix
