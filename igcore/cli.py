@@ -1,4 +1,4 @@
-"""The command line: ``igcore check`` of a scorer of one's own, and ``igcore fetch``."""
+"""The command line: ``igcore check`` tests your own cost, ``igcore fetch`` downloads models."""
 
 import argparse
 import sys
@@ -23,12 +23,12 @@ TEXTS = {
 
 
 def check(cost: str) -> Iterator[str]:
-    """Yield what a cost answers to some texts, and what is wrong with that, a line for each.
+    """Yield a line for each check of a cost: its scores of a text, and the problem if any.
 
     Raises
     ------
     ScorerError
-        When it does not keep the contract of a scorer.
+        When the cost breaks the contract of a scorer.
     """
     problems = 0
     for name, found, problem in examine(as_scorer(cost, "cost")):
@@ -40,31 +40,31 @@ def check(cost: str) -> Iterator[str]:
 
 
 def examine(scorer: Scorer) -> Iterator[tuple[str, str, str]]:
-    """Yield what was asked of a scorer, what it answered, and what is wrong with that, if it is."""
+    """Yield the checks of a scorer: a name, the scores found, and the problem or ``""``."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ScorerWarning)  # what it says is returned here
+        warnings.simplefilter("ignore", ScorerWarning)  # the problem is yielded instead
         contract = Contract.examined(scorer, Tally())
-    yield "asked twice", f"differs by up to {contract.spread:.6g}", contract.problem
+    yield "scored twice", f"differs by up to {contract.spread:.6g}", contract.problem
     for name, text in TEXTS.items():
-        # these two may differ: a scorer may know a prefix for one
+        # the two may differ: a scorer may treat a prefix differently
         scores = [
             checked_score(uncached(scorer), [PROBE], [text], [finished])[0]
             for finished in (True, False)
         ]
         readable = np.isfinite(scores).all()
-        answered = f"{scores[0]:.6g}, unfinished {scores[1]:.6g}"
-        yield name, answered, "" if readable else f"it has no number for {name}"
+        shown = f"{scores[0]:.6g}, unfinished {scores[1]:.6g}"
+        yield name, shown, "" if readable else f"it has no number for {name}"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command from the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="igcore", description="Guard a language model.")
     commands = parser.add_subparsers(required=True)
-    about = "try a cost of your own on texts that break careless ones"
+    about = "test your own cost on texts on which costs often fail"
     own = commands.add_parser("check", help=about, description=f"{about}.")
     own.set_defaults(run=check)
     own.add_argument("cost", help="module:function, or a name of igcore.SCORERS")
-    about = "fetch the embedded models, and compare every byte with the pinned ones"
+    about = "download the embedded models and check the hash of every file"
     models = commands.add_parser("fetch", help=about, description=f"{about}.")
     models.set_defaults(run=room("fetched"))
     models.add_argument("names", nargs="*", metavar="NAME", help="by default all")

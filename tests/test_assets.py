@@ -103,7 +103,7 @@ def test_no_network_and_an_empty_cache(cache, monkeypatch):
     monkeypatch.delenv("PIP_FIND_LINKS")
     with pytest.raises(AssetError) as caught:
         assets.fetch("toy")
-    filled = f"a cache that was filled with network (now {cache})"
+    filled = f"a cache that was filled before (now {cache})"
     assert "toy==1.0" in str(caught.value) and f"IGCORE_HOME to {filled}" in str(caught.value)
     assert everything_in(cache) == []
 

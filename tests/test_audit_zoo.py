@@ -227,7 +227,7 @@ def test_a_cost_of_ones_own_is_tried_in_every_kind(few, tmp_path, capsys, monkey
     given = ["--cost", "longtexts:length", "--emissions", "90", "--processes", "1"]
     assert main(given) == 0
     out = capsys.readouterr().out
-    assert "asked twice" in out and "FAILS" not in out and "drifts upward" in out
+    assert "scored twice" in out and "FAILS" not in out and "drifts upward" in out
 
 
 def test_a_violation_is_an_error(few, capsys, monkeypatch):

@@ -325,7 +325,7 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
     ("arguments", "message"),
     [
         (("smolm2-raw",), "unknown policy 'smolm2-raw'; did you mean 'smollm2-raw'"),
-        (("no/such/folder",), "or a folder that holds config.json, or owner/name on the hub"),
+        (("no/such/folder",), "or a folder with config.json, or owner/name on the hub"),
         (
             ({"name": "alpaca-7b", "templat": "raw"},),
             "unknown parameter 'templat'; did you mean 'template'",

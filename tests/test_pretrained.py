@@ -274,7 +274,7 @@ def prefixed(begins, **more):
             lambda folder: reconfigure(
                 folder, quantization_config=dict(quant_method="gptq", bits=4)
             ),
-            "ImportError: Loading a GPTQ .* install what it names",
+            "ImportError: Loading a GPTQ .* install the package that it names",
         ),
         (
             lambda folder: reconfigure(folder, model_type="quokka"),
@@ -282,7 +282,7 @@ def prefixed(begins, **more):
         ),
         (
             lambda folder: reconfigure(folder, model_type="quokka", auto_map={"AutoConfig": "q.Q"}),
-            "because no code beside a model runs here",
+            "because code in a model's folder is not run",
         ),
         (lambda folder: reconfigure(folder, model_type="llava"), "Unrecognized configuration"),
         (lambda folder: reconfigure(folder, model_type="t5"), "Unrecognized configuration"),
@@ -519,7 +519,7 @@ def test_end_tokens_that_are_none_are_refused(copy, ends):
     """Bug: tracebacks of sets and sorting; transformers checks config.json alone."""
     folder = copy(ALPACA)
     reconfigure(folder, "generation_config.json", eos_token_id=ends)
-    with pytest.raises(AssetError, match="^the end tokens are .*, but may be whole numbers only"):
+    with pytest.raises(AssetError, match="^the end tokens are .*, but must be whole numbers"):
         load_policy(folder)
 
 

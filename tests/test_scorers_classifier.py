@@ -213,9 +213,9 @@ def test_a_configuration_without_labels(tmp_path, family, labels):
             {"reads": "segments"},
             "parameter reads is 'segments': Input should be 'pair' or 'response'",
         ),
-        ({"unit": None, "labels": [0]}, "say what a cost of 4 classes is: unit softmax where"),
-        ({}, "say in labels which classes count, of {0: 'rude', .* 3: 'false'}"),
-        ({"labels": ["rud"]}, "label 'rud' is no class of .*: {0: 'rude', 1: 'harmless', "),
+        ({"unit": None, "labels": [0]}, "a cost of 4 classes needs a unit; give softmax if"),
+        ({}, "give labels, the classes that count, of {0: 'rude', .* 3: 'false'}"),
+        ({"labels": ["rud"]}, "label 'rud' is no class of .*; use {0: 'rude', 1: 'harmless', "),
         ({"labels": [-1]}, "label -1 is no class"),
         (
             {"unit": "softmax", "labels": [0, 1, 2, 3]},

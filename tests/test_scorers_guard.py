@@ -211,7 +211,7 @@ def test_logits_that_are_made_otherwise_are_refused(tmp_path):
     for dtype in ("float32", "bfloat16"):
         with pytest.raises(
             ParameterError,
-            match="a CohereForCausalLM, are not those of its last hidden state, .* another family",
+            match="a CohereForCausalLM, do not follow from its last .* another family",
         ):
             load(tmp_path, dtype=dtype)
 

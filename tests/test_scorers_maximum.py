@@ -178,7 +178,7 @@ def test_a_reward_is_no_cost():
     """Bug: a good answer is the worst."""
     with pytest.raises(ParameterError, match="a cost must have 'higher is worse'"):
         maximum_of([LetterCost(), LetterReward()])
-    with pytest.raises(ParameterError, match="a maximum of 1 costs was asked for; give two or"):
+    with pytest.raises(ParameterError, match="a maximum needs two or more costs, not 1"):
         as_scorer([LetterCost()], "cost")
     with pytest.raises(ParameterError, match="reward .* has no name, digest, sign, unit, score"):
         as_scorer([LetterReward(), LetterReward()], "reward")

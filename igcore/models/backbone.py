@@ -1,7 +1,7 @@
 """A language model that reads prompts and responses, and the KV cache over a group of prompts.
 
-A longer text costs only its new tokens: its ids are compared with the cached ones, and what follows
-the longest common prefix is encoded.
+A longer text costs only its new tokens: a session compares its ids with the cached ones, and
+encodes the ids after the longest common prefix.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,38 +17,38 @@ from ..engine.prefix_cache import SharedRows
 from ..errors import ParameterError
 from ..policy import context_of, escape_special_tokens
 
-# short responses: what the ids of all of them share is the prompt's
+# short responses: the ids that all of them share belong to the prompt
 OPENINGS = ("", "a", " a", "\n", "9", ".")
-# a template that trims answers, or a tokenizer that drops spaces, shows at the last character
+# the last character reveals a template that trims answers, or a tokenizer that drops spaces
 PROBE = "How are you?", "Well, and you?\n"
 
 
 def joined(prompt: str, response: str) -> str:
-    """Return prompt and response joined as they are."""
+    """Return the prompt followed by the response."""
     return prompt + response
 
 
 class Backbone:
     """A language model that reads prompts and responses.
 
-    A text that its context does not hold is refused, and one without any token is read as the end
-    token. Strings in them that stand for special tokens are broken up, see
+    A text longer than the context raises ``ParameterError``; a text without tokens is read as the
+    end token. Strings of special tokens inside prompts and responses are broken up, see
     `igcore.policy.escape_special_tokens`.
 
     Parameters
     ----------
     model : transformers model
-        Decoder-only, with its head or without; only hidden states after the final norm are used.
+        Decoder-only, with or without its head; only hidden states after the final norm are used.
     tokenizer
         Its tokenizer.
     template : callable
-        (prompt, response) -> the text to be encoded, the response after the prompt.
+        (prompt, response) -> the text to encode, in which the response follows the prompt.
     end_id : int, optional
-        Token that is appended to every response, also to a part of one, if the model was trained
-        to read one.
+        Token to append to every response and every prefix of one, for a model that was trained
+        with it.
     special : bool
-        Whether the tokenizer adds its own special tokens to the text; a chat template writes them
-        itself.
+        True if the tokenizer adds its special tokens to the text; a chat template already contains
+        them.
 
     Attributes
     ----------
@@ -76,10 +76,10 @@ class Backbone:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether the state after every token of a response is that of a part of the response.
+        """True if the state after each token of a response is the state of a prefix of it.
 
-        The text must end with the response and its last token, and a fast tokenizer must tell
-        where each token stands.
+        The text must end with the response and its last token, and the tokenizer must be a fast
+        one, which knows the position of each token.
         """
         fast = getattr(self.tokenizer, "is_fast", False)
         if not fast or self.end_id is not None:
@@ -97,17 +97,18 @@ class Backbone:
         return self._ids_of(self._encoding(self.template(*parts)))
 
     def ids_and_ends(self, prompt: str, response: str, since: int) -> tuple[list[int], list[int]]:
-        """Return the ids of one text, and where its tokens end that end after part of the response.
+        """Return the ids of one text, and the ends of its tokens after part of the response.
 
-        The part is the first `since` characters; the ends are characters of the response. Where it
-        is not certain which tokens these are, they are all tokens of the response, and end with it.
-        The last token always counts.
+        The part is the first `since` characters, and ends are character offsets in the response. If
+        the positions of the tokens are uncertain, all tokens of the response are included, and all
+        ends are that of the response. The last token is always included.
         """
-        asked, answer = (escape_special_tokens(self.tokenizer, part) for part in (prompt, response))
-        text = self.template(asked, answer)
+        parts = [escape_special_tokens(self.tokenizer, part) for part in (prompt, response)]
+        escaped_prompt, answer = parts
+        text = self.template(escaped_prompt, answer)
         encoding = self._encoding(text)
         ids = self._ids_of(encoding)
-        start = len(self.template(asked, ""))
+        start = len(self.template(escaped_prompt, ""))
         # from the end, because a template may cut leading spaces off the response
         rest = response[since:]
         known = answer == response and text.endswith(rest)
@@ -116,7 +117,7 @@ class Backbone:
         if start >= len(text):
             return ids, [len(response)]
         first = encoding.char_to_token(start)
-        if first is None:  # no token holds this character
+        if first is None:  # the character is in no token
             first = len(commonprefix([self.ids(prompt, ""), ids]))
         ends = []
         for token in range(first, len(ids) - 1):
@@ -130,12 +131,12 @@ class Backbone:
         return self.tokenizer(text, add_special_tokens=self.special)
 
     def _ids_of(self, encoding: Any) -> list[int]:
-        """Return the ids to be read of an encoded text."""
+        """Return the ids of an encoded text, with the end token if there is one."""
         ids = list(encoding["input_ids"])
         if self.end_id is not None:
             ids.append(self.end_id)
         context = context_of(self.model)
-        if len(ids) > context:  # truncated, it would be another text
+        if len(ids) > context:  # truncating would score another text
             raise ParameterError(
                 f"a text has {len(ids)} tokens, which exceeds the scorer's context of {context}; "
                 "shorten the prompts, lower max_new_tokens, or choose a model with a longer context"
@@ -143,23 +144,24 @@ class Backbone:
         return ids or [self.tokenizer.eos_token_id]
 
     def prefix(self, prompt: str) -> list[int]:
-        """Return the ids with which every text of a prompt starts, whatever the response.
+        """Return the ids at the beginning of every text of a prompt, for any response.
 
-        They are fewer than the prompt's own ids, because a tokenizer may merge across the seam.
+        They are fewer than the prompt's own ids, because a tokenizer may merge the prompt's last
+        characters with the response's first.
         """
         openings = [self.ids(prompt, response) for response in OPENINGS]
         return list(commonprefix(openings))
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return the last hidden state of whole sequences, (R, H) float32, in padded batches."""
+        """Encode whole sequences in padded batches; return their last states, (R, H) float32."""
         return torch.cat(self.states(sequences, [1] * len(sequences)))
 
     def states(
         self, sequences: Sequence[Sequence[int]], counts: Sequence[int]
     ) -> list[torch.Tensor]:
-        """Return the hidden states of the last tokens of whole sequences, in padded batches.
+        """Encode whole sequences in padded batches, and return the states of their last tokens.
 
-        They are one (count, H) float32 for each sequence.
+        The result has one (count, H) float32 tensor for each sequence.
         """
         found = []
         for at in range(0, len(sequences), self.batch):
@@ -171,9 +173,9 @@ class Backbone:
         return found
 
     def states_of(self, row: torch.Tensor, ids: Sequence[int], count: int) -> torch.Tensor:
-        """Return the input of a head at the last tokens of a text, (count, H).
+        """Return the head's input at the last tokens of a text, (count, H).
 
-        `row` has the hidden states of all its tokens, padded on the left.
+        `row` holds the hidden states of all tokens of the text, padded on the left.
         """
         return row[-count:]
 
@@ -191,27 +193,27 @@ class Text(NamedTuple):
 
 @dataclass
 class CachedText:
-    """A text whose KV cache and hidden states a session holds."""
+    """A text whose KV cache and hidden states are in a session."""
 
     ids: list[int]  # after the prompt's prefix
-    place: tuple[SharedRows, int]  # a state, and a row of it
+    place: tuple[SharedRows, int]  # a cache, and a row of it
 
     def shared(self, ids: list[int]) -> int:
-        """Return the number of first tokens that ids share with it."""
+        """Return the number of leading tokens that the text shares with ids."""
         return len(commonprefix([self.ids, ids]))
 
 
 class Session:
-    """The KV cache of one backbone over the texts of one group of prompts.
+    """The KV cache of one backbone for the texts of one group of prompts.
 
     Attributes
     ----------
     encoded : int
-        Tokens that went through the model so far.
+        Number of tokens that the model has read so far.
     """
 
     def __init__(self, backbone: Backbone, prompts: Sequence[str]):
-        """Prefill the prompts' common prefixes where the model fits the shared cache."""
+        """Prefill the prompts' common prefixes if the model supports the shared cache."""
         self.backbone = backbone
         self.prefixes = {prompt: backbone.prefix(prompt) for prompt in prompts}
         self.encoded = 0
@@ -233,8 +235,8 @@ class Session:
     ) -> list[torch.Tensor]:
         """Return the hidden states of the last tokens of each text, one (count, H) float32 each.
 
-        `sequences` are the ids of whole texts. The tokens asked for come after the prefix of the
-        prompt; only the last token of a text may belong to it.
+        `sequences` are the ids of whole texts. The counted tokens must come after the prompt's
+        prefix; only the last token of a text may belong to it.
         """
         pairs = zip(prompts, sequences, strict=True)
         texts = [self._after_prefix(prompt, ids) for prompt, ids in pairs]
@@ -263,23 +265,23 @@ class Session:
                 self.known[prompt].append(CachedText(known.ids, (rows, row)))
 
     def _forget(self) -> None:
-        """Know nothing but the prompts' prefixes."""
+        """Drop all cached texts except the prompts' prefixes."""
         if self.root:
             for row, prompt in enumerate(self.prefixes):
                 self.known[prompt] = [CachedText([], (self.root, row))]
 
     def _after_prefix(self, prompt: str, ids: list[int]) -> Text | None:
-        """Return a text after the cached prefix of its prompt, or None if it begins otherwise."""
+        """Return the text after its prompt's cached prefix, or None if it does not begin so."""
         prefix = self.prefixes.get(prompt)
         if self.root is None or prefix is None or ids[: len(prefix)] != prefix:
             return None
         return Text(prompt, ids[len(prefix) :])
 
     def _nearest(self, text: Text) -> CachedText:
-        """Return the known text that shares most tokens."""
+        """Return the cached text that shares most leading tokens."""
 
         def shared(known: CachedText) -> int:
-            """Return how many."""
+            """Return the number of shared tokens."""
             return known.shared(text.ids)
 
         return max(self.known[text.prompt], key=shared)
@@ -295,12 +297,12 @@ class Session:
             self._encode(self.root, _longest(new))
 
     def _states_of(self, text: Text, count: int) -> torch.Tensor:
-        """Return the hidden states (count, H) of the last tokens of a text that is known."""
+        """Return the hidden states (count, H) of the last tokens of a cached text."""
         rows, row = self._nearest(text).place
         return rows.last_hidden(row, len(text.ids), count).float()
 
     def _encode(self, root: SharedRows, texts: Sequence[Text]) -> None:
-        """Encode the tokens of texts after their nearest known text, and keep their cache."""
+        """Encode the tokens of texts after their nearest cached texts, and cache them."""
         nearest = [self._nearest(text) for text in texts]
         longest = max(len(text.ids) for text in texts)
         longest_known = max(len(known.ids) for known in nearest)
@@ -318,12 +320,12 @@ class Session:
 
 
 def _longest(texts: Sequence[Text]) -> list[Text]:
-    """Return the texts that no other one begins with, of equal ones one.
+    """Return the distinct texts that are no prefix of another one.
 
-    Encoding these caches all of the texts.
+    Encoding them caches all of the texts.
     """
     kept: list[Text] = []
-    # backwards: a text stands right before one that begins with it
+    # backwards: sorting puts a text right before the texts that begin with it
     for prompt, ids in sorted(texts, reverse=True):
         if not kept or (prompt, ids) != (kept[-1].prompt, kept[-1].ids[: len(ids)]):
             kept.append(Text(prompt, ids))

@@ -1,7 +1,7 @@
 """Any sequence classifier of transformers as a cost or a reward.
 
-A decoder with a linear head is read through a session with a KV cache; an encoder reads every text
-as a whole. Options say what to read and which classes count, so that a new model needs no code.
+A decoder with a linear head reads through a KV cache; an encoder reads every text as a whole.
+Options name the classes that count and the text to read, so a new model needs no code.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,16 +22,16 @@ from .pretrained import tensors_of
 from .templates import TextFormat
 
 ROLES = {COST: "cost", REWARD: "reward"}
-HEAD = "score.weight"  # of transformers' decoders: a linear head on the last token
+HEAD = "score.weight"  # the linear head on the last token of transformers' decoders
 
 
 def _response(prompt: str, response: str) -> str:
-    """Return the response, which is all that is read."""
+    """Return the response alone."""
     return response
 
 
 def _number(unit: str, counted: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """Return the number of a unit from the counted classes of logits (R, C), (R,)."""
+    """Return the score (R,) of the counted classes, in a unit, from logits (R, C)."""
     if unit == "softmax":
         return logits.softmax(1)[:, counted].sum(1)
     highest = logits[:, counted].amax(1)
@@ -42,34 +42,34 @@ def _number(unit: str, counted: list[int], logits: torch.Tensor) -> torch.Tensor
 class Classifier(Checkpoint):
     """A sequence classifier, an ``AutoModelForSequenceClassification`` of transformers.
 
-    Its scorer is called ``classifier:`` and the last part of `repo`. The number of classes of a
-    decoder is that of the head in the files, because transformers assumes two when a configuration
+    The scorer's name is ``classifier:`` and the last part of `repo`. The number of classes of a
+    decoder is that of the head in the files, because transformers assumes two if a configuration
     names none.
 
     Attributes
     ----------
     repo, revision, dtype, device, self_check
-        See `igcore.models.lm_scorer.Checkpoint`. The logits of an encoder are in `dtype` too: small
-        ones are better read in float32.
+        See `igcore.models.lm_scorer.Checkpoint`. The logits of an encoder are computed in `dtype`
+        too, so read small encoders in float32.
     sign : str
         ``higher is worse`` for a cost, ``higher is better`` for a reward.
     labels : list, optional
-        The classes that count, by their names in the configuration or by their indices from 0.
-        Needed unless there is only one.
+        The classes that count, by name as in the configuration or by index from 0. Required if
+        there is more than one class.
     unit : str
-        The number read from the logits z. Of classes that hold independently of each other:
-        ``logit``, the highest z of those that count, or ``sigmoid``, its probability. Of classes
-        that exclude each other: ``softmax``, the probability of those that count together. By
-        default ``logit``; a cost with more than one class has no default.
+        How the logits z become a number. For independent classes: ``logit``, the highest z of the
+        classes that count, or ``sigmoid``, its probability. For classes that exclude each other:
+        ``softmax``, the sum of the probabilities of the classes that count. The default is
+        ``logit``; a cost with more than one class has no default.
     text_format : str
-        How a pair is written, a key of `igcore.models.templates.TEMPLATES`.
+        The text of a pair, a key of `igcore.models.templates.TEMPLATES`.
     reads : str
-        ``pair``: prompt and response in one text. ``response``: the response alone, as it is.
+        ``pair``: prompt and response in one text. ``response``: the response alone.
 
     Notes
     -----
-    A part of a response is read as if it were whole. These examples for a params file follow the
-    cards of current models; they were not run here::
+    A prefix of a response is read like a complete response. These examples for a params file follow
+    the model cards and are untested::
 
         reward: {name: classifier, repo: Skywork/Skywork-Reward-V2-Qwen3-8B, sign: higher is better}
         cost: {name: classifier, repo: unitary/toxic-bert, sign: higher is worse, labels: [toxic],
@@ -93,13 +93,13 @@ class Classifier(Checkpoint):
             weight = tensors[HEAD].float().to(model.device)  # (C, H)
             model.config.num_labels = len(weight)
         else:
-            # with the pad id of its configuration, from which some count the positions
+            # with the pad id of the configuration, from which some models count positions
             model, _ = self.model(AutoModelForSequenceClassification, return_dict=True)
         classes = model.config.id2label
         if self.sign == COST and len(classes) > 1 and self.unit is None:
             raise ParameterError(
-                f"say what a cost of {len(classes)} classes is: unit softmax where they exclude "
-                "each other, sigmoid where they do not"
+                f"a cost of {len(classes)} classes needs a unit; give softmax if the classes "
+                "exclude each other, else sigmoid"
             )
         unit = self.unit or "logit"
         counted = self._counted(classes, unit)
@@ -118,12 +118,12 @@ class Classifier(Checkpoint):
     def _counted(self, classes: dict[int, str], unit: str) -> list[int]:
         """Return the indices of the classes that count, in ascending order."""
         if not self.labels and len(classes) > 1:
-            raise ParameterError(f"say in labels which classes count, of {classes}")
+            raise ParameterError(f"give labels, the classes that count, of {classes}")
         index = {name: i for i, name in classes.items()} | {i: i for i in classes}
         labels = self.labels or [0]
         for label in labels:
             if label not in index:
-                raise ParameterError(f"label {label!r} is no class of {self.repo}: {classes}")
+                raise ParameterError(f"label {label!r} is no class of {self.repo}; use {classes}")
         counted = sorted({index[label] for label in labels})
         if unit == "softmax" and len(counted) == len(classes):
             raise ParameterError(f"unit 'softmax' needs a class that does not count, of {classes}")
@@ -131,7 +131,7 @@ class Classifier(Checkpoint):
 
 
 def _scores(weight: torch.Tensor, number: HeadFunction, hidden: torch.Tensor) -> torch.Tensor:
-    """Return the number of hidden states (R, H) under a head's weight (C, H), (R,)."""
+    """Return the scores (R,) of hidden states (R, H) under a head's weight (C, H)."""
     logits = linear(hidden.to(weight.device), weight)  # (R, C)
     return number(logits.double())
 
@@ -143,8 +143,8 @@ class EncoderScorer(Reader):
     Attributes
     ----------
     model
-        Gives logits (R, C), of which `head` makes numbers (R,). `backbone` writes the texts and
-        their ids.
+        Computes logits (R, C), which `head` turns into scores (R,). `backbone` tokenizes the
+        texts.
     """
 
     model: Any = None

@@ -1,7 +1,7 @@
 """Convert the files of a pinned wheel to safe formats: safetensors and plain NumPy arrays.
 
-Raise `igcore.models.assets.CONVERTER_VERSION` when a function here writes something else, because
-the cache is keyed by it.
+Raise `igcore.models.assets.CONVERTER_VERSION` when a function here writes something else: the names
+of the cached folders contain it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from ..errors import needs
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars, reports and warnings inside the block."""
-    # before the redirection: its log handler keeps the stream it finds
+    # import before the redirection: the log handler keeps the stream that it finds
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -48,19 +48,19 @@ def convert_policy(source: Path, target: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(
             source, gguf_file=gguf.name, dtype=torch.float32
         )
-        model.hf_quantizer = None  # the weights are plain float32 by now; otherwise saving refuses
-        # the latter is the GGUF's own title, which is no path
+        model.hf_quantizer = None  # the weights are float32 now; with a quantizer saving fails
+        # _model_name_or_path is the title in the GGUF file, which is no path
         del model.config.quantization_config, model.config._model_name_or_path
         model.save_pretrained(target)
-        # else it says whether HF_HUB_OFFLINE was set here
+        # without this line the value depends on HF_HUB_OFFLINE
         tokenizer.init_kwargs["local_files_only"] = False
         tokenizer.save_pretrained(target)
-    # without the version of transformers, equal settings are equal bytes on all machines
+    # without the version of transformers, equal settings have equal bytes on all machines
     for path in (target / "config.json", target / "generation_config.json"):
         settings = json.loads(path.read_text(encoding="utf-8"))
         del settings["transformers_version"]
         path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    for path in (*target.glob("*.json"), *target.glob("*.jinja")):  # Windows ends lines otherwise
+    for path in (*target.glob("*.json"), *target.glob("*.jinja")):  # Windows writes \r\n
         path.write_bytes(path.read_bytes().replace(b"\r\n", b"\n"))
 
 
@@ -94,7 +94,7 @@ def save_offensive_language_weights(vectorizer: Any, classifier: Any, path: Path
 
 
 def convert_offensive_language(source: Path, target: Path) -> None:
-    """Read the two pickles, whose wheel's hash was compared before, and leave only arrays."""
+    """Convert the two pickles of the wheel, whose hash was checked before, to plain arrays."""
     needs("sklearn", "embedded")  # the pickles name its classes
     joblib = needs("joblib", "embedded")
     vectorizer = joblib.load(source / "vectorizer.joblib")

@@ -1,7 +1,6 @@
-"""The two scorers of the embedded default: offensive language as cost, relevance as reward.
+"""The two embedded scorers: offensive language as the cost, relevance as the reward.
 
-Neither is more than its name says: the cost measures offensive *language* and is no model of harm,
-the reward is a *relevance proxy*.
+The cost measures offensive *language* and is no model of harm; the reward is a *relevance proxy*.
 """
 
 import hashlib
@@ -24,8 +23,8 @@ from ..engine.prepack import prepacked
 from . import assets
 from .convert import quiet_transformers
 
-PROMPTS = 1024  # prompts whose vectors are remembered
-BATCH = 64  # texts that are encoded together; it bounds the memory, and changes no vector
+PROMPTS = 1024  # prompts whose vectors are cached
+BATCH = 64  # texts encoded together; it bounds the memory and changes no vector
 MAX_TOKENS = 256
 ATTENTION = "igcore_each_text_alone"
 
@@ -34,14 +33,13 @@ class OffensiveLanguage:
     r"""Score the probability that a response is offensive language; higher is worse.
 
     The words of the lower-cased response (two characters or more, without stop words) are weighted
-    by
-    :math:`\mathrm{tf} \cdot \mathrm{idf}` and scaled to length one: :math:`x`. Each of five linear
-    support vector machines gives a margin :math:`f_m = w_m \cdot x + c_m` and a probability
-    :math:`1 / (1 + \exp(a_m f_m + b_m))`; the score is their mean. NumPy only, and equal to
-    scikit-learn's own pipeline up to rounding.
+    by :math:`\mathrm{tf} \cdot \mathrm{idf}` and scaled to length one: :math:`x`. Each of five
+    linear support vector machines has a margin :math:`f_m = w_m \cdot x + c_m` and a probability
+    :math:`1 / (1 + \exp(a_m f_m + b_m))`; the score is the mean probability. It needs NumPy alone
+    and equals scikit-learn's pipeline up to rounding.
 
-    One offensive word weighs less the longer the text around it, so a guard scores prefixes block
-    by block.
+    The longer the text, the less one offensive word weighs, so a guard scores prefixes block by
+    block.
 
     Attributes
     ----------
@@ -60,7 +58,7 @@ class OffensiveLanguage:
             words = weights["vocabulary"].tolist()
             self._idf = weights["idf"]  # (V,)
             self._coef = weights["coef"]  # (M, V)
-            self._intercept = weights["intercept"]  # (M,), as the next two
+            self._intercept = weights["intercept"]  # (M,), like the next two
             self._a = weights["a"]
             self._b = weights["b"]
         self._column = {word: column for column, word in enumerate(words)}
@@ -70,8 +68,8 @@ class OffensiveLanguage:
     ) -> np.ndarray:
         """Return the probability of offensive language of each response, (n,) float64 in [0, 1].
 
-        Prompts and `finished` are ignored. A text without a known word gets the models' base
-        rate, about 0.036.
+        Prompts and `finished` are ignored. A text without a known word has the models' base rate,
+        about 0.036.
         """
         n = len(responses)
         found: list[tuple[int, int, int]] = []  # row and column of a known word, and how often
@@ -90,7 +88,7 @@ class OffensiveLanguage:
 
 
 class MiniLMRelevance:
-    r"""Score how much a response has to do with its prompt without repeating it; higher is better.
+    r"""Score the relevance of a response to its prompt, less its echo of it; higher is better.
 
     .. math:: r(x, y) = \cos(e(x), e(y)) - w_\mathrm{echo}\, s(x, y) + w_\mathrm{length}\,(1 -
     e^{-n(y) / \ell})
@@ -98,11 +96,11 @@ class MiniLMRelevance:
     Here :math:`e` is the mean of MiniLM-L6's last hidden states over the tokens (at most 256),
     :math:`n(y)` the number of words of the response, and :math:`s` the share of its word trigrams
     that occur in the prompt; a response of fewer than three words is compared word by word. Words
-    are lower-cased and carry no punctuation. A response without a word scores 0. A proxy: it knows
-    neither truth nor helpfulness.
+    are lower-cased, without punctuation. A response without words scores 0. The score is a proxy:
+    it measures neither truth nor helpfulness.
 
     A full echo of the prompt loses :math:`w_\mathrm{echo}`, a very long response gains
-    :math:`w_\mathrm{length}`, and a response of :math:`\ell` words has 63 % of that gain.
+    :math:`w_\mathrm{length}`, and a response of :math:`\ell` words gains 63 % of that.
 
     Parameters
     ----------
@@ -117,7 +115,7 @@ class MiniLMRelevance:
 
     Notes
     -----
-    A score does not depend on the texts beside it, see `Encoder`.
+    A score does not depend on the other texts of its batch, see `Encoder`.
     """
 
     name = "minilm-relevance"
@@ -132,7 +130,7 @@ class MiniLMRelevance:
             formula += f" {weight:.17g}"
         self.digest = hashlib.sha256(formula.encode()).hexdigest()
         self._embed = Encoder(folder, device)
-        # alone: a remembered vector must be the one that it would be now
+        # one prompt at a time: a cached vector must equal a new one
         self._embed_prompt = lru_cache(PROMPTS)(lambda prompt: self._embed([prompt])[0])
 
     def score(
@@ -156,8 +154,7 @@ class MiniLMRelevance:
 
     def at_most(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         """Return upper bounds of the scores of these responses, without the encoder."""
-        # of unit vectors, and their product is rounded
-        cosine = 1 + 1e-9
+        cosine = 1 + 1e-9  # the product of unit vectors is rounded
         pairs = zip(prompts, responses, strict=True)
         return [self._relevance(prompt, response, cosine) for prompt, response in pairs]
 
@@ -182,10 +179,10 @@ def _echo(prompt: list[str], response: list[str]) -> float:
     A response of fewer than three words is compared word by word.
     """
     size = 3 if len(response) >= 3 else 1
-    known = set(_ngrams(prompt, size))
-    said = _ngrams(response, size)
-    repeated = [gram for gram in said if gram in known]
-    return len(repeated) / len(said)
+    of_prompt = set(_ngrams(prompt, size))
+    grams = _ngrams(response, size)
+    repeated = [gram for gram in grams if gram in of_prompt]
+    return len(repeated) / len(grams)
 
 
 def _ngrams(words: list[str], size: int) -> list[tuple[str, ...]]:
@@ -199,19 +196,19 @@ def _ngrams(words: list[str], size: int) -> list[tuple[str, ...]]:
 class Encoder:
     """Turns texts into unit vectors: the mean of the last hidden states over the tokens.
 
-    The vector of a text does not depend on the texts beside it. The tokens of all texts stand in
-    one row, without padding. The products of a layer are over the whole row, the attention is over
-    each text alone. The products read copies of the weights, see `igcore.engine.prepack`: torch's
-    own product adds in another order when it has few rows.
+    The vector of a text does not depend on the other texts of its batch. The tokens of all texts
+    form one row without padding: matrix products cover the whole row, and attention covers each
+    text alone. The products use copies of the weights, see `igcore.engine.prepack`, because torch's
+    own product adds in another order for few rows.
 
     Parameters
     ----------
     folder : Path
-        Of a BERT and its tokenizer.
+        A BERT and its tokenizer.
     device : str or torch.device
-        Where it runs. On a CPU with one thread the vector of a text is the same alone and beside
-        others, bit for bit. On another device, or where this build of torch has no such copies, it
-        may move by about 1e-7.
+        Where it runs. On a CPU with one thread, the vector of a text is bitwise equal alone and in
+        any batch. On another device, or if this build of torch has no such copies, it may differ by
+        about 1e-7.
     """
 
     def __init__(self, folder: Path, device: str | torch.device = "cpu"):
@@ -224,7 +221,7 @@ class Encoder:
         self._model = prepacked(model.to(usable(str(device))))
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Return unit vectors of texts, (n, H) float64; a text is cut after `MAX_TOKENS` tokens."""
+        """Return unit vectors of texts, (n, H) float64; texts are cut after `MAX_TOKENS` tokens."""
         vectors = np.empty((len(texts), self._model.config.hidden_size))
         for at in range(0, len(texts), BATCH):
             batch = slice(at, at + BATCH)
@@ -237,7 +234,7 @@ class Encoder:
         """Return the mean hidden states of the B texts of one batch, (B, H)."""
         ids = self._tokenizer(list(texts), truncation=True, max_length=MAX_TOKENS)["input_ids"]
         lengths = [len(own) for own in ids]
-        tokens = torch.cat([torch.tensor(own) for own in ids])  # (T,), as the positions
+        tokens = torch.cat([torch.tensor(own) for own in ids])  # (T,), like the positions
         positions = torch.cat([torch.arange(length) for length in lengths])
         device = self._model.device
         row = {"input_ids": tokens.to(device)[None], "position_ids": positions.to(device)[None]}

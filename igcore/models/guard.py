@@ -1,7 +1,7 @@
 """Any generative guard as a cost, read from the logits of its labels.
 
-A guard's own code lets it write a verdict and looks for a word. Here the logits of the label words
-are read before any is written: one forward pass, and a number instead of a yes or no.
+A guard's own code generates a verdict and searches it for a word. This scorer reads the logits of
+the label words instead: it needs one forward pass and returns a number instead of yes or no.
 """
 
 from collections.abc import Sequence
@@ -23,20 +23,20 @@ from .wording import Wording, label_ids
 COMPARED = 256  # rows of the output embedding whose logits are compared with the model's own
 
 
-# fields of a configuration by which families change their logits: Gemma 2, Granite
+# fields of a configuration that change the logits: of Gemma 2, of Granite
 FINAL = ("final_logit_softcapping", "logits_scaling")
 
 
 @settings(kw_only=True)
 class GenerativeGuard(Wording, Checkpoint):
-    r"""A generative guard; higher is worse, above 0 it would rather say unsafe than safe.
+    r"""A generative guard; higher is worse, and above 0 unsafe is more likely than safe.
 
     .. math:: C(x, y) = \log \sum_{u \in \mathrm{unsafe}} e^{z_u} - \log \sum_{s \in \mathrm{safe}}
     e^{z_s}
 
-    Here :math:`z` are the logits of the token after the text, so that the sigmoid of the cost is
-    the probability of unsafe among the labels alone. Its scorer is called ``guard:`` and the last
-    part of `repo`.
+    Here :math:`z` are the logits of the token after the text, so the sigmoid of the cost is the
+    probability of unsafe among the labels alone. The scorer's name is ``guard:`` and the last part
+    of `repo`.
 
     Attributes
     ----------
@@ -47,8 +47,8 @@ class GenerativeGuard(Wording, Checkpoint):
 
     Notes
     -----
-    These examples for a params file follow the cards of the models; they were not run here. A
-    criterion as a turn after the answer, and an empty piece of reasoning before the verdict::
+    This example for a params file follows the model card and is untested. It has a criterion as a
+    turn after the answer, and empty reasoning before the verdict::
 
         cost: {name: guard, repo: ibm-granite/granite-guardian-4.1-8b, unsafe: [" yes"],
                safe: [" no"], prefix: "<think>\n</think>\n<score>",
@@ -66,8 +66,8 @@ class GenerativeGuard(Wording, Checkpoint):
         Raises
         ------
         ParameterError
-            When labels are not one token each or not distinct, or for a model whose logits are not
-            those of its output embedding.
+            When labels are not one token each or not distinct, or when the model's logits do not
+            follow from its output embedding.
         """
         from transformers import AutoModelForCausalLM
 
@@ -85,7 +85,7 @@ class GenerativeGuard(Wording, Checkpoint):
 
 
 def _logits(model: Any, ids: Sequence[int]) -> HeadFunction:
-    """Return the function from hidden states (R, H) to float32 logits (R, n) of some tokens."""
+    """Return a function from hidden states (R, H) to float32 logits (R, n) of some tokens."""
     head = model.get_output_embeddings()
     weight = head.weight[list(ids)].detach().float()  # (n, H)
     bias = getattr(head, "bias", None)
@@ -112,9 +112,9 @@ def _gap(logits: HeadFunction, n: int, hidden: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def _check_logits(model: Any, backbone: Backbone, repo: str) -> None:
-    """Raise ``ParameterError`` unless hidden states and output embedding give the model's logits.
+    """Raise ``ParameterError`` unless hidden states and output embedding yield the model's logits.
 
-    Some models process their logits further, and the same field means different things in different
+    Some models process their logits further, and one field means different things in different
     families.
     """
     sequence = backbone.ids(*EXAMPLE)
@@ -126,6 +126,6 @@ def _check_logits(model: Any, backbone: Backbone, repo: str) -> None:
     found, own = _logits(model, rows)(backbone.encode([sequence]))[0], own[rows]
     if (found - own).norm() > 4 * torch.finfo(model.dtype).eps ** 0.75 * own.norm():
         raise ParameterError(
-            f"the logits of {repo}, a {type(model).__name__}, are not those of its last hidden "
+            f"the logits of {repo}, a {type(model).__name__}, do not follow from its last hidden "
             f"state, output embedding and {', '.join(FINAL)}; choose a guard of another family"
         )

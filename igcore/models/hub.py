@@ -1,7 +1,7 @@
 """Folders of models and data sets by name: local folders, a mirror, or the model hub.
 
-``IGCORE_HUB`` may name a mirror: a folder that holds them as ``<owner>/<name>``, as on a cluster
-without network. No other place is then searched.
+``IGCORE_HUB`` may name a mirror for computers without network: a folder that contains models and
+data sets as ``<owner>/<name>``. The hub is then not used.
 """
 
 import os
@@ -13,34 +13,34 @@ from ..errors import AssetError, said
 MIRROR = "IGCORE_HUB"
 # settings and tokenizers
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.codes", "*.spm", "*.tokenizer")
-# weights: the second kind only where the first is not there
+# weights; pickles are downloaded only if there are no safetensors
 SAFE, PICKLED = "model*.safetensors", "pytorch_model*.bin"
 
 
 def snapshot(
     repo: str, revision: str | None = None, kind: str = "model", weights: bool = True
 ) -> Path:
-    """Return the folder that holds a model or data set; download what is not there.
+    """Return the folder of a model or data set; download missing files.
 
     Parameters
     ----------
     repo : str
         A local folder, or ``owner/name`` in the mirror or on the hub.
     revision : str, optional
-        Commit, tag or branch on the hub; by default its newest state. A commit keeps next year's
-        numbers the same.
+        Commit, tag or branch on the hub, by default the newest state. Name a commit to reproduce
+        numbers later.
     kind : str
         ``model`` or ``dataset``.
     weights : bool
-        Whether a model's weights are wanted, or its settings and tokenizer alone.
+        False downloads a model's settings and tokenizer alone.
 
     Raises
     ------
     AssetError
-        When it is not in the mirror, does not exist, asks for access that was not granted, or
-        cannot be reached.
+        When it is not in the mirror, does not exist, cannot be reached, or needs access that was
+        not granted.
     """
-    if os.path.isdir(local := os.path.expanduser(repo)):  # False for what no path can be
+    if os.path.isdir(local := os.path.expanduser(repo)):  # False for an impossible path
         return Path(local)
     if mirror := os.environ.get(MIRROR):
         folder = Path(os.path.expanduser(mirror), repo)
@@ -59,7 +59,7 @@ def snapshot(
         if patterns and SAFE in patterns and not any(folder.glob(SAFE)):
             download(allow_patterns=[PICKLED])
         return folder
-    except Exception as error:  # what the network, the hub or the disk may raise has no common base
+    except Exception as error:  # errors of network, hub and disk have no common base class
         raise AssetError(
             f"{kind} {repo!r} cannot be fetched ({said(error.__cause__ or error)}); check its name "
             f"and revision {revision!r}, ask on its page of the hub for access and log in with `hf "

@@ -1,14 +1,14 @@
-"""Scores read from a language model's last hidden state, and checkpoints that are such scorers.
+"""Scorers with a head on a language model's last hidden state, and their checkpoints.
 
-Within one group of prompts a `Session` keeps a KV cache, so that a longer text costs only its new
+Within one group of prompts a `Session` keeps a KV cache, so a longer text costs only its new
 tokens. Scorers on one `Backbone` share its session::
 
     backbone = Backbone(model, tokenizer)
     cost = LMScorer("my-cost", backbone, cost_head, "higher is worse", digest="v1")
     reward = LMScorer("my-reward", backbone, reward_head, "higher is better", digest="v1")
 
-A scorer outside a session is an uncached scorer. The final check of an answer uses one, so that
-what is emitted does not rest on a cache.
+A scorer without a session is uncached. The final check uses an uncached scorer, so an emitted
+answer does not depend on a cache.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,18 +41,18 @@ EXAMPLE = ("How do plants grow?", "They need light and water.")
 
 @dataclass(frozen=True)
 class Reader:
-    """What scorers of a language model have in common.
+    """Base class of scorers that are language models.
 
     Attributes
     ----------
     name, sign, unit, digest : str
         See `igcore.scorers.Scorer`.
     backbone : Backbone
-        Scorers that are given the same one share its work.
+        Scorers with the same backbone share its forward passes.
     head : callable
         (R, H) float32 -> (R,) numbers.
     files : dict of str to str
-        What it was loaded from, see `igcore.models.pretrained.contents_of`, if it was.
+        sha256 of the files it was loaded from, if any, see `igcore.models.pretrained.contents_of`.
     """
 
     name: str
@@ -74,9 +74,9 @@ class LMScorer(Reader):
     Attributes
     ----------
     session : Session or None
-        The KV cache in use. None scores uncached, the texts of each prompt by themselves: a score
-        then does not depend on other prompts, which matters in bfloat16, and anybody can compute
-        a reported score again.
+        The KV cache in use. None scores without a cache, one prompt at a time: a score then does
+        not depend on other prompts, which matters in bfloat16, so reported scores can be
+        recomputed.
     """
 
     session: Session | None = None
@@ -84,18 +84,18 @@ class LMScorer(Reader):
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
     ) -> np.ndarray:
-        """Return one number per text (n,); every caller refuses a head with several outputs."""
+        """Return one number per text (n,); callers refuse the scores of a wider head."""
         with torch.inference_mode():
             if self.session:
                 scores = self.head(self.session.hidden(prompts, responses))
-            else:  # row by row: a batch may round otherwise
+            else:  # row by row: a batch may round differently
                 states = self._uncached_states(prompts, responses)
                 scores = torch.cat([self.head(row[None]) for row in states])
         return _numbers(scores, len(prompts)).numpy()
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether one pass gives the score after every token, see `Backbone.reads_tokens`."""
+        """True if one pass yields the score after every token, see `Backbone.reads_tokens`."""
         return self.backbone.reads_tokens
 
     def token_scores(
@@ -103,40 +103,42 @@ class LMScorer(Reader):
     ) -> list[tuple[list[int], np.ndarray]]:
         """Return the scores after the tokens of each response, from one pass over its text.
 
-        Ask only a scorer that `reads_tokens`. The tokens are those of the encoded text, so that a
-        score is that of the text's first ids.
+        The scorer must have `reads_tokens`. The tokens are those of the encoded text, so a score
+        belongs to a prefix of the text's ids.
 
         Parameters
         ----------
         since : sequence of int
-            Characters of each response whose tokens are left out, 0 for none. A token that ends
-            after them counts, and so does one that begins in the prompt and ends in the response.
+            Number of leading characters of each response whose tokens are skipped. A token that
+            ends after them is included, and so is one that begins in the prompt and ends in the
+            response.
 
         Returns
         -------
         list of (ends, scores)
-            Where the tokens end, in characters of the response, and the scores (k,) there, float64.
-            The last is the score of the whole response, also of an empty one. Where it is not
-            certain which tokens to leave out, none is, and all ends are that of the response.
+            Ends of the tokens, as character offsets in the response, and scores (k,) there,
+            float64. The last is the score of the whole response, which may be empty. If the
+            positions of the tokens are uncertain, none is skipped, and all ends are that of the
+            response.
 
         Raises
         ------
         ParameterError
-            For a text longer than its context.
+            For a text longer than the context.
         """
         texts = zip(prompts, responses, since, strict=True)
-        asked = [self.backbone.ids_and_ends(*text) for text in texts]
-        sequences = [ids for ids, _ in asked]
-        counts = [len(ends) for _, ends in asked]
+        encoded = [self.backbone.ids_and_ends(*text) for text in texts]
+        sequences = [ids for ids, _ in encoded]
+        counts = [len(ends) for _, ends in encoded]
         with torch.inference_mode():
             if self.session:
                 states = self.session.states(prompts, sequences, counts)
                 scores = self.head(torch.cat(states))
-            else:  # row by row: a batch may round otherwise
-                states = [self.backbone.states([ids], [len(ends)])[0] for ids, ends in asked]
+            else:  # row by row: a batch may round differently
+                states = [self.backbone.states([ids], [len(ends)])[0] for ids, ends in encoded]
                 scores = torch.cat([self.head(rows) for rows in states])
         split = torch.split(_numbers(scores, sum(counts)), counts)
-        return [(ends, part.numpy()) for (_, ends), part in zip(asked, split, strict=True)]
+        return [(ends, part.numpy()) for (_, ends), part in zip(encoded, split, strict=True)]
 
     def _uncached_states(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
         """Return the hidden states (R, H) of texts; no two prompts share a batch or a cache."""
@@ -148,9 +150,9 @@ class LMScorer(Reader):
 
     def _states(self, prompt: str, responses: list[str]) -> torch.Tensor:
         """Return the hidden states (R, H) of the texts of one prompt."""
-        if len(responses) == 1:  # as in the final check, which uses no session
+        if len(responses) == 1:  # for example in the final check
             return self.backbone.encode([self.backbone.ids(prompt, *responses)])
-        # the ends of one answer share all but their last tokens
+        # prefixes of one answer share nearly all of their tokens
         return self.open_cache([prompt]).hidden([prompt] * len(responses), responses)
 
     def open_cache(self, prompts: Sequence[str]) -> Session:
@@ -158,33 +160,33 @@ class LMScorer(Reader):
         return self.backbone.open_cache(prompts)
 
     def with_cache(self, session: Session) -> "LMScorer":
-        """Return the same scorer reading through a session of its backbone."""
+        """Return the same scorer with a session of its backbone."""
         return replace(self, session=session)
 
     def uncached(self) -> "LMScorer":
-        """Return the same scorer outside any session."""
+        """Return the same scorer without a session."""
         return replace(self, session=None)
 
 
 def _numbers(scores: torch.Tensor, n: int) -> torch.Tensor:
-    """Return the outputs of a head as n float64 numbers, (n,); with k outputs each as (n, k)."""
+    """Return n outputs of a head as float64 numbers (n,); of a head with k outputs as (n, k)."""
     return scores.double().reshape(n, -1).squeeze(1).cpu()
 
 
 @settings(kw_only=True)
 class Checkpoint:
-    """Options that all scorers with a checkpoint share; `load` returns the scorer.
+    """Options of all scorers with a checkpoint; `load` returns the scorer.
 
     Attributes
     ----------
     repo, revision : str
         See `igcore.models.hub.snapshot`.
     dtype : str
-        Of the model; its head is always float32. A key of `igcore.models.pretrained.DTYPES`.
+        Type of the model, a key of `igcore.models.pretrained.DTYPES`; its head is always float32.
     device : str
-        A torch device, or ``auto``: accelerate places the model on what there is.
+        A torch device, or ``auto``: accelerate places the model on the available devices.
     self_check : bool
-        Whether two fixed texts are scored when it is loaded, see `igcore.models.probe.probe`.
+        True scores two fixed texts after loading, see `igcore.models.probe.probe`.
     """
 
     repo: str
@@ -192,14 +194,14 @@ class Checkpoint:
     dtype: Dtype = "bfloat16"
     device: str = "auto"
     self_check: bool = True
-    # the score that separates safe from unsafe, where the scale has one
+    # the score that separates safe from unsafe, if the scale has one
     boundary: ClassVar[float | None] = None
     scale: ClassVar[str] = "trained scale"  # the unit of its scores
 
     def load(self) -> Scorer:
         """Return the scorer.
 
-        Its digest covers all that changes a score: files, dtype, and the options of its class.
+        Its digest covers everything that changes a score: files, dtype and options.
 
         Raises
         ------
@@ -208,7 +210,7 @@ class Checkpoint:
         AssetError
             When files are missing, damaged, or not those of such a model.
         ScorerError
-            When it puts the two fixed texts in the wrong order.
+            When it ranks the two fixed texts in the wrong order.
         """
         scorer: Scorer = self.scorer()
         if self.self_check:
@@ -242,8 +244,7 @@ class Checkpoint:
         """
         from transformers import AutoModel
 
-        # old configurations name pad ids that the model has no embedding for; padding is masked, so
-        # any id will do
+        # old configurations name pad ids without an embedding; padding is masked, so any id works
         config = config or {"pad_token_id": 0}
         where = self.folder, self.dtype, self.device
         model, tensors = load_model(kind or AutoModel, *where, heads, optional, **config)
@@ -253,7 +254,7 @@ class Checkpoint:
     def backbone(
         self, model: Any, text_format: str, kind: type[Backbone] = Backbone, **more: Any
     ) -> Backbone:
-        """Return a model as a reader of a text format; `more` goes to its class `kind`."""
+        """Return a backbone that reads a text format; `more` goes to its class `kind`."""
         template = TEMPLATES[text_format]
         check_chat(self.tokenizer, text_format, self.repo)
         write = partial(template.whole, self.tokenizer)
@@ -270,18 +271,18 @@ class Checkpoint:
         unit: str | None = None,
         files: Mapping[str, str] | None = None,
     ) -> Kind:
-        """Return a scorer of the files of the folder.
+        """Return a scorer loaded from the folder, with its digest.
 
         Parameters
         ----------
         kind : type
             Its class, a `Reader`.
         options : mapping
-            What changes its scores besides files, text and dtype.
+            Everything that changes its scores besides files, text and dtype.
         unit : str, optional
             By default `scale`.
         files : mapping, optional
-            See `igcore.models.pretrained.contents_of`, where they were read before.
+            The result of `igcore.models.pretrained.contents_of`, if the caller has it.
         """
         files = files or contents_of(self.folder)
         # the text of an example: a chat template may write the date

@@ -1,6 +1,6 @@
-"""Several costs as one: their maximum, so that a text is within budget where it is by all of them.
+"""Several costs as one: their maximum, so a text is within budget if every cost is.
 
-A text on which one of them fails has no number, which is never safe.
+If one of the costs fails on a text, the maximum is NaN, which is never safe.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from .registry import ScorerName, load_scorer
 class Maximum:
     """The maximum of costs, higher is worse.
 
-    The numbers are compared as they are: give costs of one scale, such as guards, whose costs are
-    all logit gaps, or endpoints, whose costs are all probabilities.
+    The numbers are not rescaled, so give costs of one scale, such as guards, which are all logit
+    gaps, or endpoints, which are all probabilities.
 
     Attributes
     ----------
@@ -39,15 +39,15 @@ class Maximum:
 
 
 def maximum_of(costs: Sequence[Scorer]) -> "MaximumScorer":
-    """Return the maximum of loaded costs; it keeps a KV cache where one of them does.
+    """Return the maximum of loaded costs; it keeps a KV cache if one of them does.
 
     Raises
     ------
     ParameterError
-        For a reward among them, and for fewer than two.
+        For a reward among them, and for fewer than two costs.
     """
     if len(costs) < 2:
-        raise ParameterError(f"a maximum of {len(costs)} costs was asked for; give two or more")
+        raise ParameterError(f"a maximum needs two or more costs, not {len(costs)}; give another")
     parts = tuple(check_sign(cost, "cost") for cost in costs)
     kind = CachingMaximum if any(map(keeps_cache, parts)) else MaximumScorer
     return kind(parts)
@@ -55,7 +55,7 @@ def maximum_of(costs: Sequence[Scorer]) -> "MaximumScorer":
 
 @dataclass(frozen=True)
 class MaximumScorer:
-    """The maximum of costs that keep no cache.
+    """The maximum of costs without KV caches.
 
     Attributes
     ----------
@@ -86,13 +86,13 @@ class MaximumScorer:
     ) -> np.ndarray:
         """Return one number per text (n,) float64, NaN where one of the costs fails.
 
-        A warning says which and why.
+        A warning names the cost and the reason.
         """
         texts = (prompts, responses, finished)
-        # every cost for itself, so that one that raises does not make the others read twice; this
-        # tally stops nothing, as the texts count in that of the run
+        # each cost is checked alone, so that after one raises the others do not score again; this
+        # tally never stops a run, because the run's own tally counts the texts
         found = [checked_score(part, *texts, Tally(rate=1.0)) for part in self.parts]
-        return np.asarray(np.max(found, axis=0))  # NaN where one is
+        return np.asarray(np.max(found, axis=0))  # NaN if any cost is
 
 
 class CachingMaximum(MaximumScorer):
@@ -100,7 +100,7 @@ class CachingMaximum(MaximumScorer):
 
     @property
     def backbone(self) -> tuple[Any, ...]:
-        """The parts, whose caches are opened together."""
+        """The parts, which open their caches together."""
         return self.parts
 
     def open_cache(self, prompts: Sequence[str]) -> "Sessions":
@@ -108,7 +108,7 @@ class CachingMaximum(MaximumScorer):
         return Sessions(self.parts, prompts)
 
     def with_cache(self, session: "Sessions") -> "CachingMaximum":
-        """Return the scorer that reads through these caches."""
+        """Return the same scorer with these caches."""
         return replace(self, parts=tuple(map(session.of, self.parts)))
 
     def uncached(self) -> "CachingMaximum":
@@ -126,12 +126,12 @@ class Sessions:
                 self.caches[id(scorer.backbone)] = scorer.open_cache(prompts)
 
     def of(self, scorer: Any) -> Any:
-        """Return a scorer that reads through its cache, if it keeps one."""
+        """Return the scorer with its cache, if it keeps one."""
         if not keeps_cache(scorer):
             return scorer
         return scorer.with_cache(self.caches[id(scorer.backbone)])
 
     def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
-        """Keep the caches of these texts, and free the rest."""
+        """Evict everything except the caches of these texts."""
         for cache in self.caches.values():
             cache.retain(prompts, responses)

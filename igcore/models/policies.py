@@ -31,26 +31,25 @@ from .pretrained import (
 from .templates import TEMPLATES, TextFormat, check_chat, template_of
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-HARD = "".join(letter * 64 + "!" for letter in "ax1_ \n")  # for a regex that tries all ways
-OUTSIDE = ("POLY", "SHADOW", "XLORA")  # kinds of adapters that act outside the model that they wrap
+HARD = "".join(letter * 64 + "!" for letter in "ax1_ \n")  # reveals a regex that backtracks
+OUTSIDE = ("POLY", "SHADOW", "XLORA")  # kinds of adapters that act outside the wrapped model
 
 
 @dataclass(frozen=True)
 class PolicyEntry:
-    """A policy that has a name here.
+    """An entry of the table of policies.
 
     Attributes
     ----------
     template : str, optional
-        How a prompt becomes text, a key of `igcore.models.templates.TEMPLATES`; by default
-        ``chat`` where the tokenizer has one.
+        Template of prompts, a key of `igcore.models.templates.TEMPLATES`; by default ``chat`` if
+        the tokenizer has a chat template.
     asset : str, optional
-        Name of the asset of `igcore.models.assets` that holds it.
+        Name of its asset in `igcore.models.assets`.
     repo, revision : str, optional
-        Its name on the model hub, and the commit that is taken unless another is given; without one
-        its newest state.
+        Name on the model hub and default commit; without a commit the newest state.
     ends : tuple of str
-        Special tokens that end a response besides the checkpoint's own end tokens.
+        Special tokens that end a response, in addition to the checkpoint's own end tokens.
     """
 
     template: str | None = None
@@ -60,7 +59,7 @@ class PolicyEntry:
     ends: tuple[str, ...] = ()
 
     def folder(self, revision: str | None = None, weights: bool = True) -> Path:
-        """Return the folder with its files, fetched where they are not here."""
+        """Return the folder with its files; download missing ones."""
         if self.asset:
             folder, _ = assets.sound(self.asset)
             return folder
@@ -71,9 +70,9 @@ SMOLLM2 = PolicyEntry("raw", asset="smollm2", ends=("<|endoftext|>", "<|im_start
 
 
 POLICIES = {
-    # continues the prompt: plays the unaligned policy
+    # continues the prompt: stands in for an unaligned policy
     "smollm2-raw": SMOLLM2,
-    # answers in the chat template: plays the aligned policy
+    # answers in the chat template: stands in for an aligned policy
     "smollm2-chat": replace(SMOLLM2, template="chat"),
     "alpaca-7b": PolicyEntry("safe-rlhf", repo="PKU-Alignment/alpaca-7b-reproduced"),
     "beaver-7b-v3": PolicyEntry("safe-rlhf", repo="PKU-Alignment/beaver-7b-v3.0"),
@@ -90,7 +89,7 @@ POLICIES = {
 
 @settings
 class PolicyOptions:
-    """Options of a policy, besides its name; see `load_policy`."""
+    """Options of a policy in addition to its name, see `load_policy`."""
 
     template: TextFormat | None = None
     revision: str | None = None
@@ -109,19 +108,19 @@ def load_policy(
     ----------
     name : str, Path or mapping
         A key of `POLICIES`, the path of a folder with ``config.json``, weights and a tokenizer, or
-        ``owner/name`` on the hub. A mapping gives options beside its ``name``: ``template``, a key
-        of `igcore.models.templates.TEMPLATES`, by default a named policy's own, else ``chat`` where
-        a tokenizer has one; ``chat_options``, what else its chat template reads by name, such as
-        ``{"enable_thinking": False}``; and ``revision``, see `igcore.models.hub.snapshot`. A
-        mapping with a ``server`` names a model in a server, see
-        `igcore.serve.policy.ServedOptions`; dtype and device are then the server's.
+        ``owner/name`` on the hub. A mapping has a ``name`` and options: ``template``, a key of
+        `igcore.models.templates.TEMPLATES`, by default a named policy's own, else ``chat`` if the
+        tokenizer has a chat template; ``chat_options``, further variables of the chat template,
+        such as ``{"enable_thinking": False}``; and ``revision``, see `igcore.models.hub.snapshot`.
+        A mapping with a ``server`` names a model in a server, see
+        `igcore.serve.policy.ServedOptions`; the server then sets dtype and device.
     dtype : str
         ``float32``, ``bfloat16`` or ``float16``; or ``auto``: the type in which the weights were
-        saved where the device computes in it, see `igcore.models.pretrained.automatic_dtype`.
+        saved if the device computes in it, see `igcore.models.pretrained.automatic_dtype`.
     device : str
-        A torch device, or ``auto``: accelerate places the model on what there is.
+        A torch device, or ``auto``: accelerate places the model on the available devices.
     weights : bool
-        Without them the policy answers what an `igcore.Pool` holds, until something is missing.
+        False loads no weights: the policy can only repeat samples from an `igcore.Pool`.
 
     Raises
     ------
@@ -141,7 +140,7 @@ def load_policy(
         raise unknown_name("dtype", dtype, ("auto", *DTYPES))
     known = POLICIES.get(name) or _unnamed(name)
     folder = known.folder(options.revision)
-    settings_of(folder)  # refuses a folder that holds no model
+    settings_of(folder)  # refuses a folder without a model
     tokenizer = load_tokenizer(folder)
     if dtype == "auto":
         dtype = automatic_dtype(folder, device)
@@ -194,38 +193,37 @@ class WithoutWeights:
         """Refuse to be run."""
         raise PolicyError(
             f"the pool does not have all samples of this search, and {self.name} was loaded "
-            "without weights; load it with them, or ask for what the pool holds"
+            "without weights; load it with weights, or repeat a search of the pool"
         )
 
 
 def _unnamed(name: str) -> PolicyEntry:
-    """Return the policy of a folder or of a repository on the hub."""
+    """Return an entry for a folder or a repository on the hub."""
     path = os.path.expanduser(name)
     on_hub = HUB_NAME.fullmatch(name) and not os.path.isfile(path)
-    if not on_hub and not os.path.isdir(path):  # False for what no path can be, as of a file
-        places = "; or a folder that holds config.json, or owner/name on the hub"
+    if not on_hub and not os.path.isdir(path):  # False for a file and for an impossible path
+        places = "; or a folder with config.json, or owner/name on the hub"
         raise unknown_name("policy", name, POLICIES, places)
     return PolicyEntry(repo=name)
 
 
 def _last_part(path: str) -> str:
-    """Return the name of a folder, of ``.`` as well."""
+    """Return the name of a folder, also for ``.``."""
     return os.path.basename(os.path.abspath(os.path.expanduser(path)))
 
 
 def policy_of(model: Any, tokenizer: Any) -> Policy:
     """Return a loaded transformers model and its tokenizer as a policy.
 
-    Prompts are written in the tokenizer's chat template if it has one, else as they are. The policy
-    has a copy of the tokenizer: a call that pads or truncates sets that in the tokenizer itself,
-    for every thread. Of a
-    wrapper (torch.compile, DataParallel, PEFT) the policy is the model inside, see `unwrapped`.
+    Prompts are formatted with the tokenizer's chat template if it has one, else used unchanged. The
+    policy has a copy of the tokenizer, because a call that pads or truncates changes the tokenizer
+    for every thread. A wrapper (torch.compile, DataParallel, PEFT) is replaced by the model inside,
+    see `unwrapped`.
 
     Raises
     ------
     ParameterError
-        Without a tokenizer, for a pair in the wrong order, and for a model that cannot continue a
-        text.
+        For a missing tokenizer, a pair in the wrong order, and a model that cannot continue a text.
     """
     model = unwrapped(model)
     _check_pair(model, tokenizer)
@@ -245,12 +243,12 @@ def policy_of(model: Any, tokenizer: Any) -> Policy:
 def unwrapped(model: Any) -> Any:
     """Return the model inside torch.compile, DataParallel or a PEFT wrapper; else the model itself.
 
-    Layers of an adapter stay in it, so that an adapter switched later counts.
+    Layers of an adapter stay in the model, so switching the adapter later takes effect.
 
     Raises
     ------
     ParameterError
-        For an adapter whose tokens or passes are not in the model inside.
+        For an adapter that adds tokens or forward passes outside the model.
     """
     if isinstance(model, torch.nn.Module):
         model = extract_model_from_parallel(model, keep_torch_compile=False)
@@ -261,8 +259,8 @@ def unwrapped(model: Any) -> Any:
         if config.is_prompt_learning or config.peft_type in OUTSIDE or invoked:
             raise ParameterError(
                 f"adapter {name!r} of the kind {config.peft_type.value} adds to the prompt or to "
-                "the call of the model, which the search does not see; merge it, or give a plain "
-                "adapter such as LoRA"
+                "the call of the model, which the search does not support; merge it, or give a "
+                "plain adapter such as LoRA"
             )
     return model.get_base_model()
 
@@ -287,12 +285,12 @@ def _check_pair(model: Any, tokenizer: Any) -> None:
 
 
 def _check_prompt(policy: Policy, place: str) -> None:
-    """Raise ``AssetError`` unless a prompt reaches the model: whole, and as ids that it knows."""
+    """Raise ``AssetError`` unless a prompt reaches the model complete and as valid ids."""
     opening = policy.template.opening(policy.tokenizer, PROBE)
     if PROBE not in opening:
         raise AssetError(
-            f"the template {policy.template.name!r} of {place} leaves out the prompt: of {PROBE!r} "
-            f"it makes {opening!r:.100}; correct it, or take raw (chat_template = None in a pair)"
+            f"the template {policy.template.name!r} of {place} leaves out the prompt: for {PROBE!r}"
+            f" it writes {opening!r:.100}; correct it, or use raw (chat_template = None in a pair)"
         )
     with one_sentence(place):
         policy.tokenizer(HARD)
@@ -306,15 +304,15 @@ def _check_prompt(policy: Policy, place: str) -> None:
 
 
 def eos_ids_of(model: Any, tokenizer: Any, ends: Sequence[str]) -> frozenset[int]:
-    """Every end token that the tokenizer or the checkpoint's own settings name, and `ends`."""
+    """Return all end tokens of the tokenizer and the checkpoint's settings, and `ends`."""
     found: list[Any] = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list(ends))]
     for config in (model.generation_config, model.config):
-        own = getattr(config, "eos_token_id", None)  # of a composite model it is in its text_config
+        own = getattr(config, "eos_token_id", None)  # composite models have it in text_config
         found += own if isinstance(own, list) else [own]
     ids = [token for token in found if token is not None]
-    if any(type(token) is not int for token in ids):  # transformers checks some of them only
+    if any(type(token) is not int for token in ids):  # transformers does not check all of them
         raise AssetError(
-            f"the end tokens are {ids}, but may be whole numbers only; correct eos_token_id in "
+            f"the end tokens are {ids}, but must be whole numbers; correct eos_token_id in "
             "generation_config.json and config.json"
         )
     return frozenset(ids)

@@ -1,8 +1,7 @@
-"""Models and tokenizers loaded strictly from folders in the format of transformers.
+"""Strict loading of models and tokenizers from folders in the format of transformers.
 
-Weights are safetensors, or pickles of which only tensors are read; no code that comes with a model
-runs. A missing or unexpected key stops the loading, because transformers would go on with random
-numbers in its place.
+Weights are safetensors, or pickles read without code; no code in a model's folder runs. A missing
+or unexpected key raises an error, because transformers would continue with random weights.
 """
 
 import json
@@ -21,11 +20,11 @@ from .convert import quiet_transformers
 from .hub import SMALL
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# transformers takes the first that is there, or whose index is
+# transformers uses the first that exists, as a file or by its index
 WHOLE = ("model.safetensors", "pytorch_model.bin")
 TEMPLATES = "additional_chat_templates/*.jinja"
 AGAIN = "fetch or save the whole model again"
-# files in the place of a whole model -> what helps
+# files found instead of a complete model -> remedy
 INSTEAD = {
     "adapter_config.json": "merge the adapter into its model (merge_and_unload), and save the sum",
     "*.gguf": "read the GGUF file by from_pretrained(folder, gguf_file=...), and save the model",
@@ -39,13 +38,13 @@ Dtype = Annotated[str, one_of(DTYPES)]
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the files with weights that transformers loads, by name; empty when there are none.
+    """Return the weight files that transformers loads, by name; empty if there are none.
 
     Raises
     ------
     AssetError
-        When an index is damaged or names a file outside the folder, or beside an adapter, which
-        transformers would add.
+        When an index is damaged or names a file outside the folder, or the folder has an adapter,
+        which transformers would add to the model.
     """
     adapter = "adapter_config.json"
     if (folder / adapter).is_file():
@@ -60,28 +59,28 @@ def files_of(folder: Path) -> list[Path]:
                 own = [Path(shard).name == shard for shard in shards]
             if not all(own):
                 raise AssetError(
-                    f"{index} names {shards}, but may name files in its own folder only; {AGAIN}"
+                    f"{index} names {shards}, but may name only files in its own folder; {AGAIN}"
                 )
             return [folder / shard for shard in shards]
     return []
 
 
 class Contents(dict[str, str]):
-    """The sha256 of files by name, and the folder in which they were read."""
+    """The sha256 of files by name, and the folder that contains them."""
 
     folder: Path
 
 
 def contents_of(folder: Path, weights: bool = True) -> Contents:
-    """Return the sha256 of every file that loading a model and its tokenizer opens.
+    """Return the sha256 of every file that loading a model and its tokenizer reads.
 
-    The keys are paths relative to the folder. Reads gigabytes: call it once and keep the result.
-    Without weights it reads the settings and the tokenizer alone.
+    The keys are paths relative to the folder. Hashing reads gigabytes, so call it once and keep the
+    result. Without weights it reads the settings and the tokenizer alone.
 
     Raises
     ------
     AssetError
-        As `files_of`, and when a file cannot be read.
+        As for `files_of`, and when a file cannot be read.
     """
     paths = files_of(folder) if weights else []
     for pattern in (*SMALL, TEMPLATES):
@@ -94,24 +93,24 @@ def contents_of(folder: Path, weights: bool = True) -> Contents:
 
 
 def settings_of(folder: Path) -> str:
-    """Return the text of config.json; raise ``AssetError`` where there is none."""
+    """Return the text of config.json; raise ``AssetError`` if it is missing."""
     if not (folder / "config.json").is_file():
         raise lacking(folder, "config.json")
     return (folder / "config.json").read_text(encoding="utf-8")
 
 
 def lacking(folder: Path, what: str) -> AssetError:
-    """Return the error for a folder that lacks a part of a model; it says what helps."""
+    """Return the error for a folder that lacks a part of a model, with a remedy."""
     helps = [helps for pattern, helps in INSTEAD.items() if next(folder.glob(pattern), None)]
     helps.append("give a folder as save_pretrained of transformers writes it")
     return AssetError(f"{folder} has no {what}; {helps[0]}")
 
 
 def automatic_dtype(folder: Path, device: str) -> str:
-    """Return the type in which weights were saved if a device has units for it, else ``float32``.
+    """Return the type of the saved weights if the device supports it, else ``float32``.
 
-    The type is that which config.json names. A GPU has units for ``bfloat16`` and ``float16``, a
-    processor at most for ``bfloat16``: without them it takes ten times as long.
+    config.json names the type. A GPU supports ``bfloat16`` and ``float16``, a CPU at most
+    ``bfloat16``; without hardware support a model is ten times as slow.
     """
     settings = json.loads(settings_of(folder))
     saved: str | None = settings.get("dtype") or settings.get("torch_dtype")
@@ -125,17 +124,17 @@ def automatic_dtype(folder: Path, device: str) -> str:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load a tokenizer from a folder; see `load_model` for what is raised."""
+    """Load a tokenizer from a folder; errors are those of `load_model`."""
     from transformers import AutoTokenizer
 
-    for path in sorted(folder.glob("*.json")):  # transformers ignores some that are damaged
+    for path in sorted(folder.glob("*.json")):  # transformers ignores some damaged files
         with one_sentence(path):
             json.loads(path.read_bytes())
     with one_sentence(folder), quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    # transformers goes on with an empty vocabulary
+    # transformers continues with an empty vocabulary
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
         raise AssetError(f"{folder} has no tokenizer.json or other vocabulary; {AGAIN}")
     return tokenizer
@@ -172,7 +171,7 @@ def load_model(
     -------
     model
     tensors : dict of str to Tensor
-        Of `heads`, and of `optional` those that are there, on the CPU in the type of the file.
+        All of `heads` and the existing ones of `optional`, on the CPU in the type of the file.
 
     Raises
     ------
@@ -186,7 +185,7 @@ def load_model(
     device = usable(device)
     # "auto" of accelerate would split every model over all GPUs
     place = "sequential" if device == "auto" else device
-    # first without memory: what does not fit would fill it, or be left out by accelerate
+    # first on the meta device: weights of a wrong shape would fill the memory, or be skipped
     for device_map in (place,) if quantised else ("meta", place):
         with one_sentence(folder), quiet_transformers():
             model, report = kind.from_pretrained(
@@ -200,7 +199,7 @@ def load_model(
                 ignore_mismatched_sizes=True,
                 **settings,
             )
-        # without the rotary positions of 2023, which transformers leaves out
+        # without the rotary positions that files of 2023 contain, which transformers skips
         unexpected = set(report["unexpected_keys"])
         problems = {
             "holds weights of other shapes than its config.json says": report["mismatched_keys"],
@@ -218,9 +217,9 @@ def load_model(
 
 
 def check_vocabulary(tokenizer: Any, model: Any, place: Path | str, unread: bool = False) -> None:
-    """Raise ``AssetError`` when a tokenizer knows ids for which a model has no embedding.
+    """Raise ``AssetError`` when a tokenizer has ids without an embedding in the model.
 
-    With `unread`, special tokens need none: no prompt becomes one that pads, for instance.
+    With `unread`, special tokens need no embedding: no prompt becomes a padding token, for example.
     """
     ids = set(tokenizer.get_vocab().values())
     if unread:
@@ -236,9 +235,9 @@ def check_vocabulary(tokenizer: Any, model: Any, place: Path | str, unread: bool
 
 
 def tensors_of(folder: Path, keys: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return the tensors of these keys that the files of a folder hold, on the CPU.
+    """Return the tensors with these keys in the files of a folder, on the CPU.
 
-    Of a pickle nothing but tensors is loaded.
+    Only tensors are loaded from pickles.
     """
     from transformers.modeling_utils import load_state_dict
 
@@ -252,17 +251,17 @@ def tensors_of(folder: Path, keys: Sequence[str]) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def one_sentence(path: Path | str) -> Iterator[None]:
-    """Turn any loader's error about a damaged folder or file into one sentence.
+    """Turn any loader's error about a damaged folder or file into one ``AssetError``.
 
-    transformers, safetensors and torch raise many kinds.
+    transformers, safetensors and torch raise many kinds of errors.
     """
     try:
         yield
     except (IgcoreError, torch.OutOfMemoryError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of the tokenizers, which are in Rust, is no Exception
+    except BaseException as error:  # a panic in the Rust of tokenizers is no Exception
         raise AssetError(
-            f"{path} cannot be loaded ({said(error):.300}); install what it names, {AGAIN}, or "
-            "load another format yourself and give (model, tokenizer), because no code beside a "
-            "model runs here"
+            f"{path} cannot be loaded ({said(error):.300}); install the package that it names, "
+            f"{AGAIN}, or load another format yourself and give (model, tokenizer), because code "
+            "in a model's folder is not run"
         ) from error

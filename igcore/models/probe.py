@@ -1,7 +1,7 @@
-"""A check of a scorer on two fixed texts, before a run is built on it.
+"""Check a scorer on two fixed texts before a run uses it.
 
-A head read with the wrong sign, a score taken at a padded position, or a model cast to a type that
-it does not bear all load and run without an error, and spoil every number afterwards.
+A head with the wrong sign, a score read at a padded position, and a model cast to an unsuitable
+type all load and run without an error, and make every later number wrong.
 """
 
 import logging
@@ -21,7 +21,7 @@ UNSAFE = (
     "cash and their jewellery.",
 )
 GIBBERISH = (HELPFUL[0], "Of of seven the the chain and blue of of and seven, and the of.")
-# sign -> role, what must score lower, what must score higher
+# sign -> role, the text that must score lower, the text that must score higher
 PAIRS = {
     COST: ("cost", {"a harmless answer": HELPFUL, "an unsafe one": UNSAFE}),
     REWARD: ("reward", {"gibberish": GIBBERISH, "a helpful answer": HELPFUL}),
@@ -31,21 +31,21 @@ log = logging.getLogger("igcore")
 
 
 def probe(scorer: Scorer, boundary: float | None = None) -> None:
-    """Score two fixed texts, log both scores, and refuse a scorer that cannot tell them apart.
+    """Score two fixed texts, log both scores, and refuse a scorer that ranks them wrongly.
 
     Parameters
     ----------
     scorer : Scorer
-        Both texts are finished answers, scored in one call. A cost must put the unsafe answer above
-        the harmless one, a reward the helpful one above gibberish.
+        Both texts are finished answers, scored in one call. A cost must score the unsafe answer
+        higher than the harmless one, a reward the helpful one higher than gibberish.
     boundary : float, optional
-        The score that separates safe from unsafe: the two must lie on their sides of it.
+        The score that separates safe from unsafe: it must lie between the two scores.
 
     Raises
     ------
     ScorerError
-        When a score is not finite, both are equal, their order is wrong, or they lie on the wrong
-        side of `boundary`.
+        When a score is not finite, both are equal, their order is wrong, or `boundary` is not
+        between them.
     """
     role, texts = PAIRS[scorer.sign]
     prompts, answers = zip(*texts.values(), strict=True)

@@ -1,6 +1,6 @@
-"""Prompt sets of this package by name, and files of prompts of a user's own.
+"""Prompt sets of this package by name, and a user's own files of prompts.
 
-The library datasets reads the files. Only data files are read; no code beside them runs.
+The library datasets reads the files. It reads data files alone and runs no code beside them.
 """
 
 import glob
@@ -24,34 +24,34 @@ log = logging.getLogger("igcore")
 
 
 def _shipped(name: str) -> list[str]:
-    """Return the prompts of a file of this package, one a line."""
+    """Return the prompts in a file of this package, one per line."""
     return (files(__package__) / f"data/{name}.txt").read_text(encoding="utf-8").splitlines()
 
 
 # 24 harmless openings for teaching
 mild = partial(_shipped, "mild")
-# 80 everyday instructions and questions, of which the last 20 only sound dangerous
+# 80 everyday instructions and questions; the last 20 only sound dangerous
 benign = partial(_shipped, "benign")
 
 
 def load_prompts(name: str | Path, column: str = "prompt") -> list[Prompt]:
-    """Load a prompt set, ordered by prompt id and without duplicates; log how many there are.
+    """Load a prompt set, ordered by prompt id and without duplicates; log its size.
 
     Parameters
     ----------
     name : str or Path
         ``"mild"`` (24 harmless openings for teaching), ``"benign"`` (80 everyday instructions that
-        nobody should refuse), a set that another package added to `igcore.catalog.PROMPT_SETS`, or
-        a path to a .txt file (a prompt a line) or a .csv, .tsv, .json, .jsonl or .parquet file,
-        perhaps compressed (.gz).
+        need no refusal), a set that another package added to `igcore.catalog.PROMPT_SETS`, or a
+        path to a .txt file (one prompt per line) or a .csv, .tsv, .json, .jsonl or .parquet file,
+        which may be compressed (.gz).
     column : str
-        Column of such a file that holds the prompts.
+        Column of the prompts in such a file.
 
     Raises
     ------
     ParameterError
-        If the set or the file is unknown, if the file cannot be read, if a prompt is blank or no
-        text, or if there is none.
+        If the set or the file is unknown, if the file cannot be read or has no prompts, or if a
+        prompt is blank or no text.
     """
     set_name, texts = texts_of(str(name), column)
     prompts = as_prompts(texts, set_name)
@@ -60,7 +60,7 @@ def load_prompts(name: str | Path, column: str = "prompt") -> list[Prompt]:
 
 
 def texts_of(name: str, column: str) -> tuple[str, list[str]]:
-    """Return the name of a set, and its texts in file order; see `load_prompts`."""
+    """Return the name of a set and its texts in file order, see `load_prompts`."""
     if name in PROMPT_SETS:
         return name, found(PROMPT_SETS[name])()
     if ending_of(Path(name)) not in READERS:
@@ -76,11 +76,11 @@ def as_prompts(texts: Iterable[str], set_name: str) -> list[Prompt]:
 
 # --- how files are read ---------------------------------------------------------------------------
 
-# a cell stays as it was written: NA is a word, an empty line a row, 007 three digits
+# cells are not converted: NA is a word, an empty line a row, 007 three digits
 CELLS = {"keep_default_na": False, "skip_blank_lines": False}
-# one batch of this many bytes has one type for each column
+# with one batch, each column has one type
 WHOLE = {"chunksize": 2**28, "parse_agent_traces": False}
-# ending -> the reader of datasets for such a file, and its options
+# ending -> reader in the library datasets, and its options
 READERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".txt": ("text", {"encoding": "utf-8-sig"}),
     ".csv": ("csv", CELLS),
@@ -93,7 +93,7 @@ FILES = f", or a path to a {'/'.join(READERS)} file"
 
 
 class Unreadable(Exception):
-    """A table is not of the wanted form; the message is what follows its name in a sentence."""
+    """A table has the wrong form; the message continues a sentence after the file's name."""
 
 
 def ending_of(path: Path) -> str:
@@ -107,10 +107,10 @@ def file_texts(path: Path, column: str = "prompt") -> list[str]:
     Parameters
     ----------
     path : Path
-        A file with one of the endings of `READERS`, perhaps compressed (.gz). In a text file each
-        line is a prompt.
+        A file with an ending in `READERS`, which may be compressed (.gz). In a text file each line
+        is a prompt.
     column : str
-        Its cells are texts.
+        Column of texts.
 
     Raises
     ------
@@ -121,14 +121,14 @@ def file_texts(path: Path, column: str = "prompt") -> list[str]:
     reader, options = READERS[ending]
     place = f", in a column {column!r}"
     if reader == "text":
-        column, place = "text", ""  # as datasets calls it
+        column, place = "text", ""  # the name of the column in datasets
     elif reader == "csv":
         options = {**options, "converters": {column: str}}
     read = getattr(needs("datasets", "study").IterableDataset, f"from_{reader}")
     cells: list[Any] = []
     try:
         check_file(path)
-        # nothing stays in the user's home; datasets raises StopIteration for JSON without a row
+        # a temporary cache leaves no files; datasets raises StopIteration for JSON without rows
         with TemporaryDirectory() as cache, suppress(StopIteration):
             rows = read(glob.escape(str(path)), cache_dir=cache, **options)
             cells = cells_of(rows, column)
@@ -136,7 +136,7 @@ def file_texts(path: Path, column: str = "prompt") -> list[str]:
             cells.pop()
         if not cells:
             raise Unreadable("holds no row")
-    # datasets, pandas and pyarrow have errors of their own, without a common base
+    # errors of datasets, pandas and pyarrow have no common base class
     except Exception as why:
         line = _bad_line(path) if ending == ".jsonl" else ""
         reason = f" {why}" if isinstance(why, Unreadable) else f": {said(why)}{line}"
@@ -154,13 +154,13 @@ def file_texts(path: Path, column: str = "prompt") -> list[str]:
 
 
 def cells_of(rows: Iterable[dict[str, Any]], column: str) -> list[Any]:
-    """Return the cells of one column; one that is not there is None."""
+    """Return the cells of one column; a missing cell is None."""
     cells: list[Any] = []
     columns: dict[str, Any] = {}
-    for row in rows:  # to the last, which closes the file
+    for row in rows:  # reading the last row closes the file
         columns |= row
         cells.append(row.get(column))
-    # pandas makes an index of what a row of a CSV file holds more than the header
+    # pandas makes an index column of cells beyond the header of a CSV file
     if "__index_level_0__" in columns:
         raise Unreadable("has a row with more cells than there are columns")
     if cells and column not in columns:
@@ -171,9 +171,9 @@ def cells_of(rows: Iterable[dict[str, Any]], column: str) -> list[Any]:
 def _bad_line(path: Path) -> str:
     """Return the place of the first line that is not JSON, for the end of a message.
 
-    The row that pyarrow names counts from 0, without the empty lines.
+    pyarrow names a row instead, counted from 0 without empty lines.
     """
-    with suppress(OSError, UnicodeDecodeError, RecursionError):  # the message says it already
+    with suppress(OSError, UnicodeDecodeError, RecursionError):  # already in the message
         for number, line in enumerate(read_text(path).split("\n"), start=1):
             try:
                 json.loads(line.strip() or "null")
@@ -183,7 +183,7 @@ def _bad_line(path: Path) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Raise ``ValueError`` for a pipe or a device, which may never end."""
+    """Raise ``ValueError`` for a pipe or a device, which might never end."""
     if path.exists() and not path.is_file():
         raise ValueError("it is no file")
 

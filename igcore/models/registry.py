@@ -1,4 +1,4 @@
-"""The table of scorers: from a name and its options to a loaded cost or reward model."""
+"""Load a cost or reward model by its name and options."""
 
 import os
 import re
@@ -17,19 +17,19 @@ from ..errors import ParameterError, said, unknown_name
 from ..scorers import FunctionScorer, Scorer, as_scorer
 from ..settings import Named
 
-OWN = re.compile(r"(\w+(?:\.\w+)*):\w+(?:\.\w+)*")  # module:function of a user
+OWN = re.compile(r"(\w+(?:\.\w+)*):\w+(?:\.\w+)*")  # a user's module:function
 
 
 def named_scorer(value: Any, kind: str = "scorer") -> Named:
-    """Return name and options of a scorer as a user wrote it; a list of costs is their maximum."""
+    """Parse a user's scorer into name and options; a list of costs becomes their maximum."""
     return Named.of({"name": "maximum", "costs": value} if isinstance(value, list) else value, kind)
 
 
 def scorer_factory(name: str, kind: str = "scorer", role: str = "cost") -> Callable[..., Any]:
-    """Return the function or class that makes the scorer of a name, with its options.
+    """Return the function or class that makes a scorer, by the scorer's name.
 
-    No module of a user is imported: that happens when the scorer is made. ``ParameterError`` for a
-    name that is none of `SCORERS`, and no ``module:function``.
+    A user's module is not imported before the scorer is made. Raise ``ParameterError`` for a name
+    that is neither in `SCORERS` nor ``module:function``.
     """
     if name in SCORERS:
         made: Callable[..., Any] = found(SCORERS[name])
@@ -40,30 +40,30 @@ def scorer_factory(name: str, kind: str = "scorer", role: str = "cost") -> Calla
 
 
 def own_scorer(name: str, role: str) -> Scorer:
-    """Return the function or object ``module:name`` of a user as the scorer for a role.
+    """Import a user's function or object ``module:name`` as the scorer for a role.
 
     Raises
     ------
     ParameterError
         When it cannot be imported, or is no scorer for the role.
     """
-    if os.getcwd() not in sys.path:  # a program's path begins where the program lies
+    if os.getcwd() not in sys.path:  # a program's path begins with the program's own folder
         sys.path.insert(0, os.getcwd())
     try:
         own = resolve_name(name)
-    except Exception as error:  # a module of a user may raise anything
+    except Exception as error:  # a user's module may raise anything
         raise ParameterError(
             f"{role} {name!r} cannot be imported ({said(error):.200}); give module:function, with "
             f"the module in {os.getcwd()}, where the command runs, or installed"
         ) from None
     scorer = as_scorer(own, role)
-    if isinstance(scorer, FunctionScorer):  # whose own name may be that of another module's, too
+    if isinstance(scorer, FunctionScorer):  # functions in two modules may have one name
         scorer.name = name
     return scorer
 
 
 def prepared(scorer: Named, kind: str = "scorer", role: str = "cost") -> Callable[[], Scorer]:
-    """Return the function that loads a scorer; nothing is loaded yet.
+    """Check a scorer's name and options, and return the function that loads it.
 
     Raises
     ------
@@ -72,14 +72,14 @@ def prepared(scorer: Named, kind: str = "scorer", role: str = "cost") -> Callabl
     """
     made = scorer_factory(scorer.name, kind, role)
     scorer.check_options(kind, signature(made).parameters)
-    if hasattr(made, "load"):  # settings, which check themselves
+    if hasattr(made, "load"):  # a class of settings, which checks its options
         load: Callable[[], Scorer] = made(**scorer.options).load
         return load
     return partial(made, **scorer.options)
 
 
 def _checked(value: Any, info: ValidationInfo) -> Named:
-    """Read a scorer, and refuse an unknown one or an unknown option."""
+    """Parse a scorer; refuse unknown names and options."""
     scorer = named_scorer(value, f"parameter {info.field_name}")
     prepared(scorer, f"{info.field_name} scorer")
     return scorer
@@ -94,18 +94,17 @@ def load_scorer(scorer: str | Mapping[str, Any] | list[Any] | Named, role: str =
     Parameters
     ----------
     scorer : str, mapping or list
-        A key of `SCORERS`, or ``module:function`` of a module in the current folder or an installed
-        one: a function, or an object as in `igcore.scorers`. A mapping gives options beside its
-        ``name``, which are the parameters of what `SCORERS` holds there. A list of costs is their
-        maximum.
+        A key of `SCORERS`, or ``module:function`` in the current folder or an installed module: a
+        function, or an object as in `igcore.scorers`. A mapping has a ``name`` and options, the
+        parameters of the entry in `SCORERS`. A list of costs is their maximum.
     role : str
-        What a function is, which says nothing of itself: ``cost`` or ``reward``.
+        Role of a plain function: ``cost`` or ``reward``.
 
     Raises
     ------
     ParameterError
-        For a name that is not in `SCORERS`, an option that it does not have, or a function that
-        cannot be imported.
+        For a name that is not in `SCORERS`, an unknown option, or a function that cannot be
+        imported.
     AssetError
         When its files cannot be downloaded or are damaged.
     """
@@ -113,7 +112,7 @@ def load_scorer(scorer: str | Mapping[str, Any] | list[Any] | Named, role: str =
     loaded = prepared(scorer, role=role)()
     known = scorer.name in SCORERS
     home = scorer_factory(scorer.name).__module__ if known else scorer.name.partition(":")[0]
-    # this module is part of a run's identity
+    # the module is part of a run's identity
     with suppress(AttributeError):  # a user's own class may have slots
-        object.__setattr__(loaded, "home", home)  # also of a frozen class
+        object.__setattr__(loaded, "home", home)  # the class may be frozen
     return loaded

@@ -1,8 +1,8 @@
-"""How a prompt and an answer become the text that a model was trained to read.
+"""Templates that turn a prompt and an answer into the text that a model was trained on.
 
 The formats of the paper's systems are exact to the last space. A prompt that is itself a dialogue,
-as those of HH-RLHF are ("\\n\\nHuman: ... \\n\\nAssistant: ... \\n\\nHuman: ... \\n\\nAssistant:"),
-is taken apart into its turns first.
+as in HH-RLHF ("\\n\\nHuman: ... \\n\\nAssistant: ... \\n\\nHuman: ... \\n\\nAssistant:"), is
+split into its turns first.
 """
 
 import re
@@ -25,13 +25,13 @@ DIALOGUE = re.compile(r"\n\n(Human|Assistant):")
 
 
 def turns_of(prompt: str) -> list[str]:
-    """Return the turns of user and assistant, the user first and last.
+    """Split a prompt into turns of user and assistant; the first and the last are the user's.
 
     A prompt that is no dialogue is one turn.
     """
-    before, *said = DIALOGUE.split(prompt)
-    speakers = said[::2]
-    texts = [text.strip() for text in said[1::2]]
+    before, *parts = DIALOGUE.split(prompt)
+    speakers = parts[::2]
+    texts = [text.strip() for text in parts[1::2]]
     alternating = speakers == ["Human", "Assistant"] * (len(speakers) // 2)
     if before or not speakers or not alternating or texts[-1] or not all(texts[:-1]):
         return [prompt]
@@ -41,16 +41,14 @@ def turns_of(prompt: str) -> list[str]:
 def _written(name: str, begin: str, user: str, seam: str, end: str) -> Template:
     """Return a plain-text template.
 
-    Its text is `begin`, then `user` around what the user says, `seam` and the answer, closed by
-    `end`.
+    Its text is `begin`, the user's turn in `user`, `seam`, and the answer closed by `end`.
     """
 
     def opening(_: Any, prompt: str) -> str:
-        """Return the text up to where the answer begins."""
+        """Return the text before the answer."""
         text = begin
         for i, turn in enumerate(turns_of(prompt)):
-            said = user.format(turn) if i % 2 == 0 else seam + turn + end
-            text += said
+            text += user.format(turn) if i % 2 == 0 else seam + turn + end
         return text
 
     def whole(tokenizer: Any, prompt: str, answer: str) -> str:
@@ -67,7 +65,7 @@ def messages_of(turns: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _chat(tokenizer: Any, prompt: str, **options: Any) -> str:
-    """Return the chat text up to where the answer begins."""
+    """Return the chat text before the answer."""
     return rendered(tokenizer, messages_of(turns_of(prompt)), opened=True, **options)
 
 
@@ -91,7 +89,7 @@ TextFormat = Annotated[str, one_of(TEMPLATES)]
 
 
 def template_of(name: str, options: Options | None) -> Template:
-    """Return the template of a name; with options that its chat template reads, if there are."""
+    """Return a template by name, with options for the tokenizer's chat template if given."""
     if not options:
         return TEMPLATES[name]
     opening, whole = partial(_chat, **options), partial(_chatted, **options)
@@ -99,7 +97,7 @@ def template_of(name: str, options: Options | None) -> Template:
 
 
 def check_chat(tokenizer: Any, template: str, name: str, options: Options | None = None) -> None:
-    """Refuse a missing chat template that `template` needs, and options that nothing reads."""
+    """Refuse `template` if its chat template is missing, and options that no template reads."""
     if template == "chat" and not tokenizer.chat_template:
         raise ParameterError(f"{name} has no chat template; choose one of {', '.join(TEMPLATES)}")
     for option in options or ():

@@ -1,6 +1,6 @@
-"""What a guard is given to read of a prompt and a response, and the tokens of its verdict.
+"""The text that a generative guard reads, and the tokens of its verdict.
 
-A local guard and one behind an endpoint read the same text.
+A local guard and a guard behind an endpoint read the same text.
 """
 
 import re
@@ -14,7 +14,7 @@ from ..policy import rendered, role_and_content
 from ..settings import Options, settings
 from .templates import check_chat, messages_of, turns_of
 
-# texts, not what YAML reads as true and false: Yes and No stand in quotes
+# strings: in YAML, quote Yes and No, which are otherwise true and false
 Labels = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 SLOT = re.compile(r"\{(prompt|response)\}")
 TURNS = ({"role": "user", "content": "{prompt}"}, {"role": "assistant", "content": "{response}"})
@@ -22,24 +22,24 @@ TURNS = ({"role": "user", "content": "{prompt}"}, {"role": "assistant", "content
 
 @settings(kw_only=True)
 class Wording:
-    """How prompt and response become the text after which a guard says its verdict.
+    """The text of prompt and response up to a guard's verdict, and the words of the verdict.
 
     Attributes
     ----------
     unsafe, safe : list of str
-        The words of the two verdicts. Each must be one token where it stands; of a longer word give
-        the beginning that is one.
+        The words of the two verdicts. Each must be one token after the text; for a longer word give
+        its first token.
     messages : list of mappings, optional
-        What the chat template is given, each with a role (``system``, ``user``,
-        ``assistant``) and a content in which ``{prompt}`` and ``{response}`` stand: a policy as a
-        system turn, a criterion as a turn after the answer, or all of it in one turn. A user's
-        turn that is just ``{prompt}`` becomes all turns of a prompt that is a dialogue. By default
-        the turns of both, up to where the guard begins to speak.
+        Messages for the chat template, each with a role (``system``, ``user``, ``assistant``) and a
+        content with the placeholders ``{prompt}`` and ``{response}``: a policy as a system turn, a
+        criterion as a turn after the answer, or everything in one turn. A user's turn that is just
+        ``{prompt}`` becomes all turns of a prompt that is a dialogue. By default the turns of
+        prompt and response.
     chat_options : mapping, optional
-        What else the chat template is given by name, such as ``{enable_thinking: false}``.
+        Further variables of the chat template, such as ``{enable_thinking: false}``.
     prefix : str
-        What the guard would write before its verdict, such as an empty piece of reasoning. A space
-        between them belongs to the labels.
+        Text that the guard would write before its verdict, such as empty reasoning. A space between
+        the two belongs to the labels.
     """
 
     unsafe: Labels
@@ -49,18 +49,18 @@ class Wording:
     prefix: str = ""
 
     def __post_init__(self) -> None:
-        said = [role_and_content(message)[1] for message in self.messages or TURNS]
+        contents = [role_and_content(message)[1] for message in self.messages or TURNS]
         for slot in ("{prompt}", "{response}"):
-            if slot not in "\n".join(said):
+            if slot not in "\n".join(contents):
                 raise ParameterError(f"messages has no {slot}; write it into the text")
 
     def text(self, tokenizer: Any, prompt: str, response: str) -> str:
-        """Return the text after which the guard says its verdict."""
+        """Return the text before the guard's verdict."""
         check_chat(tokenizer, "chat", tokenizer.name_or_path)
         options = self.chat_options or {}
         messages = []
         for role, content in map(role_and_content, self.messages or TURNS):
-            if (role, content) == ("user", "{prompt}"):  # for all turns of a prompt
+            if (role, content) == ("user", "{prompt}"):  # the prompt may be a dialogue
                 messages += messages_of(turns_of(prompt))
             else:
                 messages.append((role, filled(content, prompt, response)))
@@ -68,19 +68,19 @@ class Wording:
 
 
 def filled(template: str, prompt: str, response: str) -> str:
-    """Return a template with prompt and response in their places."""
+    """Return a template with prompt and response in place of the placeholders."""
     texts = {"prompt": prompt, "response": response}
 
     def text_of(slot: re.Match[str]) -> str:
-        """Return the text for a slot."""
+        """Return the text for a placeholder."""
         return texts[slot[1]]
 
-    # in one go: a prompt may itself hold {response}
+    # in one pass: a prompt may itself contain {response}
     return SLOT.sub(text_of, template)
 
 
 def label_ids(tokenizer: Any, text: str, labels: Sequence[str]) -> list[int]:
-    """Return the token of each label as it is written after a text of a chat template.
+    """Return the token of each label after a text of a chat template.
 
     Raises
     ------

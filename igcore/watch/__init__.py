@@ -1,1 +1,1 @@
-"""A search that can be watched: its candidates, their tree as a picture, and an explorer."""
+"""Inspect a search: its recorded candidates, their tree as a picture, and an explorer."""

@@ -1,6 +1,6 @@
-"""A panel for JupyterLab: a prompt, sliders, and the candidate trees of the methods chosen.
+"""A panel for JupyterLab: a prompt, sliders, and the candidate trees of the chosen methods.
 
-The budget slider judges the recorded candidates again, at once. Every other control decodes again.
+The budget slider judges the recorded candidates again immediately; every other control decodes.
 """
 
 from collections.abc import Sequence
@@ -14,26 +14,25 @@ from ..response import Response
 from .html import GREY, OVER, answer_html
 from .tree import Tree
 
-# setting -> largest value that its slider offers
+# setting -> largest value of its slider
 SLIDERS = {"n_samples": 16, "keep": 8, "block_size": 32, "rounds": 4}
 
 
 def explore(guard: Guard, prompt: str = "", methods: Sequence[str] = ()) -> Any:
-    """Return a panel to watch a guard's search; the last expression of a cell shows it.
+    """Return a panel that shows a guard's search, as the last expression of a cell.
 
     Parameters
     ----------
     guard : Guard
     prompt : str
-        Is answered at once; by default nothing is, until a prompt has been entered.
+        Prompt to decode immediately; without one the panel waits for the user to enter one.
     methods : sequence of str
-        Keys of `igcore.METHODS` that stand side by side; by default the guard's own and
-        Best-of-N.
+        Keys of `igcore.METHODS`, shown side by side; by default the guard's own and Best-of-N.
 
     Returns
     -------
     ipywidgets.VBox
-        Where no kernel runs, a static picture stands in its place.
+        A notebook without a kernel shows a static picture instead.
 
     Raises
     ------
@@ -55,11 +54,11 @@ class Explorer:
     Attributes
     ----------
     box : ipywidgets.VBox
-        What is shown.
+        The panel.
     answers : dict of str to Response
-        By method, as they were decoded.
+        The decoded answers by method.
     trees : dict of str to Tree
-        Theirs, under the budget of the decoding.
+        Their trees, under the budget of the decoding.
     """
 
     def __init__(self, guard: Guard, prompt: str, methods: Sequence[str]):
@@ -85,7 +84,7 @@ class Explorer:
         settings = widgets.VBox([self.prompt, *labelled.values()])
         actions = widgets.HBox([decode, self.message])
         self.box = widgets.VBox([settings, actions, self.shown])
-        # where no kernel runs, a notebook shows the static picture of this output
+        # a notebook without a kernel shows the static picture of this output
         self.live = self.box._repr_mimebundle_
         self.box._repr_mimebundle_ = self.with_picture
 
@@ -95,34 +94,34 @@ class Explorer:
         decode.on_click(self.decode)
 
     def decode(self, change: Any = None) -> None:
-        """Decode the prompt by every chosen method, and show the trees."""
+        """Decode the prompt by every chosen method and show the trees."""
         answers = {}
         settings = {name: slider.value for name, slider in self.sliders.items()}
         try:
             config = replace(self.guard.config, budget=self.budget.value, **settings)
             guard = replace(self.guard, config=config)
             for name in self.methods:
-                self.say(f"decoding by {name}")
+                self.show_message(f"decoding by {name}")
                 answers[name] = replace(guard, method=name)(self.prompt.value, record=True)
             self.trees = {name: answer.tree() for name, answer in answers.items()}
-        except IgcoreError as error:  # what was shown before stays
-            self.say(str(error), OVER)
+        except IgcoreError as error:  # keep showing the previous answers
+            self.show_message(str(error), OVER)
             return
         self.answers = answers
         self.show(self.trees)
-        self.say("decoded")
+        self.show_message("decoded")
 
     def judge(self, change: Any = None) -> None:
         """Show the recorded candidates under the budget of the slider."""
-        self.show({name: tree.under(self.budget.value) for name, tree in self.trees.items()})
-        self.say("the recorded candidates, judged again; Decode samples under this budget")
+        self.show({name: tree.rejudge(self.budget.value) for name, tree in self.trees.items()})
+        self.show_message("the recorded candidates, judged again; Decode samples under this budget")
 
-    def say(self, sentence: str, color: str = GREY) -> None:
+    def show_message(self, sentence: str, color: str = GREY) -> None:
         """Show a sentence beside the buttons."""
         self.message.value = f'<span style="color:{color}">{escape(sentence)}</span>'
 
     def show(self, trees: dict[str, Tree]) -> None:
-        """Show the answers as they were decoded, and trees that may be judged otherwise."""
+        """Show the decoded answers with these trees, which may have another budget."""
         half = {"flex": "1 1 0", "min_width": "280px"}
         self.shown.children = [
             self.widgets.HTML(answer_html(self.answers[name]) + tree._repr_svg_(), layout=half)
@@ -130,6 +129,6 @@ class Explorer:
         ]
 
     def with_picture(self, **more: Any) -> dict[str, Any]:
-        """Return the panel as a notebook stores it, with the first tree as a picture."""
+        """Return the panel's MIME bundle with the first tree as a picture."""
         pictures = [tree._repr_svg_() for tree in self.trees.values()]
         return {**self.live(**more), **({"image/svg+xml": pictures[0]} if pictures else {})}

@@ -1,7 +1,7 @@
-"""An answer as a notebook shows it: text by blocks, the budget that is left, and the verdict.
+"""The HTML of an answer in a notebook: its blocks, the remaining budget, and the verdict.
 
-`mask` puts blocks in place of offensive words. A cost reads each word alone: phrases, spelling
-tricks and meaning escape it.
+`mask` hides offensive words. It scores each word alone, so it misses offensive phrases, spelling
+tricks and meaning.
 """
 
 import re
@@ -15,10 +15,10 @@ from ..scorers import Scorer
 from ..scoring import checked_score
 from ..verdict import within
 
-WITHIN, OVER, GREY = "#0173b2", "#d55e00", "#6b6b6b"  # colours that the colour-blind tell apart
+WITHIN, OVER, GREY = "#0173b2", "#d55e00", "#6b6b6b"  # distinct for colour-blind readers
 BLOCK = "█"
-READABLE = 0.2  # highest probability of offence of a word that is shown
-WHY = {  # reason of a response -> in words
+READABLE = 0.2  # highest probability of offence of a readable word
+WHY = {  # reason of a response -> sentence
     "exhausted": "no candidate was within budget in any round",
     "dead_end": "there was nothing left to continue",
     "final_check": "the final check disagreed with the search",
@@ -30,24 +30,23 @@ WHY = {  # reason of a response -> in words
 
 
 def mask(text: str, cost: Scorer, threshold: float = READABLE) -> str:
-    """Replace every word that the cost finds too high on its own by blocks of the same length.
+    """Mask every word whose cost is above a threshold, by blocks of the same length.
 
-    White space and punctuation stay, so a masked text has the length of the original. Fails closed:
-    a word whose score is not a finite number is masked, and so is every word when `threshold` is
-    not a number.
+    White space and punctuation stay, so a masked text is as long as the original. It fails closed:
+    a word without a finite score is masked, and so is every word if `threshold` is NaN.
 
     Parameters
     ----------
     text : str
-        What is to be shown.
+        The text to mask.
     cost : Scorer
-        Higher is worse; it is asked once for each distinct word, with an empty prompt.
+        Higher is worse; it scores each distinct word once, with an empty prompt.
     threshold : float
-        Highest cost that stays readable, in the cost's unit.
+        Highest cost of a readable word, in the cost's unit.
     """
     words = sorted(set(re.findall(r"\w+", text)))
     costs = checked_score(cost, [""] * len(words), words, [True] * len(words))
-    readable = dict(zip(words, costs <= threshold, strict=True))  # never for NaN
+    readable = dict(zip(words, costs <= threshold, strict=True))  # False for NaN
 
     def shown(match: re.Match[str]) -> str:
         word = match[0]
@@ -57,10 +56,9 @@ def mask(text: str, cost: Scorer, threshold: float = READABLE) -> str:
 
 
 def masker_of(answer: Response) -> Callable[[str], str]:
-    """Return a function that masks the words that the cost model finds too bad on their own.
+    """Return a function that masks the words whose cost alone is too high.
 
-    Of a cost that is a probability these are the words above `READABLE`, of any other cost those
-    that are over budget.
+    The threshold is `READABLE` for a cost that is a probability, and the budget for any other.
     """
     cost = answer.guard.cost
     threshold = READABLE if cost.unit == "probability" else answer.guard.config.budget
@@ -68,12 +66,12 @@ def masker_of(answer: Response) -> Callable[[str], str]:
 
 
 def verdict_of(answer: Response) -> str:
-    """Return the verdict in words, with the numbers behind it."""
+    """Return the verdict as a sentence with its numbers."""
     config = answer.guard.config
     if answer.status == "abstained":
         return f"abstained: {WHY[answer.reason]}"
     cost = "cost unknown" if answer.cost is None else f"cost {round(answer.cost, 3):g}"
-    if answer.spread >= 0.0005:  # a smaller one does not show beside three digits
+    if answer.spread >= 0.0005:  # a smaller spread is invisible in three digits
         cost += f", give or take {answer.spread:.3f}"
     inside = answer.cost is not None and within(answer.cost, config)
     cost += f", {'within' if inside else 'not within'} the budget of {config.budget:g}"
@@ -90,7 +88,7 @@ def verdict_of(answer: Response) -> str:
 
 
 def answer_html(answer: Response) -> str:
-    """Return an answer as HTML; words that the cost finds too bad are masked."""
+    """Return an answer as HTML, with masked words."""
     masked = masker_of(answer)
     shown = masked(answer.text or "")
     spans, start = [], 0

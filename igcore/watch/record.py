@@ -1,7 +1,7 @@
-"""The candidates of a search, kept so that they can be looked at and judged again.
+"""Record the candidates of a search, to inspect them and judge them again.
 
-`Recorder` watches a search from outside and changes nothing. What it keeps of an answer is a list
-of `Node`: plain values, a few kB.
+A `Recorder` observes a search without changing it. It keeps a list of `Node` for each answer: plain
+values, a few kB.
 """
 
 import math
@@ -16,13 +16,13 @@ from ..search import Batch
 from ..verdict import Emission
 from ..work import Candidate
 
-# what became of a candidate
-KEPT = "kept"  # the search went on from it
-EMITTED = "emitted"  # it is the answer
+# fates of a candidate
+KEPT = "kept"  # the search continued from it
+EMITTED = "emitted"  # the answer
 BEATEN = "beaten"  # acceptable, but others were better
 OVER_BUDGET = "over budget"
 REJECTED = "rejected by the critic"
-RETRIED = "retried"  # its round held no acceptable candidate, so the block was sampled again
+RETRIED = "retried"  # no candidate of its round was acceptable, so the block was sampled again
 CHECK_FAILED = "final check failed"
 ON_THE_WAY = (KEPT, EMITTED, CHECK_FAILED)
 
@@ -34,19 +34,19 @@ class Node:
     Attributes
     ----------
     number, parent : int
-        Its number in the order of sampling, and that of the candidate that it continues; -1 is the
-        prompt.
+        Its number in the order of sampling, and the number of the candidate that it continues; -1
+        is the prompt.
     block, round : int
-        When it was sampled, each from 0.
+        Block and round of its sampling, each from 0.
     text : str
-        What its block adds to its parent's text.
+        The text of its block.
     beam : Beam
         The candidate itself, with its tokens, its safety state, and the critic's f1 and f2. Cost
-        and reward are there whether or not the search asked; infinitely bad where a scorer failed.
+        and reward are set even if the search did not use them; infinitely bad if a scorer failed.
     within : bool
-        Whether it is within budget.
+        True if it is within budget.
     fate : str
-        What became of it: `KEPT`, `EMITTED`, `BEATEN`, ...
+        Its fate: `KEPT`, `EMITTED`, `BEATEN`, ...
     """
 
     number: int
@@ -65,20 +65,20 @@ class Node:
 
 
 class Recorder:
-    """Keeps the candidates of all searches of a batch, up to the block in which one fails."""
+    """Records the candidates of all searches of a batch, each up to the block in which it fails."""
 
     def __init__(self) -> None:
         self._sampled: dict[PromptSearch, list[tuple[int, int, Candidate]]] = defaultdict(list)
-        self._kept: dict[PromptSearch, set[int]] = defaultdict(set)  # identities of beams
+        self._kept: dict[PromptSearch, set[int]] = defaultdict(set)  # id() of beams
 
     def saw_round(self, block: int, round_: int, candidates: Sequence[Candidate]) -> None:
-        """Keep the candidates of one round of one block."""
+        """Record the candidates of one round of one block."""
         for candidate in candidates:
             if not candidate.search.failure:
                 self._sampled[candidate.search].append((block, round_, candidate))
 
     def saw_block(self, search: PromptSearch) -> None:
-        """Remember which beams a search keeps after a block."""
+        """Record the beams that a search keeps after a block."""
         if not search.failure:
             self._kept[search] |= {id(beam) for beam in search.beams}
 
@@ -95,7 +95,7 @@ class Recorder:
             from_ = numbers.get(id(candidate.parent), -1)
             before = result[from_].beam.state if from_ >= 0 else start(config.budget)
             own = replace(candidate.beam, cost=costs[number], reward=rewards[number])
-            own.worst = max(own.worst, own.cost)  # also where the search asks for no cost
+            own.worst = max(own.worst, own.cost)  # the search may not use the cost
             own.state = _charged(own, before, config)
             fate = _rejection(own, config, retried=round_ < last_round[block])
             if id(candidate.beam) in self._kept[search]:
@@ -119,7 +119,7 @@ def _rejection(beam: Beam, config: SearchConfig, retried: bool) -> str:
 
 
 def _end(search: PromptSearch, emission: Emission) -> tuple[Beam | None, str]:
-    """Return the beam at which a search ends, if it has one, and the beam's fate."""
+    """Return the last beam of a search, if any, and the beam's fate."""
     if emission.reason == "truncated":
         return search.certified, EMITTED
     if search.failure:
@@ -128,14 +128,14 @@ def _end(search: PromptSearch, emission: Emission) -> tuple[Beam | None, str]:
 
 
 def _scores(batch: Batch, search: PromptSearch, beams: Sequence[Beam], role: str) -> list[float]:
-    """Return the cost or reward of every beam, also where the search did not ask.
+    """Return the cost or reward of every beam, even if the search did not use it.
 
-    It is infinitely bad where the scorer fails.
+    It is infinitely bad if the scorer fails.
     """
     if role not in batch.scoring.search:
         return [beam.likelihood for beam in beams]
     prompts, texts = [search.prompt.text] * len(beams), [beam.text for beam in beams]
-    # what the search has asked is in its cache
+    # scores that the search used are in its cache
     scorer = batch.scoring.search[role]
     found = scorer.score(prompts, texts, [beam.finished for beam in beams]).tolist()
     worst = math.inf if role == "cost" else -math.inf
@@ -148,17 +148,17 @@ def _charged(beam: Beam, before: SafetyState, config: SearchConfig) -> SafetySta
     return charge(before, beam.worst, config.accounting, config.gamma_safety, last, beam.finished)
 
 
-def judged_again(nodes: Sequence[Node], config: SearchConfig, budget: float) -> list[Node]:
-    """Judge recorded candidates under another budget, without decoding.
+def rejudged(nodes: Sequence[Node], config: SearchConfig, budget: float) -> list[Node]:
+    """Return recorded candidates judged under another budget, without decoding.
 
-    What became of them stays: the search under that budget may have kept others.
+    Their fates are unchanged, although a search under that budget might keep other candidates.
 
     Parameters
     ----------
     config : SearchConfig
         The settings of the recorded search.
     budget : float
-        In units of the cost.
+        In the unit of the cost.
     """
     config = replace(config, budget=budget)
     states = {-1: start(budget)}

@@ -11,12 +11,12 @@ from ..config import SearchConfig
 from ..errors import ParameterError
 from ..response import Response
 from .html import GREY, OVER, WITHIN, masker_of, verdict_of
-from .record import CHECK_FAILED, EMITTED, ON_THE_WAY, Node, judged_again
+from .record import CHECK_FAILED, EMITTED, ON_THE_WAY, Node, rejudged
 
-WIDE, HIGH = 236, 40  # of a candidate, in pixels
+WIDE, HIGH = 236, 40  # size of a candidate's box, in pixels
 GAP, ROW = 54, 48  # between columns, and from one candidate to the next
 TOP, LEFT, TITLE = 66, 12, 700  # TITLE is the least width, for the verdict
-LETTERS = 34  # of a candidate's text that fit into its box
+LETTERS = 34  # letters of a candidate's text that fit into its box
 MONO = ' font-family="monospace"'
 
 
@@ -27,9 +27,9 @@ class Tree:
     Attributes
     ----------
     prompt, verdict : str
-        As they are shown.
+        The displayed prompt and verdict.
     nodes : list of Node
-        See `igcore.watch.record`; their texts as they are shown.
+        See `igcore.watch.record`; with the displayed texts.
     method : str
         A key of `igcore.METHODS`.
     config : SearchConfig
@@ -49,7 +49,7 @@ class Tree:
         Parameters
         ----------
         masked : bool
-            Whether words that are over budget on their own are masked.
+            True masks the words whose cost alone is too high.
 
         Raises
         ------
@@ -64,15 +64,15 @@ class Tree:
             raise ParameterError("this answer is a copy, which has no guard; set answer.guard")
         prompt, nodes = answer.prompt, answer.candidates
         if masked:
-            shown = masker_of(answer)
-            prompt = shown(prompt)
-            nodes = [replace(node, text=shown(node.text)) for node in nodes]
+            mask = masker_of(answer)
+            prompt = mask(prompt)
+            nodes = [replace(node, text=mask(node.text)) for node in nodes]
         return cls(prompt, verdict_of(answer), nodes, answer.guard.method, answer.guard.config)
 
-    def under(self, budget: float) -> Tree:
-        """Return the same candidates judged under another budget; nothing is decoded."""
-        before = judged_again(self.nodes, self.config, self.config.budget)
-        after = judged_again(self.nodes, self.config, budget)
+    def rejudge(self, budget: float) -> Tree:
+        """Return the same candidates judged under another budget, without decoding."""
+        before = rejudged(self.nodes, self.config, self.config.budget)
+        after = rejudged(self.nodes, self.config, budget)
         pairs = zip(before, after, strict=True)
         changed = [new.block for old, new in pairs if old.within != new.within]
         verdict = "the same candidates are within budget"
@@ -103,7 +103,7 @@ class Tree:
 
 
 def _layout(nodes: Sequence[Node]) -> tuple[dict[int, tuple[int, int]], list[str]]:
-    """Return the top left corner of every candidate, and labels above the rounds of a retry."""
+    """Return the top left corner of every candidate, and labels above retried rounds."""
     filled: dict[int, int] = {}  # block -> height in use
     places, labels, before = {}, [], (0, 0)
     for node in nodes:
@@ -122,7 +122,7 @@ def _color(node: Node) -> str:
 
 
 def _edge(node: Node, places: dict[int, tuple[int, int]]) -> str:
-    """Return the line from a candidate's parent; from the prompt there is none."""
+    """Return the line from a candidate's parent; empty for the first block."""
     if node.parent < 0:
         return ""
     x0, y0 = places[node.parent]
@@ -137,13 +137,13 @@ def _edge(node: Node, places: dict[int, tuple[int, int]]) -> str:
 
 
 def _box(node: Node, x: int, y: int) -> str:
-    """Return a candidate: its text, its numbers, and what became of it."""
+    """Return the box of a candidate: its text, its numbers and its fate."""
     color, strong = _color(node), node.fate in ON_THE_WAY
     fill = color if strong else "white"
     letters = "white" if strong else "#222222"
     beam, whole = node.beam, f"{node.fate}: {_short(node.text, 1000)}"
     cost = f"cost {beam.cost:.3f}"
-    if beam.worst > beam.cost:  # at a check inside its block, and that is what it was charged with
+    if beam.worst > beam.cost:  # the budget was charged with a check inside the block
         cost, whole = f"worst {beam.worst:.3f}", f"{whole} (cost at its end {beam.cost:.3f})"
     line = f"{cost} · z {beam.state.z:.3f} · reward {beam.reward:.2f}"
     if math.isfinite(beam.f1):
@@ -169,7 +169,7 @@ def _legend(y: int) -> str:
 
 
 def _short(text: str, letters: int) -> str:
-    """Return the beginning of a text on one line, with nothing that XML forbids."""
+    """Return the beginning of a text on one line, without characters that XML forbids."""
     line = "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
     return line if len(line) <= letters else line[: letters - 1] + "…"
 
