@@ -9,14 +9,18 @@ is written anew:
 * ``<!-- plan paper -->``: ``docs/paper_plan.csv``, the memory of a folder of params;
 * ``<!-- minutes small ... -->``: the minutes that notebooks took;
 * ``<!-- fidelity paper -->``: what became of the paper's statements;
+* ``<!-- lines docs/reading.md -->``: the code lines of the files in a page's headings;
 * ``<!-- output README.md -->``: what the first Python block of a page prints. The tree of its
   ``answer`` becomes ``docs/tree.svg``.
+
+``python -m docs.pages docs/reading.md`` writes the blocks of one page.
 """
 
 import io
 import json
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -27,11 +31,17 @@ from igcore.errors import IgcoreError, RunError
 from igcore.files import replace_file, root
 from igstudy.report import claims
 from igstudy.runs.folders import ASIDE
+from tests.caps import code_lines
 
-PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/fidelity.md", "docs/guard.md")
-BLOCK = re.compile(
-    r"(<!-- (table|arms|plan|minutes|output|fidelity|claims) ([^>]+) -->\n).*?(<!-- end -->)", re.S
+PAGES = (
+    "README.md",
+    "docs/results.md",
+    "docs/paper.md",
+    "docs/fidelity.md",
+    "docs/guard.md",
+    "docs/reading.md",
 )
+BLOCK = re.compile(r"(<!-- (\w+) ([^>]+) -->\n).*?(<!-- end -->)", re.S)
 FRONT = (  # arms of the front page, of whatever regime has them
     "base",
     "Best-of-N, augmented",
@@ -161,6 +171,17 @@ def output(page: str, base: Path) -> str:
     return f"```\n{printed.getvalue().rstrip()}\n```"
 
 
+def lines(page: str, base: Path) -> str:
+    """Return the code lines of the files that the headings of a page link to, and their sum."""
+    text = (base / page).read_text(encoding="utf-8")
+    rows = [
+        (f"[{path}](../{path})", code_lines((base / path).read_text(encoding="utf-8")))
+        for path in re.findall(r"^#+ .*\]\(\.\./(\S+\.py)\)", text, re.MULTILINE)
+    ]
+    frame = pd.DataFrame([*rows, ("all", sum(n for _, n in rows))], columns=["file", "code lines"])
+    return frame.to_markdown(index=False)
+
+
 def filled(page: str, base: Path) -> str:
     """Return the text of a page with all its blocks written anew.
 
@@ -185,14 +206,15 @@ KINDS = {
     "output": output,
     "fidelity": statements,
     "claims": verdicts,
+    "lines": lines,
 }
 
 
-def main() -> None:
-    """Write the blocks of all pages."""
+def main(pages: Sequence[str] = PAGES) -> None:
+    """Write the blocks of pages."""
     base = root()
     try:
-        for page in PAGES:
+        for page in pages:
             path = base / page
             replace_file(path, filled(path.read_text(encoding="utf-8"), base))
     except IgcoreError as error:
@@ -200,4 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or PAGES)
