@@ -184,7 +184,7 @@ def test_the_pages_show_the_committed_tables(page):
     """Guards against numbers typed by hand: `make readme` writes them."""
     for block in BLOCK.finditer((ROOT / page).read_text()):
         start, kind, name, _ = block.groups()
-        if kind in ("table", "arms", "claims", "plan"):
+        if kind in ("table", "arms", "claims", "plan", "fidelity"):
             shown = block.group()[len(start) : -len("<!-- end -->")]
             assert shown.strip() == KINDS[kind](name, ROOT).strip()
 

@@ -22,3 +22,10 @@ def test_each_object_is_a_function_that_cites_the_paper(name):
     that does not say which part of the paper it is.
     """
     assert PLACE.search(resolve_name(name).__doc__)
+
+
+def test_each_room_has_a_row():
+    """Bug: the room of the paper's scorers, which no table of rooms named."""
+    page, root = PAGE.read_text(encoding="utf-8"), PAGE.parents[1]
+    for init in [*root.glob("igcore/*/__init__.py"), *root.glob("igstudy/*/__init__.py")]:
+        assert f"| [{init.parent.relative_to(root).as_posix()}/](" in page
