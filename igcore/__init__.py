@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 _HOME = {  # public name -> its module
     "METHODS": "beams",
     "POLICIES": "models.policies",
-    "SCORERS": "models.registry",
+    "SCORERS": "catalog",
     "AssetError": "errors",
     "Guard": "guard",
     "IgcoreError": "errors",

@@ -2,6 +2,7 @@
 
 from .adapters.generate import custom_generate as custom_generate
 from .beams import METHODS as METHODS
+from .catalog import SCORERS as SCORERS
 from .config import SearchConfig as SearchConfig
 from .errors import AssetError as AssetError
 from .errors import IgcoreError as IgcoreError
@@ -15,7 +16,6 @@ from .guard import decode as decode
 from .models.policies import POLICIES as POLICIES
 from .models.policies import load_policy as load_policy
 from .models.prompts import load_prompts as load_prompts
-from .models.registry import SCORERS as SCORERS
 from .models.registry import load_scorer as load_scorer
 from .policy import Policy as Policy
 from .policy import Prompt as Prompt

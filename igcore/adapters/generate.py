@@ -102,12 +102,14 @@ class custom_generate:
     guard: Guard
     streamer: Any = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Refuse what is no guard."""
         if not isinstance(self.guard, Guard):
             raise ParameterError(f"guard is {self.guard!r:.60}; give an igcore.Guard")
 
-    def __call__(self, model, input_ids, seed=None, **inputs):
+    def __call__(
+        self, model: Any, input_ids: torch.Tensor, seed: int | None = None, **inputs: Any
+    ) -> torch.Tensor | generation.GenerateDecoderOnlyOutput:
         """Answer the rows of `input_ids` (B, L); transformers calls it."""
         try:
             return answer_rows(self.guard, model, input_ids, self.streamer, seed=seed, **inputs)
@@ -118,16 +120,16 @@ class custom_generate:
 
 def answer_rows(
     guard: Guard,
-    model,
-    input_ids,
-    streamer=None,
+    model: Any,
+    input_ids: torch.Tensor,
+    streamer: Any = None,
     *,
-    logits_processor,
-    stopping_criteria,
-    generation_config,
-    seed=None,
-    **inputs,
-):
+    logits_processor: Sequence[Any],
+    stopping_criteria: Sequence[Any],
+    generation_config: generation.GenerationConfig,
+    seed: int | None = None,
+    **inputs: Any,
+) -> torch.Tensor | generation.GenerateDecoderOnlyOutput:
     """Answer the rows of `input_ids` (B, L), see `custom_generate`.
 
     transformers chooses the names of these parameters, except `guard` and `seed`.
@@ -184,7 +186,7 @@ def answer_rows(
 class _Shown:
     """The part of an answer that a streamer has shown."""
 
-    streamer: object
+    streamer: Any
     guard: Guard
     tokens: list[int] = field(default_factory=list)
 
@@ -226,10 +228,10 @@ def certified_prefix(beams: Sequence[Beam], config: SearchConfig) -> list[int]:
     # the peak as well as the state: a signed accounting may have repaid an overspent budget
     if not all(beam.safe(config) and within(beam.state.peak, config) for beam in beams):
         return []
-    shared = commonprefix([beam.tokens for beam in beams])
+    shared: Sequence[int] = commonprefix([beam.tokens for beam in beams])
     checked = [set(beam.ends[:-1] if beam.finished else beam.ends) for beam in beams]
     ends = {n for n in set.intersection(*checked) if n <= len(shared)}
-    return shared[: max(ends, default=0)]
+    return list(shared[: max(ends, default=0)])
 
 
 def _prompts(
@@ -239,7 +241,7 @@ def _prompts(
 
     From the second on, a row of the same text has its number in its id.
     """
-    prompts, rows = [], Counter()
+    prompts, rows = [], Counter[str]()
     for ids, here in zip(input_ids, mask.bool(), strict=True):
         ids = tuple(ids[here].tolist())
         prompt = as_prompt(policy.text(ids))
@@ -258,7 +260,9 @@ def _tokens(response: Response, policy: Policy, eos: list[int]) -> list[int]:
     return ids if response.finished or policy.decoded(ids + eos) != text else ids + eos
 
 
-def _length(settings, own: Sequence, prompt: int, context: int) -> int | None:
+def _length(
+    settings: generation.GenerationConfig, own: Sequence[Any], prompt: int, context: int
+) -> int | None:
     """Return how many new tokens the caller of `generate` allows after `prompt` tokens, or None."""
     if settings.max_new_tokens is not None:
         preset = [each.max_new_tokens for each in own]
@@ -267,7 +271,7 @@ def _length(settings, own: Sequence, prompt: int, context: int) -> int | None:
     return settings.max_length - prompt if settings.max_length != default else None
 
 
-def _special(settings, rows: int) -> tuple[list[int], int]:
+def _special(settings: generation.GenerationConfig, rows: int) -> tuple[list[int], int]:
     """Return the end tokens, and the token that pads on the right."""
     eos = settings.eos_token_id
     eos = eos if isinstance(eos, list) else [] if eos is None else [eos]
@@ -279,7 +283,7 @@ def _special(settings, rows: int) -> tuple[list[int], int]:
     return eos, pad or 0
 
 
-def _check_caller(streamer) -> generation.GenerationConfig:
+def _check_caller(streamer: Any) -> generation.GenerationConfig:
     """Refuse arguments that `generate` does not hand on; return what a pipeline adds by itself."""
     callers = {frame.f_code.co_name: frame for frame, _ in reversed(list(walk_stack(None)))}
     calling = callers.get("generate")
@@ -291,7 +295,7 @@ def _check_caller(streamer) -> generation.GenerationConfig:
             "igcore.custom_generate(guard, streamer=...)"
         )
     # around `generate` a decorator has what was given, before transformers fills in defaults
-    named = calling.f_back.f_locals.get("kwargs", {}) if calling else {}
+    named = calling.f_back.f_locals.get("kwargs", {}) if calling and calling.f_back else {}
     sampling = named.get("do_sample", getattr(named.get("generation_config"), "do_sample", None))
     if sampling is False:
         raise ParameterError(
@@ -303,7 +307,7 @@ def _check_caller(streamer) -> generation.GenerationConfig:
     return preset or generation.GenerationConfig()
 
 
-def _check_settings(settings, own: Sequence) -> None:
+def _check_settings(settings: generation.GenerationConfig, own: Sequence[Any]) -> None:
     """Refuse settings that the search cannot honour, except defaults."""
     if settings.num_beams not in (None, 1):
         raise ParameterError(
@@ -323,7 +327,7 @@ def _check_settings(settings, own: Sequence) -> None:
             )
 
 
-def _check_processors(parts: Sequence) -> None:
+def _check_processors(parts: Sequence[Any]) -> None:
     """Refuse the user's own logits processors and stopping criteria.
 
     Those that transformers makes of settings are left to `_check_settings`.
@@ -339,7 +343,7 @@ def _check_processors(parts: Sequence) -> None:
             )
 
 
-def _check_inputs(input_ids: torch.Tensor, mask: torch.Tensor, inputs: dict) -> None:
+def _check_inputs(input_ids: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> None:
     """Refuse inputs besides ids (B, L) and their mask, and padding that is not on the left."""
     # a multimodal model without pictures is given an empty mapping of them
     given = {

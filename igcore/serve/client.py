@@ -131,7 +131,8 @@ class Client:
             reraise=True,
         )
         try:
-            return retrying(self._attempt, call, request)
+            content: bytes = retrying(self._attempt, call, request)
+            return content
         except Failed as error:
             if not isinstance(error, Refused) and not call.over.is_set():
                 call.failed = error
@@ -176,14 +177,14 @@ class Client:
             raise Passing(f"{SILENT} ({without_key(said(error), self.key)})") from None
         if response.status_code == 200:
             return bytes(content)
-        raise self._refusal(response.status_code, content)
+        raise self._refusal(response.status_code, bytes(content[:1000]))
 
     def _refusal(self, status: int, content: bytes) -> Failed:
         """Return the error for a status that is no reply."""
         if 300 <= status < 400:  # without the other address, which may hold a key
             return Failed(f"{MOVED} (status {status})")
-        words = content[:1000].decode(errors="replace")
-        why = f"{REFUSED} (status {status}: {without_key(words, self.key)})"
+        words = without_key(content.decode(errors="replace"), self.key)
+        why = f"{REFUSED} (status {status}: {words})"
         if status in OF_THE_REQUEST:
             return Refused(why)
         return Passing(why) if status >= 500 or status in BUSY else Failed(why)

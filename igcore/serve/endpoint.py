@@ -94,7 +94,7 @@ class Endpoint:
     model: str
     api: Annotated[str, one_of(ROUTES)]
     url: str = "http://localhost:8000"
-    sign: Literal["higher is worse", "higher is better"] = COST
+    sign: Literal["higher is worse", "higher is better"] = "higher is worse"
     labels: list[Natural] | None = None
     guard: Options | None = None
     template: str | None = None
@@ -106,7 +106,7 @@ class Endpoint:
     max_retries: Natural = 5
     self_check: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_endpoint("url", self.url, self.api_key_env, SCORER)
         for name, api in OPTIONS.items():
             if getattr(self, name) and api != self.api:
@@ -148,15 +148,15 @@ class Endpoint:
     @cached_property
     def wording(self) -> Wording:
         """What a guard reads."""
-        return Wording(**self.guard)
+        return Wording(**self.guard or {})
 
     @cached_property
-    def _words(self):
+    def _words(self) -> Any:
         """The tokenizer."""
         from ..models.hub import snapshot  # here: they need torch, and not every kind does
         from ..models.pretrained import load_tokenizer
 
-        return load_tokenizer(snapshot(self.tokenizer, None))
+        return load_tokenizer(snapshot(self.tokenizer or "", None))
 
     @cached_property
     def label_ids(self) -> list[int]:
@@ -178,7 +178,7 @@ class Endpoint:
             _, why = self._ask(*([text] for text in HELPFUL))
             if why:
                 raise ScorerError(f"{self._place} {why}; self_check: false loads it all the same")
-            probe(self)
+            probe(self)  # type: ignore[arg-type]  # frozen, and a protocol's attributes are not
         return self
 
     # --- asking ---
@@ -268,5 +268,7 @@ class Endpoint:
     def client(self) -> Client:
         """The way to the endpoint."""
         key = key_in(self.url, self.api_key_env, SCORER)
-        limits = {"timeout": self.timeout, "retries": self.max_retries, "at_once": self.workers}
-        return Client(self.url.rstrip("/").removesuffix("/v1"), key, **limits)
+        url = self.url.rstrip("/").removesuffix("/v1")
+        return Client(
+            url, key, timeout=self.timeout, retries=self.max_retries, at_once=self.workers
+        )

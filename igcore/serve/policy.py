@@ -71,7 +71,7 @@ class ServedOptions:
     batch_invariant: bool = False
     states: Options | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_endpoint("server", self.server, self.api_key_env, SERVER)
         if self.states is not None:
             address = StatesOptions(**self.states).server
@@ -81,8 +81,10 @@ class ServedOptions:
         """Return a server; ``ParameterError`` for a key that is none or may not be sent."""
         url = address.rstrip("/").removesuffix("/v1")
         key = key_in(url, self.api_key_env, SERVER)
-        limits = {"timeout": self.timeout, "retries": self.max_retries, "at_once": self.at_once}
-        return Server(Client(url, key, **limits), self.model)
+        client = Client(
+            url, key, timeout=self.timeout, retries=self.max_retries, at_once=self.at_once
+        )
+        return Server(client, self.model)
 
 
 class RemoteModel:
@@ -93,7 +95,7 @@ class RemoteModel:
     def __init__(self, name: str):
         self.name = name
 
-    def modules(self) -> list:
+    def modules(self) -> list[Any]:
         """Return no modules."""
         return []
 

@@ -75,9 +75,12 @@ class HiddenStates:
         replies = self.server.complete([ONE | {"prompt": list(ids)} for ids in sequences])
         # all files are read and removed, whatever is wrong with one of them
         found = [self._states(*pair) for pair in zip(replies, sequences, strict=True)]
-        if failed := [states for states in found if isinstance(states, PolicyError)]:
-            raise failed[0]
-        return found
+        good = []
+        for states in found:
+            if isinstance(states, PolicyError):
+                raise states
+            good.append(states)
+        return good
 
     def _states(self, reply: bytes, ids: Sequence[int]) -> Tensor | PolicyError:
         """Return the states of the file that a reply names, or why there are none."""
