@@ -1,6 +1,6 @@
 """Algorithm 1 of the paper: blockwise beam search under a safety budget.
 
-The search deals in candidates, their scores and their safety states. It handles no tensors: logits
+The search works on candidates, their scores and their safety states. It handles no tensors: logits
 and KV caches belong to the engine. A method is a set of options of this loop (`igcore.beams`). An
 observer counts the work (`igcore.work.Work`); it decides nothing.
 """
@@ -38,12 +38,12 @@ class Batch:
     reward : Scorer or None
     critic : Critic, ValueNetwork or None
     config : SearchConfig
-        The settings that the method runs under.
+        The effective settings of the method.
     method : Method
     searches : list of PromptSearch
         One per prompt.
     engine : LocalEngine
-        Or one that has its methods, such as `igcore.serve.engine.ServedEngine`.
+        Or an engine with the same methods, such as `igcore.serve.engine.ServedEngine`.
     scoring : Scoring
         The scorers during the search and for the final check.
     seed : int
@@ -57,7 +57,7 @@ class Batch:
     policy: Policy
     reward: Scorer | None
     critic: Any
-    config: Any  # a SearchConfig, of ARGS or RE-Control their own
+    config: Any  # a SearchConfig, or the subclass of a baseline with settings of its own
     method: Method
     searches: list[PromptSearch]
     engine: LocalEngine
@@ -99,38 +99,50 @@ def guarded_beam_search(batch: Batch) -> list[Emission]:
     PolicyError
         When the policy's logits are not finite.
     """
+    # 1. B <- {prompt}: one empty beam per prompt, with the whole budget z_0 = d
     open_searches(batch)
     block = 0
-    while going := [search for search in batch.searches if search.live]:
-        for search in going:
+    # a search is live while a kept beam is unfinished and the search has not stopped
+    while live := [search for search in batch.searches if search.live]:
+        # 2. pool <- finished beams; F <- empty, since the paper counts failures per block
+        for search in live:
             search.open_block(batch.policy.eos_ids)
 
         for round_ in range(batch.config.rounds):  # M
-            # a retry is only for prompts without an accepted candidate; the others wait
-            trying = going if round_ == 0 else [search for search in going if not search.accepted]
-            if not trying:
+            # 3. retry only the prompts without an accepted candidate; the others wait. The paper's
+            # test "some E_i > 0" would never retry when all candidates have score n > 0
+            retried = live if round_ == 0 else [search for search in live if not search.accepted]
+            if not retried:
                 break
             if round_ > 0:
-                roll_back(batch, going)
+                # all searches, not only the retried ones: candidates of the others stay selectable
+                roll_back(batch, live)
 
-            candidates = sample(batch, trying, round_)  # N per prompt
+            # 4. sample N blocks per prompt, split over the live beams
+            candidates = sample(batch, retried, round_)
+            # 5. score them, in this order: the critic reads z and skips what is over budget, and
+            # under a safety-first method the reward model skips what either of them rejects
             charge_costs(batch, candidates)  # U -> C -> z
             ask_critic(batch, candidates)  # f1, f2 of unfinished candidates that are safe so far
             ask_reward(batch, candidates)  # only where the score still needs it
 
+            # 6. pool the candidates of all rounds: a retry adds competitors and removes none
             for candidate in candidates:
                 candidate.search.pool.append(candidate.beam)
             batch.work.saw_round(block, round_, candidates)
-            # sampling diversity (n_2): what this round sampled is less likely in the next one
+            # 7. F <- F + the tokens of this round; with n_2 they are less likely in the next one.
+            # If a candidate was accepted, no retry of this prompt follows and F is not used
             for candidate in candidates:
                 row, tokens = candidate.parent.row, candidate.tokens
                 candidate.search.failures.add(row, tokens, candidate.log_p)
 
-        for search in going:
-            search.keep_best()  # K of the pool; where none is safe a guarded search has failed
+        # 8. B <- the best K of the pool; a guarded search without a safe candidate has failed
+        for search in live:
+            search.keep_best()
             batch.work.saw_block(search)
         go_on(batch)
         block += 1
+    # 9. the best of B, if it passes the final check
     return answers(batch)
 
 
@@ -138,20 +150,21 @@ def guarded_beam_search(batch: Batch) -> list[Emission]:
 
 
 def open_searches(batch: Batch) -> None:
-    """Prefill the prompts; a budget that is broken before the first token is a dead end."""
+    """Prefill the prompts; a search whose budget is spent before the first token has failed."""
     with batch.work.timed("generate"):
         batch.engine.open([search.ids for search in batch.searches])
     for search in batch.searches:
         batch.work.saw_read(search, len(search.ids))
-        if search.abstains and not search.best.safe(search.config):  # strict reading with budget 0
+        # only the strict reading omega > 0 with budget 0 gets here: no text can be safe then
+        if search.abstains and not search.best.safe(search.config):
             search.fail("dead_end")
 
 
-def roll_back(batch: Batch, going: Sequence[PromptSearch]) -> None:
+def roll_back(batch: Batch, live: Sequence[PromptSearch]) -> None:
     """Return the engine to the start of the block for a retry."""
-    # the KV cache of a candidate that the block would not keep now can be freed: later rounds
-    # only add competitors
-    kept = [beam for search in going for beam in search.chosen() if not beam.finished]
+    # free the KV cache of every candidate outside the current best K: later rounds only add
+    # competitors, so it cannot come back. Finished beams have no state in the engine
+    kept = [beam for search in live for beam in search.chosen() if not beam.finished]
     batch.engine.rollback(keep=[beam.row for beam in kept])
 
 
@@ -163,45 +176,49 @@ def shares_of(beams: Sequence[Beam], n: int) -> list[tuple[Beam, int, int]]:
     list of (Beam, int, int)
         For each sample its beam, its index among the beam's samples, and the number of these.
     """
+    # the remainder goes to the first beams, which are the best. N counts the samples of a prompt,
+    # not of a beam: every method then samples the same number, whatever K is
     shares = [n // len(beams) + (i < n % len(beams)) for i in range(len(beams))]
     pairs = zip(beams, shares, strict=True)
     return [(beam, k, share) for beam, share in pairs for k in range(share)]
 
 
-def sample(batch: Batch, trying: Sequence[PromptSearch], round_: int) -> list[Candidate]:
+def sample(batch: Batch, retried: Sequence[PromptSearch], round_: int) -> list[Candidate]:
     """Sample one block for each of N candidates per prompt; a retry samples with a penalty.
 
     Every token has a random key of its own, made from (seed, prompt, round, beam, position).
     """
     config, n = batch.config, batch.config.n_samples
-    drawn = [
+    samples = [
         (search, beam, k, share)
-        for search in trying
+        for search in retried
         for beam, k, share in shares_of(search.live, n)
     ]
-    at = len(drawn[0][1].tokens)  # live beams all have the same length
-    length = min(config.block_size, config.max_new_tokens - at)
+    # live beams all have the same length: only an end token makes a beam shorter, and ends it
+    start = len(samples[0][1].tokens)
+    length = min(config.block_size, config.max_new_tokens - start)  # the last block may be shorter
     # one key per token and no shared random stream: a sample must not depend on which prompts
     # share its batch; each search has n samples in a row, so c % n numbers them
     keys = [
-        [random_key(batch.seed, search.prompt.id, round_, c % n, at + t) for t in range(length)]
-        for c, (search, *_) in enumerate(drawn)
+        [random_key(batch.seed, search.prompt.id, round_, c % n, start + t) for t in range(length)]
+        for c, (search, *_) in enumerate(samples)
     ]
-    penalties: list[Penalty | None] = [None] * len(drawn)
+    # the first round samples from the reference: F is still empty
+    penalties: list[Penalty | None] = [None] * len(samples)
     if round_ > 0:
         diversity = DIVERSITIES[config.diversity]
         penalties = [
-            diversity(search.failures, beam.row, k, share) for search, beam, k, share in drawn
+            diversity(search.failures, beam.row, k, share) for search, beam, k, share in samples
         ]
 
     with batch.work.timed("generate"):
         block = batch.engine.sample_block(
-            [beam.row for _, beam, _, _ in drawn],
+            [beam.row for _, beam, _, _ in samples],
             keys,
             penalties if any(penalties) else None,
-            last=at + length == config.max_new_tokens,
+            last=start + length == config.max_new_tokens,  # saves reading tokens at length T
         )
-    return candidates_of(batch, block, [(search, beam) for search, beam, _, _ in drawn])
+    return candidates_of(batch, block, [(search, beam) for search, beam, _, _ in samples])
 
 
 def candidates_of(
@@ -213,10 +230,13 @@ def candidates_of(
         tokens = parent.tokens + block.tokens[c]  # a new list: siblings share their parent
         beam = Beam(
             tokens=tokens,
+            # all tokens, not the new ones: a character may be split over two blocks
             text=batch.policy.text(tokens),
+            # an end token or length T; E_critic and `terminal` treat both as the end
             finished=block.ended[c] or len(tokens) == batch.config.max_new_tokens,
-            state=parent.state,
+            state=parent.state,  # before this block's cost, see `charge_costs`
             ends=[*parent.ends, len(tokens)],
+            # the engine numbers candidates over all rounds of a block
             row=block.first + c,
             log_p=parent.log_p + sum(block.log_p[c]),
         )
@@ -230,7 +250,7 @@ def candidates_of(
 
 
 def scorable(method: Method, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates whose scores exist: all, or under final costs the finished ones."""
+    """Return the candidates that have scores: the finished ones if only final costs exist."""
     return [c for c in candidates if c.beam.finished or not method.final_only]
 
 
@@ -241,17 +261,21 @@ def charge_costs(batch: Batch, candidates: Sequence[Candidate]) -> None:
     """
     if not batch.method.cost:
         return
-    known = scorable(batch.method, candidates)
-    found = read(batch, "cost", batch.config.checks, known)
-    for candidate, costs in zip(known, found, strict=True):
+    scored = scorable(batch.method, candidates)
+    all_costs = read(batch, "cost", batch.config.checks, scored)
+    for candidate, costs in zip(scored, all_costs, strict=True):
         beam = candidate.beam
+        # one failed check is enough. max() would not show it: it may drop a NaN, and a comparison
+        # of the budget with NaN must not decide
         beam.broken = any(map(math.isnan, costs))
         beam.cost = math.inf if beam.broken else costs[-1]
         beam.worst = math.inf if beam.broken else max(costs)
     for candidate in candidates:
         # unfinished candidates too: `terminal` charges them nothing, but z is rescaled by gamma
         beam, config = candidate.beam, batch.config
-        last = len(beam.tokens) - 1
+        last = len(beam.tokens) - 1  # time index t of the block's last token
+        # the worst check of the block, so that a peak inside it is charged. Where a method checks
+        # block ends alone, that is the cost at the end
         beam.state = charge(
             beam.state, beam.worst, config.accounting, config.gamma_safety, last, beam.finished
         )
@@ -263,11 +287,13 @@ def read(
     """Return cost or reward at the checks of each candidate's last block, NaN for a failure."""
     with batch.work.timed(role):
         found = readings(
+            # cached by text; the final check reads the cost without this cache
             batch.scoring.search[role],
             checks,
             [candidate.search.prompt.text for candidate in candidates],
             [candidate.beam.text for candidate in candidates],
             [candidate.beam.finished for candidate in candidates],
+            # the parent's state holds the earlier checks: only the new part of the text is read
             since=[len(candidate.parent.text) for candidate in candidates],
         )
     batch.work.saw_scored(candidates, [reading.asked for reading in found])
@@ -277,25 +303,29 @@ def read(
 def ask_critic(batch: Batch, candidates: Sequence[Candidate]) -> None:
     """Let the critic judge the unfinished candidates that are safe so far.
 
-    The critic reads their latents, which the engine has.
+    The critic reads their latents, which the engine has computed already.
     """
     if not batch.method.asks_critic:
         return
-    asked = [c for c in candidates if not c.beam.finished and c.beam.safe(batch.config)]
+    # a finished candidate has its true costs and needs no estimate; the engine keeps no state of it
+    judged = [c for c in candidates if not c.beam.finished and c.beam.safe(batch.config)]
     critic = batch.critic
     verdicts: list[tuple[float, float]] = []
     # the KV cache of many candidates is large, so a critic that reads it sees a few at a time
-    size = CRITIC_ROWS if critic.reads_keys else max(1, len(asked))
-    for at in range(0, len(asked), size):
-        part = [candidate.beam for candidate in asked[at : at + size]]
+    size = CRITIC_ROWS if critic.reads_keys else max(1, len(judged))
+    for first in range(0, len(judged), size):
+        part = [candidate.beam for candidate in judged[first : first + size]]
         with batch.work.timed("critic"):
+            # h_t and o_t of the block's end, from the cache: no token is encoded for the critic
             history = batch.engine.history([beam.row for beam in part], critic.reads_keys)
             f1, f2 = critic.judge(history, [beam.state.z for beam in part])
             verdicts += zip(f1.tolist(), f2.tolist(), strict=True)
-    if deal := getattr(critic, "deal", None):  # a control, which no prompt of a batch may change
-        owners = [candidate.search for candidate in asked]
-        verdicts = deal(verdicts, owners, [candidate.beam.tokens for candidate in asked])
-    for candidate, (f1, f2) in zip(asked, verdicts, strict=True):
+    # a control experiment replaces the verdicts; it works prompt by prompt, so that the result does
+    # not depend on the other prompts of the batch
+    if deal := getattr(critic, "deal", None):
+        owners = [candidate.search for candidate in judged]
+        verdicts = deal(verdicts, owners, [candidate.beam.tokens for candidate in judged])
+    for candidate, (f1, f2) in zip(judged, verdicts, strict=True):
         candidate.beam.judge(f1, f2, batch.config)
 
 
@@ -306,17 +336,19 @@ def ask_reward(batch: Batch, candidates: Sequence[Candidate]) -> None:
     """
     if not batch.method.reward:
         return
-    known = scorable(batch.method, candidates)
+    scored = scorable(batch.method, candidates)
     if batch.method.safety_first:  # the reward of a rejected candidate would not change its rank
-        known = [candidate for candidate in known if candidate.beam.passes(batch.config)]
+        scored = [candidate for candidate in scored if candidate.beam.passes(batch.config)]
     if batch.reward is None:
-        for candidate in known:
+        for candidate in scored:
             candidate.beam.reward = candidate.beam.likelihood
         return
-    found = read(batch, "reward", "block", known)
-    for candidate, (reward,) in zip(known, found, strict=True):
+    # "block": the reward of the text so far ranks, and no path of rewards is needed
+    rewards = read(batch, "reward", "block", scored)
+    for candidate, (reward,) in zip(scored, rewards, strict=True):
         beam = candidate.beam
-        beam.broken |= math.isnan(reward)  # the cost may have failed before
+        beam.broken |= math.isnan(reward)  # |= because the cost may have failed before
+        # a finite number would rank a failure among real rewards, and NaN would break the sort
         beam.reward = -math.inf if math.isnan(reward) else reward
 
 
@@ -324,12 +356,14 @@ def go_on(batch: Batch) -> None:
     """Make the kept beams the rows of the engine, and free the KV cache of all other candidates."""
     live = [(search, beam) for search in batch.searches for beam in search.live]
     with batch.work.timed("generate"):
+        # one call for all prompts: it drops every candidate that it is not given
         batch.engine.select([beam.row for _, beam in live])
     with batch.work.timed("cost"):
         # scorers with a KV cache forget the other candidates, too
         batch.scoring.retain(
             [search.prompt.text for search, _ in live], [beam.text for _, beam in live]
         )
+    # `select` renumbers: candidate numbers of the block become rows 0, 1, ... in this order
     for row, (_, beam) in enumerate(live):
         beam.row = row
 
@@ -341,8 +375,10 @@ def answers(batch: Batch) -> list[Emission]:
     """Return the answers: the best beam of each search if it passes the final check."""
     prompts, abstains = [search.prompt for search in batch.searches], batch.searches[0].abstains
     proposals = [proposal(batch, search) for search in batch.searches]
-    # a baseline's text is only marked, and its path read for the tables: no part of its time
+    # a method that always emits would run without the check, so the seconds are not counted then
     with batch.work.timed("cost") if abstains else nullcontext():
+        # not the variable above: mode `paper` emits whatever the check says, but its text is
+        # judged at every check, as that of any guarded method
         guarded = batch.method.abstains
         emissions = final_check(batch.scoring, prompts, proposals, batch.config, guarded)
     for search, emission in zip(batch.searches, emissions, strict=True):
@@ -365,8 +401,11 @@ def proposal(batch: Batch, search: PromptSearch) -> Emission:
         text = emission_of(best, batch.policy, batch.grid)
         return replace(text, safe=safe, otherwise=otherwise)
     certified = search.certified
+    # the prefix is a proposal like any other: it goes through the final check as well
     if config.on_failure == "truncate" and certified and certified.tokens:
         prefix = emission_of(certified, batch.policy, batch.grid)
-        prefix.safe = certified.safe(config)  # signed, the failure may only show at the end
+        # under a signed accounting the failure shows at the end, so the prefix may be unsafe
+        prefix.safe = certified.safe(config)
         return replace(prefix, reason="truncated", otherwise=search.failure, finished=False)
+    # no text at all: the final check then tries the refusal and the empty text
     return Emission(None, reason=search.failure)
