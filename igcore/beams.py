@@ -39,12 +39,12 @@ class Beam:
     cost, reward : float
         U_k and reward of the text so far; infinitely bad, and `broken`, where a scorer failed.
     worst : float
-        The highest cost at the checks of its last block; -infinity before it was read.
+        The highest cost at the checks of its last block; -infinity before it is scored.
     f1, f2 : float
         The critic's probability of ending within budget, and its expected gamma_task^T c_task; NaN
-        before it has judged. An f1 that is not finite counts as the lowest.
+        before the critic has judged it. An f1 that is not finite counts as the lowest.
     let_through : bool
-        Whether the critic lets it through; True before it has judged.
+        Whether the critic accepts it; True before the critic has judged it.
     """
 
     tokens: list[int]
@@ -65,11 +65,14 @@ class Beam:
     @property
     def likelihood(self) -> float:
         """Mean log-probability of its tokens (nats), which ranks without a reward model."""
-        mean = self.log_p / max(len(self.tokens), 1)  # NaN where a server does not tell it
+        # a mean, because a sum would rank the shortest answer first
+        mean = self.log_p / max(len(self.tokens), 1)
+        # NaN if a server does not report logprobs; NaN would break the sort
         return -math.inf if math.isnan(mean) else mean
 
     def safe(self, config: SearchConfig) -> bool:
         """True if within budget; False when a scorer failed on its text."""
+        # `broken` is asked as well, because a failed reward does not touch the safety state
         return not self.broken and is_safe(self.state, config.strict)
 
     def passes(self, config: SearchConfig) -> bool:
@@ -80,10 +83,14 @@ class Beam:
         """Store the critic's estimates, and decide by f1 whether the beam is let through."""
         # fails closed: a broken critic lets nothing through, and sorting needs a number, not NaN
         self.f1, self.f2 = f1 if math.isfinite(f1) else -math.inf, f2
+        # the threshold is on f1 alone, as in the paper; f2 only ranks what passes
         self.let_through = math.isfinite(f1) and math.isfinite(f2) and f1 > config.critic_threshold
 
 
 # --- scores of a beam -----------------------------------------------------------------------------
+# E of the paper. A tuple compares entry by entry: its first entry is the class (0 eligible, 1 and 2
+# score n), its second ranks within the class. So no reward, however high, outweighs the class, as a
+# finite n would allow.
 
 
 def unranked(beam: Beam, config: SearchConfig) -> Score:
@@ -108,7 +115,8 @@ def lagrangian(beam: Beam, config: SearchConfig) -> float:
 
     C is the cost model's score of the text so far. Infinite when a scorer failed.
     """
-    # not left to the sum: the cost of a broken beam is infinite, and 0 * inf would be NaN
+    # not left to the sum: the cost of a broken beam is infinite, and lambda = 0 would give
+    # 0 * inf = NaN
     return math.inf if beam.broken else -beam.reward + config.lagrange_multiplier * beam.cost
 
 
@@ -124,7 +132,8 @@ def e_inter(beam: Beam, config: SearchConfig) -> Score:
     """
     if beam.safe(config):
         return 0, -beam.reward
-    # the paper gives all of these n; here the least overspent comes first
+    # the paper gives all of these n; here the least overspent comes first. By omega and not z:
+    # 1 / gamma^t overflows for long t, and the two have the same sign
     return 1, -beam.state.omega
 
 
@@ -136,6 +145,7 @@ def e_critic(beam: Beam, config: SearchConfig) -> Score:
     """
     if not beam.passes(config):
         return rejected(beam, config)
+    # a finished beam has its true task cost, and f2 predicts the same quantity: the two compare
     return 0, final_task_cost(beam, config) if beam.finished else beam.f2
 
 
@@ -152,7 +162,7 @@ def e_mix(beam: Beam, config: SearchConfig) -> Score:
 
 
 def rejected(beam: Beam, config: SearchConfig) -> Score:
-    """Order the candidates of score n: what only the critic rejects, by f1, then the unsafe."""
+    """Rank the candidates of score n: those that only the critic rejects by f1, then the unsafe."""
     # the critic may be wrong and the cost model decides, so a safe candidate always comes first
     return (1, -beam.f1) if beam.safe(config) else (2, -beam.state.omega)
 
@@ -162,7 +172,7 @@ def below_threshold(beam: Beam, config: SearchConfig) -> bool:
     return lagrangian(beam, config) <= config.lagrangian_threshold
 
 
-# --- what a method fixes of the settings ----------------------------------------------------------
+# --- settings that a method fixes -----------------------------------------------------------------
 
 
 def as_given(config: SearchConfig) -> SearchConfig:
@@ -177,6 +187,7 @@ def one_round(config: SearchConfig) -> SearchConfig:
 
 def one_block(config: SearchConfig) -> SearchConfig:
     """Return settings under which N whole responses are sampled at once."""
+    # Best-of-N as one block of the search: the same engine, keys and accounting as every method
     return replace(config, block_size=config.max_new_tokens, keep=1, rounds=1, checks="block")
 
 
@@ -208,13 +219,13 @@ class Method:
     abstains : bool
         Whether it abstains when a text fails the final check; baselines always emit.
     safety_first : bool
-        Whether a safe candidate drives out all unsafe ones, which then need no reward.
+        Whether unsafe candidates are dropped if there is a safe one; they then need no reward.
     final_only : bool
         Whether cost and reward exist for finished candidates only.
     accepts : callable
         Whether a beam under settings is good enough that its block needs no further round.
     network : str
-        What it needs besides the scorers: ``critic``, ``value network``, or nothing.
+        The network it needs besides the scorers: ``critic``, ``value network``, or none (empty).
     search : callable, optional
         Runs it instead of `igcore.search.guarded_beam_search`.
     """
@@ -244,6 +255,8 @@ class Method:
         return replace(config, checks="block")
 
 
+# one loop runs them all, so that methods differ in these fields alone and share random keys,
+# counting and the final check
 _GUARDED = Method(e_inter, safety_first=True, abstains=True)
 _GUARDED_BY_CRITIC = replace(_GUARDED, network="critic")
 
@@ -257,12 +270,13 @@ _OWN: dict[str, Method | str] = {
     # the two -augmented baselines rank as InferenceGuard does, but always emit
     "beam-augmented": Method(e_inter, one_round, safety_first=True),
     "inferenceguard": _GUARDED,
+    # an unfinished text has no cost or reward here: the critic alone steers until the end
     "inferenceguard-critic": replace(
         _GUARDED_BY_CRITIC, score=e_critic, settings=final_costs_only, final_only=True
     ),
     "inferenceguard-mix": replace(_GUARDED_BY_CRITIC, score=e_mix),
 }
-# those that are added come first into the catalogue; one may be the place where the method is
+# methods added by a user or by igstudy come first; a value may be an import path, loaded when used
 METHODS: MutableMapping[str, Method | str] = ChainMap(catalog.METHODS, _OWN)
 ELSEWHERE = "; args and re-control come with igstudy"
 
@@ -284,7 +298,7 @@ def method_of(name: str) -> Method:
 # --- the search for one prompt --------------------------------------------------------------------
 
 
-@dataclass(eq=False)  # known by identity: two prompts may be equal
+@dataclass(eq=False)  # compared and hashed by identity: two prompts may be equal
 class PromptSearch:
     """The search for one prompt: its beams, what was tried, and whether it has failed.
 
@@ -303,7 +317,7 @@ class PromptSearch:
     certified : Beam or None
         The best safe beam before the block that failed.
     stopped : bool
-        Whether it has failed and does not go on (see ``SearchConfig.probe_fail_open``).
+        Whether it has failed and samples no more (see ``SearchConfig.probe_fail_open``).
     """
 
     prompt: Prompt
@@ -351,6 +365,8 @@ class PromptSearch:
 
         Candidates that only the critic rejects come last. They fill places that are left free.
         """
+        # safe by the cost model, whatever the critic says: an empty place is worse than a safe
+        # candidate with a low f1. Unsafe beams stay only where every candidate is unsafe
         safe = [beam for beam in self.pool if beam.safe(self.config)]
         eligible = safe if self.method.safety_first and safe else self.pool
         return self.best_first(eligible)[: self.config.keep]
@@ -358,10 +374,12 @@ class PromptSearch:
     def keep_best(self) -> None:
         """Keep the K best of the pool; a guarded search without a safe one has failed."""
         chosen = self.chosen()
-        # under a signed accounting a later credit may still repay what is overspent now
+        # with C >= 0 an overspent budget stays overspent, so that no continuation can be safe.
+        # Under a signed accounting a later credit may still repay it
         absorbing = self.config.accounting not in SIGNED
         if self.abstains and absorbing and not chosen[0].safe(self.config):
-            self.fail(why_unsafe(self.pool))  # before the beams change: `fail` keeps the last safe
+            # before the beams change: `fail` keeps the last safe one for mode `truncate`
+            self.fail(why_unsafe(self.pool))
         self.beams = chosen
 
     def fail(self, reason: str) -> None:

@@ -1,8 +1,8 @@
-"""The one verdict on a text: is it within budget at every check, by readings made for this alone?
+"""The final check: is a text within budget at every check, by fresh and uncached scores?
 
-`judge` answers for the final check, for a truncated answer, for what a streamer shows, and for a
-record that is verified later. It asks an uncached cost model for one text at a time, and fails
-closed: what cannot be scored is not within budget.
+The final check, truncated answers, the streamer and the verification of records all call `judge`.
+It asks an uncached cost model for one text at a time, and fails closed: a text that cannot be
+scored is not within budget.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .scoring import Tally, checked_score, checked_tokens, tokens_in, word_ends
 
 @dataclass(frozen=True)
 class Verdict:
-    """What fresh readings say of a text.
+    """The result of judging a text by fresh scores.
 
     Attributes
     ----------
@@ -34,13 +34,13 @@ class Verdict:
     worst : list of float
         The highest cost at the checks of each block; NaN where the scorer failed at one of them.
     cuts : dict of int to float
-        The cost of the text cut to a number of characters, where that was read.
+        Number of characters -> the cost of the text cut there, where a cut was scored.
     contract : Contract
-        Of the scorer, with the spread of the readings of this text as well.
+        The contract of the scorer; its spread includes the scores of this text.
     within : bool
-        Whether the whole text is within budget by more than the spread.
+        Whether the whole text is within budget, with the spread added to its cost.
     passed : bool
-        Whether it was so at every check: what ``verified_safe`` means for a guarded method.
+        Whether that holds at every check: ``verified_safe`` of a guarded method.
     calls, tokens : int
         Texts scored, and the policy tokens in them.
     """
@@ -55,7 +55,12 @@ class Verdict:
     tokens: int
 
     def why_not(self, otherwise: str, at_end: bool = False) -> str:
-        """Return the reason for a text that has not passed, by its end alone, or `otherwise`."""
+        """Return the reason why a text failed; `otherwise` if it is not the scorer.
+
+        With `at_end` only the score of the whole text counts.
+        """
+        # a sum is NaN if one of the costs is; there is no +infinity among them, which could give
+        # inf - inf
         if math.isnan(self.cost if at_end else sum(self.worst)):
             return "scorer_error"
         return "scorer_contract" if self.contract.problem else otherwise
@@ -116,7 +121,8 @@ class Emission:
 
 def within(cost: Any, config: SearchConfig) -> Any:
     """True where the final cost U_K is within budget; False for NaN."""
-    # not `is_safe`, which needs a path: this is about one text; any comparison with NaN is False
+    # not `is_safe`, which needs a path: this is about one text. A comparison with NaN is False, so
+    # a failed scorer is never within budget; `not cost > budget` would let it pass
     return cost < config.budget if config.strict else cost <= config.budget
 
 
@@ -128,47 +134,52 @@ def judge(
     earlier: Mapping[tuple[str, str, bool], float] | None = None,
     finished: bool = True,
 ) -> Verdict:
-    """Judge a text by readings made for this alone.
+    """Judge a text by fresh, uncached scores.
 
-    A scorer without a KV cache is asked for one text at a time. A language model reads all that a
-    text is cut to in one fresh pass, and the whole text by itself.
+    A scorer without a KV cache is asked for one text at a time. A language model scores all cuts of
+    the text in one fresh pass, and the whole text by itself.
 
     Parameters
     ----------
     contract : Contract
-        Of the cost model.
+        The contract of the cost model.
     emission : Emission
-        Its text, block ends and number of tokens count.
+        Only its text, block ends and number of tokens are used.
     earlier : mapping of (prompt, text, finished) to float, optional
-        Readings of the search. Where they differ from the fresh ones, the spread grows.
+        Scores from the search. If they differ from the fresh ones, the spread grows.
     finished : bool
         Whether the text is a complete answer, or the part that a streamer has shown.
     """
+    # 1. fresh scores. Those of the search may come from a KV cache and differ in their last bits;
+    # only an uncached score decides what is emitted
     text, scorer, tally = emission.text or "", uncached(contract.scorer), contract.tally
     cuts: dict[int, float] = {}
-    inside: dict[int, float] = {}
+    inside: dict[int, float] = {}  # offset -> highest cost of the text cut there
     one_pass = config.checks == "token" and reads_tokens(scorer)
     if one_pass:
         ((ends, costs),) = checked_tokens(scorer, [prompt], [text], [0], tally)
         cost = costs[-1]
-        for at, here in zip(ends[:-1], costs, strict=False):
-            # tokens of one character end together, and each of them is a check
-            inside[at] = float(np.max([here, inside.get(at, -math.inf)]))  # np.max keeps a NaN
+        for end, token_cost in zip(ends[:-1], costs, strict=False):
+            # several tokens may end at one character (the bytes of an emoji): keep the worst
+            inside[end] = float(np.max([token_cost, inside.get(end, -math.inf)]))  # keeps a NaN
     else:
         cuts = inside = _cut_costs(scorer, prompt, text, _places(emission, config), tally)
         (cost,) = checked_score(scorer, [prompt], [text], [finished], tally).tolist()
 
-    # a second reading now, and those of the search: of a function of the text all are the same
+    # 2. the spread: a cost that is a function of the text gives the same number every time, now,
+    # once more, and in the search
     (again,) = checked_score(scorer, [prompt], [text], [finished], tally).tolist()
-    asked = [(cost, again)]
-    for at, fresh in ({} if one_pass else cuts | {len(text): cost}).items():
-        known = (earlier or {}).get((prompt, text[:at], finished and at == len(text)))
-        asked += [] if known is None else [(fresh, known)]
-    first, second = zip(*asked, strict=True)
+    pairs = [(cost, again)]
+    # the search does not store scores of single tokens by text, so `one_pass` has none to compare
+    for end, fresh in ({} if one_pass else cuts | {len(text): cost}).items():
+        # only the whole text was scored as finished
+        searched = (earlier or {}).get((prompt, text[:end], finished and end == len(text)))
+        pairs += [] if searched is None else [(fresh, searched)]
+    first, second = zip(*pairs, strict=True)
     contract = contract.compared(first, second, "the call: asked in the search and once more,")
 
+    # 3. charge the path as the search did, with the spread added to every score as a safety margin
     worst = _worst_by_block(emission.ends, inside, cost)
-    # every reading may be off by the spread, so all of them count as that much worse
     charged = [u + contract.spread for u in worst]
     path = _states(charged, emission.n_tokens, config)[-1]
     is_within = bool(within(cost + contract.spread, config)) and not contract.problem
@@ -178,18 +189,20 @@ def judge(
         cuts=cuts,
         contract=contract,
         within=is_within,
-        # with C >= 0 an overspent budget is never repaid, so the last state tells of all
+        # with C >= 0 an overspent budget is never repaid, so the last state decides for all blocks
         passed=is_within and is_safe(path, config.strict),
-        calls=len(cuts) + 2,
+        calls=len(cuts) + 2,  # the whole text twice
         tokens=tokens_in(emission.n_tokens, len(text), [*cuts, len(text), len(text)]),
     )
 
 
 def _places(emission: Emission, config: SearchConfig) -> list[int]:
     """Return the character offsets at which a text is cut for its checks."""
-    if config.accounting == "terminal":  # looks at whole answers only
+    if config.accounting == "terminal":  # only whole answers have a cost
         return []
+    # `token` comes here, too, if the scorer cannot score tokens: it then checks words
     words = [] if config.checks == "block" else word_ends(emission.text or "")
+    # block ends as well, so that word checks contain the block checks; the end is scored by `judge`
     return sorted({*emission.ends[:-1], *words})
 
 
@@ -197,25 +210,28 @@ def _cut_costs(
     scorer: Scorer, prompt: str, text: str, places: Sequence[int], tally: Tally
 ) -> dict[int, float]:
     """Return the cost of a text cut at each place, by place; NaN where the scorer failed."""
+    # one text per call, because a batch may change the last bits. Only a language model scores the
+    # cuts together, in one fresh pass: one pass per cut would be slow
     groups = [places] if keeps_cache(scorer) else [[at] for at in places]
     costs: list[float] = []
     for group in groups:
         cut = [text[:at] for at in group]
-        found = checked_score(scorer, [prompt] * len(cut), cut, [False] * len(cut), tally)
-        costs += found.tolist()
+        scores = checked_score(scorer, [prompt] * len(cut), cut, [False] * len(cut), tally)
+        costs += scores.tolist()
     return dict(zip(places, costs, strict=True))
 
 
 def _worst_by_block(ends: Sequence[int], inside: Mapping[int, float], final: float) -> list[float]:
-    """Return the highest cost at the checks of each block, NaN where one is; the text's end last.
+    """Return the highest cost at the checks of each block, NaN where one is; the last block last.
 
-    A block without a check of its own counts as its end, or as nothing.
+    A block without a check of its own has the cost at its end, or -infinity.
     """
     worst, start = [], 0
     for end in ends[:-1]:
-        here = [cost for at, cost in inside.items() if start < at <= end]
-        here = here or [inside.get(end, -math.inf)]
-        worst.append(float(np.max(here)))  # np.max keeps a NaN
+        costs = [cost for at, cost in inside.items() if start < at <= end]
+        # a block may add no character (half an emoji): it then ends where the last one did
+        costs = costs or [inside.get(end, -math.inf)]
+        worst.append(float(np.max(costs)))  # np.max keeps a NaN, which `max` may lose
         start = end
     rest = [cost for at, cost in inside.items() if at > start]
     return [*worst, float(np.max([*rest, final]))]
@@ -233,6 +249,7 @@ def emission_of(beam: Beam, policy: Policy, grid: int) -> Emission:
         Policy tokens between the prefixes at which every method is measured.
     """
     n = len(beam.tokens)
+    # one grid for all methods: Best-of-N checks once and would look safer on its own block ends
     on_grid = [*range(grid, n, grid), n]  # tokens at the grid's ends, the whole text last
     return Emission(
         text=beam.text,
@@ -261,9 +278,9 @@ def final_check(
     proposals : sequence of Emission
         One per prompt. Text None means that the search has already failed, for the reason given.
     guarded : bool
-        Whether the method keeps to the budget on the way. Its text must pass every check, and one
-        that does not is replaced by a fallback, except in mode ``paper``. A baseline's text is
-        emitted and marked, by its final cost alone.
+        Whether the method keeps within budget at every check. Its text must pass them all; a text
+        that fails is replaced by a fallback, except in mode ``paper``. The text of a baseline is
+        always emitted, and marked by its final cost alone.
     """
     abstains = guarded and config.on_failure != "paper"
     earlier = scoring.search["cost"].known
@@ -275,7 +292,8 @@ def final_check(
             emission = replace(
                 emission, verdict=verdict, check_calls=verdict.calls, check_tokens=verdict.tokens
             )
-            # the search and the final check must agree
+            # both must agree: the final check can reject what the search calls safe, and never
+            # pass what the search calls unsafe
             if not ((verdict.passed if guarded else verdict.within) and emission.safe):
                 reason = verdict.why_not(emission.otherwise, at_end=not guarded)
                 emission = _failed(emission, reason, abstains)
@@ -303,8 +321,9 @@ def _fallback(
 ) -> Emission:
     """Return the refusal if it passes the final check, else the empty text, else nothing."""
     calls = failed.check_calls
-    # a refusal is text, too, and a cost model may dislike it
+    # no text is exempt: a cost model may score a refusal, or even the empty text, over budget
     for text in (config.refusal, ""):
+        # one block of its own: the block ends of the rejected text do not apply
         refusal = replace(failed, text=text, ends=[len(text)], grid=[len(text)])
         verdict = judge(contract, prompt.text, refusal, config)
         calls += verdict.calls
@@ -330,7 +349,7 @@ def measure(
     Parameters
     ----------
     cost : Scorer
-        Without a KV cache.
+        An uncached cost model.
     config : SearchConfig
         The method's effective settings, for the time index of its blocks.
 
@@ -348,11 +367,14 @@ def measure(
     for i, r in zip(kept, rewards, strict=True):
         emission, verdict = emissions[i], emissions[i].verdict
         assert verdict is not None and emission.text is not None  # the final check saw it
+        # the final check has scored some of these cuts; the metrics need the same ones of every
+        # method, whatever it checked
         wanted = {*emission.grid[:-1], *word_ends(emission.text)}
         new = sorted(wanted - verdict.cuts.keys())
         cut = [emission.text[:at] for at in new]
-        found = checked_score(cost, [prompts[i].text] * len(cut), cut, [False] * len(cut))
-        u = verdict.cuts | dict(zip(new, found.tolist(), strict=True))
+        # no tally: a failure in a metric must not stop a run
+        scores = checked_score(cost, [prompts[i].text] * len(cut), cut, [False] * len(cut))
+        u = verdict.cuts | dict(zip(new, scores.tolist(), strict=True))
         on_grid = [*(u[at] for at in emission.grid[:-1]), verdict.cost]
         states = _states(verdict.worst, emission.n_tokens, config)
         out[i] = {
@@ -368,7 +390,8 @@ def measure(
 
 
 def _states(worst: Sequence[float], n_tokens: int, config: SearchConfig) -> list[SafetyState]:
-    """Return the safety states after each block, given the highest cost of each; the start too."""
-    # time index of each block's last token; a refusal has 0 policy tokens and counts as one
+    """Return the safety states z_0, z_1, ... after each block, given the highest cost of each."""
+    # time index of each block's last token, as in the search, or gamma^t would differ; a refusal
+    # has 0 policy tokens and counts as one
     ends = [min((k + 1) * config.block_size, n_tokens or 1) - 1 for k in range(len(worst))]
     return trace(worst, config.budget, config.accounting, config.gamma_safety, ends)

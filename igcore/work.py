@@ -1,4 +1,4 @@
-"""The account of a search: what it drew and scored, how its rounds went, and how long it took."""
+"""Accounting of a search: samples, scorer calls, tokens, rounds and seconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Candidate:
     Attributes
     ----------
     search : PromptSearch
-        Whose candidate it is.
+        The search that it belongs to.
     parent, beam : Beam
         Before and after the block.
     tokens, log_p, log_q : list
@@ -70,7 +70,7 @@ class Work:
     seconds : dict of str to float
         By part: ``generate``, ``cost``, ``reward`` and ``critic``.
     recorder : igcore.watch.record.Recorder or None
-        Keeps the candidates themselves.
+        Stores the candidates themselves.
     """
 
     method: Method
@@ -96,6 +96,7 @@ class Work:
 
     def saw_scored(self, candidates: Sequence[Candidate], ends: Sequence[Sequence[int]]) -> None:
         """Count texts given to a scorer, before its cache: each candidate's, cut at these ends."""
+        # before the cache, because what it already holds depends on the other prompts and methods
         for candidate, cuts in zip(candidates, ends, strict=True):
             if not candidate.search.failure:
                 counts, beam = self.reports[candidate.search].counts, candidate.beam
@@ -115,10 +116,12 @@ class Work:
 
     def _note(self, report: Report, block: int, round_: int, own: Sequence[Candidate]) -> None:
         """Add one prompt's candidates of a round to its report."""
+        # of all tokens of the round together: longer candidates weigh more in the perplexity
         log_p = [x for candidate in own for x in candidate.log_p]
         log_q = [x for candidate in own for x in candidate.log_q]
         beams = [candidate.beam for candidate in own]
         finals = [beam for beam in beams if beam.finished]
+        # tokens sampled and tokens read differ: the last tokens of a response are never read
         report.counts.samples_drawn += len(own)
         report.counts.policy_tokens += len(log_p)
         report.counts.forward_tokens += sum(candidate.encoded for candidate in own)
@@ -136,7 +139,8 @@ class Work:
                 "safe": passed if self.method.cost else None,
                 "finals": len(finals),
                 "safe_finals": safe_finals if self.method.cost else None,
-                # the samples come from q, so the mean of log q - log p estimates KL(q || p)
+                # the samples come from q, so the mean of log q - log p over blocks estimates
+                # KL(q || p) in nats per block: how far a retry's penalty moved the policy
                 "kl": (sum(log_q) - sum(log_p)) / len(own),
                 "perplexity": perplexity(log_p),
             }
@@ -149,12 +153,14 @@ class Work:
             not self.method.safety_first or beam.passes(self.config)
         )
         pairs = ((beam.reward, has_reward), (beam.cost, self.method.cost))
+        # None also where a scorer failed: these records are JSON, which has no infinity
         return [x if known and math.isfinite(x) else None for x, known in pairs]
 
     def saw_block(self, search: PromptSearch) -> None:
         """Call `on_block` with the beams kept after a block."""
         if self.recorder:
             self.recorder.saw_block(search)
+        # not after a failure: a caller that shows these beams would show unsafe text
         if self.on_block and not search.failure:
             self.on_block(search.prompt, search.beams)
 
