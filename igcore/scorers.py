@@ -97,8 +97,8 @@ class FunctionScorer:
         Name of each parameter -> ``prompt`` or ``response``.
     by_place : bool
         True if its parameters have no names, as in a function of C.
-    given : str
-        The digest that it was given.
+    digest : str
+        Names the function in records; empty if nothing does.
     """
 
     function: Callable[..., Any]
@@ -107,13 +107,7 @@ class FunctionScorer:
     takes: Mapping[str, str]
     by_place: bool = False
     unit: str = "as the function returns it"
-    given: str = ""
-
-    @property
-    def digest(self) -> str:
-        """The given digest, else the function's own, else ""."""
-        own = self.given or getattr(self.function, "digest", "")
-        return own if isinstance(own, str) else ""
+    digest: str = ""
 
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
@@ -179,7 +173,7 @@ def of_function(function: Callable[..., Any], role: str, digest: str = "") -> Fu
     Parameters
     ----------
     digest : str
-        What it is known by; by default its own ``digest``.
+        Names the function in records; by default its own ``digest``.
 
     Raises
     ------
@@ -198,7 +192,9 @@ def of_function(function: Callable[..., Any], role: str, digest: str = "") -> Fu
         single = [Parameter("response", Parameter.POSITIONAL_ONLY)]
     takes = _roles(single, f"{role} {name}")
     by_place = any(p.kind is Parameter.POSITIONAL_ONLY for p in single)
-    return FunctionScorer(function, name, SIGNS[role], takes, by_place, given=digest)
+    digest = digest or getattr(function, "digest", "")
+    digest = digest if isinstance(digest, str) else ""
+    return FunctionScorer(function, name, SIGNS[role], takes, by_place, digest=digest)
 
 
 def _roles(parameters: Sequence[Parameter], what: str) -> dict[str, str]:

@@ -145,7 +145,7 @@ def identified(scorer: Any) -> Any:
     for part in getattr(scorer, "parts", (scorer,)):
         if isinstance(part, FunctionScorer) and not part.digest:
             try:
-                part.given = content_digest(part.function)
+                part.digest = content_digest(part.function)
             except Exception as error:  # pickle may run anybody's code
                 raise RunError(
                     f"scorer {part.name!r} holds a value that cannot be hashed ({said(error)}), so "
