@@ -1,16 +1,16 @@
 """Write the tables of the pages: ``make readme``, which is ``python -m docs.pages``.
 
-A page holds pairs of comments, ``<!-- table main -->`` and ``<!-- end -->``. What lies between them
-is written anew:
+A page has pairs of comments, ``<!-- table main -->`` and ``<!-- end -->``. The command replaces the
+text between them:
 
 * ``<!-- table main -->``: the table of that name in ``figures/tables``;
 * ``<!-- arms safety -->``: the arms of a regime that the front page shows;
 * ``<!-- claims small -->``: the verdicts on the claims of a profile;
 * ``<!-- plan paper -->``: ``docs/paper_plan.csv``, the memory of a folder of params;
 * ``<!-- minutes small ... -->``: the minutes that notebooks took;
-* ``<!-- fidelity paper -->``: what became of the paper's statements;
+* ``<!-- fidelity paper -->``: the paper's statements and their form in the code;
 * ``<!-- lines docs/reading.md -->``: the code lines of the files in a page's headings;
-* ``<!-- output README.md -->``: what the first Python block of a page prints. The tree of its
+* ``<!-- output README.md -->``: the output of the first Python block of a page. The tree of its
   ``answer`` becomes ``docs/tree.svg``.
 
 ``python -m docs.pages docs/reading.md`` writes the blocks of one page.
