@@ -107,7 +107,7 @@ def fetch(name: str) -> Path:
     folder = home() / f"{name}-{asset.pin.partition('==')[2]}-{CONVERTER_VERSION}"
     lock = home() / f".{name}.lock"
     busy = (
-        f"another process fetches {name} and holds {lock}; wait for it, or end it where it hangs "
+        f"another process fetches {name} and holds {lock}; wait for it, or end it if it hangs "
         "and run again"
     )
     if folder.exists():

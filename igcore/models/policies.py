@@ -138,14 +138,14 @@ def load_policy(
     name, options = chosen.name, PolicyOptions(**chosen.options)
     if dtype not in ("auto", *DTYPES):
         raise unknown_name("dtype", dtype, ("auto", *DTYPES))
-    known = POLICIES.get(name) or _unnamed(name)
-    folder = known.folder(options.revision)
+    entry = POLICIES.get(name) or _unnamed(name)
+    folder = entry.folder(options.revision)
     settings_of(folder)  # refuses a folder without a model
     tokenizer = load_tokenizer(folder)
     if dtype == "auto":
         dtype = automatic_dtype(folder, device)
-    own = known.template or ("chat" if tokenizer.chat_template else "raw")
-    template = options.template or own
+    default = entry.template or ("chat" if tokenizer.chat_template else "raw")
+    template = options.template or default
     check_chat(tokenizer, template, f"policy {name!r}", options.chat_options)
     if weights:
         model, _ = load_model(AutoModelForCausalLM, folder, dtype, device)
@@ -157,7 +157,7 @@ def load_policy(
         model=model,
         tokenizer=tokenizer,
         template=template_of(template, options.chat_options),
-        eos_ids=eos_ids_of(model, tokenizer, known.ends),
+        eos_ids=eos_ids_of(model, tokenizer, entry.ends),
         files=contents_of(folder),
     )
     _check_prompt(policy, str(folder))

@@ -95,15 +95,15 @@ def contents_of(folder: Path, weights: bool = True) -> Contents:
 def settings_of(folder: Path) -> str:
     """Return the text of config.json; raise ``AssetError`` if it is missing."""
     if not (folder / "config.json").is_file():
-        raise lacking(folder, "config.json")
+        raise missing_part(folder, "config.json")
     return (folder / "config.json").read_text(encoding="utf-8")
 
 
-def lacking(folder: Path, what: str) -> AssetError:
+def missing_part(folder: Path, part: str) -> AssetError:
     """Return the error for a folder that lacks a part of a model, with a remedy."""
     helps = [helps for pattern, helps in INSTEAD.items() if next(folder.glob(pattern), None)]
     helps.append("give a folder as save_pretrained of transformers writes it")
-    return AssetError(f"{folder} has no {what}; {helps[0]}")
+    return AssetError(f"{folder} has no {part}; {helps[0]}")
 
 
 def automatic_dtype(folder: Path, device: str) -> str:
@@ -181,7 +181,7 @@ def load_model(
     quantised = "quantization_config" in settings_of(folder)
     found = files_of(folder)
     if not found:
-        raise lacking(folder, f"weights ({' or '.join(WHOLE)}, or their index)")
+        raise missing_part(folder, f"weights ({' or '.join(WHOLE)}, or their index)")
     device = usable(device)
     # "auto" of accelerate would split every model over all GPUs
     place = "sequential" if device == "auto" else device
