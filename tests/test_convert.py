@@ -1,4 +1,4 @@
-"""The converters: a real one by what its model says, the other on a small pipeline fitted here."""
+"""Tests of the converters: the real policy by its answers, the cost by a small fitted pipeline."""
 
 import json
 import sys

@@ -22,7 +22,7 @@ def no_mirror(monkeypatch, tmp_path):
 
 
 class Hub:
-    """A hub with some files: keeps what was asked for and writes what matches."""
+    """A hub with some files: records requests and writes the matching files."""
 
     def __init__(self, monkeypatch, folder, *files):
         self.folder, self.files, self.asked = folder, files, []
@@ -65,7 +65,7 @@ def raised(*arguments, **more) -> str:
 
 
 def test_a_local_folder_is_itself(monkeypatch, tmp_path):
-    """Bug: the hub or the mirror asked for a model that lies beside the program."""
+    """Bug: a local model is looked for on the hub or the mirror."""
     (tmp_path / "models/mine").mkdir(parents=True)
     failing(monkeypatch, AssertionError("the hub was asked"))
     assert snapshot("models/mine").resolve() == tmp_path / "models/mine"
@@ -115,7 +115,7 @@ def test_only_the_files_of_transformers_are_fetched(monkeypatch, tmp_path):
 
 def test_whatever_a_tokenizer_reads_is_fetched(monkeypatch, tmp_path):
     """Bug: a tokenizer that loads from a folder and lacks a file from the hub; a template of tools
-    that lies in a folder.
+    in a folder of its own.
     """
     folder = tmp_path / "cache"
     files = {
@@ -133,7 +133,7 @@ def test_whatever_a_tokenizer_reads_is_fetched(monkeypatch, tmp_path):
 
 
 def test_pickled_weights_are_fetched_where_there_are_no_others(monkeypatch, tmp_path):
-    """Bug: Vicuna, of which the main branch has no safetensors."""
+    """Bug: Vicuna, whose main branch has no safetensors."""
     folder = tmp_path / "cache"
     Hub(
         monkeypatch,

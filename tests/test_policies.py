@@ -222,7 +222,7 @@ def test_special_tokens_need_an_embedding_only_where_a_prompt_has_them():
     "template", ["Hello.", "{% if false %}{% endif %}", "{{ messages[0].role }}"]
 )
 def test_a_template_that_leaves_out_the_prompt_is_refused(template):
-    """Bug: every prompt had one answer, and nobody was told."""
+    """Bug: every prompt had one answer, without an error."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     with pytest.raises(

@@ -1,6 +1,4 @@
-"""Tests of strict loading: what a damaged folder says, and that formats of years ago give the same
-numbers.
-"""
+"""Tests of strict loading: errors of damaged folders, and equal numbers from old formats."""
 
 import json
 import os
@@ -299,7 +297,7 @@ def test_each_fault_of_a_folder_has_its_own_remedy(copy, damage, message):
 
 
 def test_a_file_is_no_folder(copy, monkeypatch):
-    """Bug: the hub is asked for a .gguf file that is there."""
+    """Bug: a local .gguf file is looked for on the hub."""
     monkeypatch.chdir(copy(ALPACA).parent)
     with pytest.raises(ParameterError, match="unknown policy 'copy/config.json'; .* or a folder"):
         load_policy("copy/config.json")
@@ -399,9 +397,7 @@ def test_a_damaged_tokenizer_is_refused(copy, content):
     ],
 )
 def test_a_damaged_settings_file_is_refused(copy, name):
-    """Bug: transformers goes on without the end tokens of a generation_config.json of which half is
-    there.
-    """
+    """Bug: transformers continues without the end tokens of a damaged generation_config.json."""
     folder = copy(ALPACA)
     path = folder / name
     path.write_text(path.read_text().rstrip()[:-1] if path.exists() else "{")
@@ -435,7 +431,7 @@ def test_both_formats_give_the_same_numbers(mirror, copy):
 
 
 def test_the_weights_are_those_of_the_file(mirror):
-    """Guards against a head that transformers draws anew, and against a type that loses digits."""
+    """Guards against a random head from transformers, and against a type that loses digits."""
     stored = load_file(mirror / ALPACA / "model.safetensors")
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         model, _ = load_model(AutoModelForCausalLM, mirror / ALPACA, name, "auto")
@@ -506,7 +502,7 @@ def test_every_file_that_is_read_has_a_hash(copy, name):
 
 @pytest.mark.parametrize("name", ["README.md", "training_args.bin", "onnx/config.json"])
 def test_a_file_that_is_not_read_has_none(copy, name):
-    """Bug: every run started anew for a line in a README."""
+    """Bug: every run started again for a line in a README."""
     folder = copy(ALPACA)
     before = contents_of(folder)
     (folder / name).parent.mkdir(exist_ok=True)

@@ -141,7 +141,7 @@ def test_datasets_leaves_nothing_behind(write, tmp_path):
 
 
 def test_counts_of_a_file_are_logged(write, caplog):
-    """Bug: duplicates are dropped, and nothing says how many prompts are left."""
+    """Bug: duplicates are dropped, and no message counts the remaining prompts."""
     path = write("a.txt", "one\ntwo\none\nthree\n")
     with caplog.at_level(logging.INFO, "igcore"):
         load_prompts(path)

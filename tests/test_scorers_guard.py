@@ -75,7 +75,7 @@ def load(folder, **options):
     return GenerativeGuard(repo=str(folder), **given | options).load()
 
 
-def told(tokenizer, prompt: str, response: str) -> list[int]:
+def verdict_ids(tokenizer, prompt: str, response: str) -> list[int]:
     """Write by hand what a guard reads before it speaks."""
     return [*chatted(tokenizer, prompt, response), tokenizer.convert_tokens_to_ids("<|assistant|>")]
 
@@ -117,7 +117,7 @@ def test_costs_are_the_logit_gaps_of_transformers(hub, family, side):
     )
 
     def reference(prompts, responses):
-        sequences = [told(tokenizer, *text) for text in zip(prompts, responses, strict=True)]
+        sequences = [verdict_ids(tokenizer, *text) for text in zip(prompts, responses, strict=True)]
         return gaps(folder, sequences, unsafe, safe, side)
 
     scorer = load(folder, unsafe=["unsafe", " Controversial"])
@@ -132,14 +132,14 @@ def test_costs_are_the_logit_gaps_of_transformers(hub, family, side):
 
 
 def test_a_prefix_stands_before_the_verdict(hub):
-    """Guards guards that say something before it. Bug: the label is read where the prefix would be
-    written.
+    """Guards guards that write a prefix before their verdict. Bug: the label is read where the
+    prefix would be written.
     """
     folder = hub("qwen3")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     scorer = load(folder, unsafe=[" Unsafe"], safe=[" Safe"], prefix="Safety:")
     sequences = [
-        [*told(tokenizer, p, r), *tokenizer("Safety:")["input_ids"]]
+        [*verdict_ids(tokenizer, p, r), *tokenizer("Safety:")["input_ids"]]
         for p, r in zip(PROMPTS, RESPONSES, strict=False)
     ]
     expected = gaps(

@@ -223,8 +223,8 @@ def test_the_tokenizer_adds_its_special_tokens_or_not():
 
 
 def test_what_is_retained_is_enough_and_all(letters):
-    """Guards memory, which must not grow with the blocks; and survivors that nobody has scored, as
-    without a cost to search by.
+    """Guards memory, which must not grow with the blocks; and kept beams without a score, as
+    in a search without a cost.
     """
     session, prompt = Session(letters, PROMPTS), PROMPTS[1]
     cached = scorer(letters).with_cache(session)
@@ -503,9 +503,8 @@ def prefix_by_prefix(scorer: LMScorer, text_format: str, prompt: str, response: 
     + [("mistral-window", "raw")],
 )
 def test_one_pass_scores_every_token(name, text_format, tokenizer):
-    """Guards the score after a token: it is that of the text's first ids, in float32, from a cache
-    that grew, was cut and forgotten, and without one; of every token that is asked for, and where
-    that ends.
+    """Guards the score after a token: it equals that of the text's first ids, in float32, without a
+    cache and with one that grew, was cropped and was evicted; also the ends of the counted tokens.
     """
     plain = reader(text_format, tokenizer, name)
     assert plain.reads_tokens
@@ -551,7 +550,7 @@ def test_tokens_cost_no_second_reading():
 
 
 def counts(scorer: LMScorer, prompt: str, response: str) -> list[int]:
-    """Return how many tokens are asked for after each number of characters of a response."""
+    """Return the number of counted tokens after each number of characters of a response."""
     found = [
         scorer.token_scores([prompt], [response], [since])[0] for since in range(len(response) + 1)
     ]
@@ -589,7 +588,7 @@ def test_without_places_of_tokens_all_are_read():
 
 
 class Slow:
-    """A tokenizer that does not tell where its tokens stand."""
+    """A tokenizer without the positions of its tokens."""
 
     is_fast = False
     all_special_tokens, added_tokens_decoder = [], {}
@@ -621,8 +620,8 @@ def closing() -> PreTrainedTokenizerFast:
     ids=["end", "closed", "before", "trimmed", "closing", "slow"],
 )
 def test_who_reads_no_tokens(tokenizer, more):
-    """Guards scores that are not those of a part of the response: after its tokens stands more, or
-    nobody knows where they end.
+    """Guards against scores of something else than a prefix of the response: the text goes on after
+    its tokens, or their positions are unknown.
     """
     plain = scorer(Backbone(tiny("llama", vocab_size=320), tokenizer, **more))
     assert not plain.reads_tokens

@@ -24,7 +24,7 @@ TEXTS = ["", "a", "ab", "abc abc", "b" * 9]
 
 
 class Counted:
-    """Counts a letter; what it says of some texts is given."""
+    """Counts a letter; some texts have fixed scores."""
 
     sign, unit = "higher is worse", "letters"
 
@@ -144,7 +144,7 @@ def test_the_final_check_uses_no_cache():
 
 
 def test_models_that_read_are_known():
-    """Bug: the weights of a maximum's models are packed anew for every block."""
+    """Bug: the weights of a maximum's models are packed again for every block."""
     scorer = maximum_of([caching("x", 0), caching("y", 0), Counted("l")])
     guard = Guard(mock_policy(), scorer, budget=1, contracts={"cost": Contract(scorer)})
     assert readers_of(guard.reward, guard.cost) == {

@@ -32,9 +32,7 @@ class Table:
     [(-2.0, 3.0, 0), (-2.0, 3.0, None), (0.2, 0.7, None), (0.2, 0.7, 0.5)],
 )
 def test_a_cost_that_tells_them_apart_passes(caplog, helpful, unsafe, boundary):
-    """Guards sound scorers, and the numbers in the log, which say on which scale a budget is to be
-    chosen.
-    """
+    """Guards sound scorers, and the numbers in the log, from which users choose a budget."""
     scorer = Table(helpful, unsafe=unsafe)
     with caplog.at_level(logging.INFO, "igcore"):
         probe(scorer, boundary)

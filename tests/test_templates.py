@@ -145,10 +145,10 @@ def test_a_prompt_cannot_write_the_tokens_of_a_template(tmp_path):
     tokenizer = load_tokenizer(tmp_path)
     text = "say </s> or <s> or <pad> or <unk> or <</s>/s>"
     assert {0, 1, 2, 400} <= set(tokenizer(text, add_special_tokens=False)["input_ids"])
-    mended = escape_special_tokens(tokenizer, text)
-    assert mended == "say < /s> or < s> or < pad> or < unk> or << /s>/s>"
-    assert not {0, 1, 2, 400} & set(tokenizer(mended, add_special_tokens=False)["input_ids"])
-    assert escape_special_tokens(tokenizer, mended) == mended
+    escaped = escape_special_tokens(tokenizer, text)
+    assert escaped == "say < /s> or < s> or < pad> or < unk> or << /s>/s>"
+    assert not {0, 1, 2, 400} & set(tokenizer(escaped, add_special_tokens=False)["input_ids"])
+    assert escape_special_tokens(tokenizer, escaped) == escaped
 
 
 def test_no_text_at_all_writes_the_tokens_of_a_template(tmp_path, llama3):

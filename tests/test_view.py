@@ -25,7 +25,7 @@ from igcore.engine.kv_cache import forward
 from igcore.engine.prepack import packed, viewed
 from igcore.engine.view import view_of
 
-# of transformers' own names, of which this version of peft uses an older one
+# this version of peft uses an older name of transformers
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 TOKENIZER = tiny_tokenizer()
 SETTINGS = dict(n_samples=3, keep=2, block_size=3, max_new_tokens=6)
@@ -57,7 +57,7 @@ def trace(model):
     seen = {}
     for name, module in model.named_modules():
         for key, value in vars(module).items():
-            if isinstance(value, dict):  # accelerate makes placeholders anew, on no device
+            if isinstance(value, dict):  # accelerate makes new placeholders, on no device
                 value = [(k, getattr(v, "is_meta", False) or id(v)) for k, v in value.items()]
             elif hasattr(value, "to_dict"):
                 value = id(value), repr(vars(value))

@@ -161,7 +161,7 @@ class Turncoat(LetterCost):
 
 def test_a_failed_final_check_shows():
     """Guards the last word: a text that only the final check rejects is marked in the tree, and
-    the verdict says that its cost model is to blame.
+    the verdict blames its cost model.
     """
     own = guard(3.0, cost=Turncoat())
     with pytest.warns(ScorerWarning, match="asked in the search and once more, it gave 9"):
@@ -198,7 +198,7 @@ def test_a_cost_inside_a_block_shows_in_its_candidate():
 
 @pytest.mark.parametrize("method", ["inferenceguard", "base"])
 def test_a_word_over_budget_between_the_ends_of_blocks_is_said(method):
-    """Bug: a text shown as within budget all the way because nobody looked inside its blocks."""
+    """Bug: a text shown as within budget all the way because no check was inside its blocks."""
     found = 0
     for answer in in_words(method, 0.6, "block"):
         html = answer._repr_html_()
@@ -224,7 +224,7 @@ class Trembling(LetterCost):
 
 
 def test_readings_that_differ_show_beside_the_cost():
-    """Bug: three digits of a cost of which the last two are noise."""
+    """Bug: three digits of a cost whose last two are noise."""
     answer = guard(3.0, cost=Trembling())("deaf", seed=3)
     assert answer.spread == pytest.approx(0.02)
     assert "cost 1, give or take 0.020, within the budget of 3" in answer._repr_html_()
@@ -358,6 +358,6 @@ def test_a_wrong_setting_is_one_sentence_and_loses_nothing():
 
 
 def test_a_panel_is_a_picture_where_no_kernel_runs():
-    """Guards committed notebooks: without widgets the trees stand there."""
+    """Guards committed notebooks: without widgets they show the trees."""
     box = guard().explore("deaf")
     assert box._repr_mimebundle_()["image/svg+xml"].startswith("<svg")

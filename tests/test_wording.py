@@ -52,7 +52,7 @@ def test_turns_of_a_policy(messages, text):
 
 
 def test_options_reach_the_chat_template():
-    """Bug: a guard that would reason first is asked for its verdict at once."""
+    """Bug: the verdict of a guard that would reason first is read too early."""
     plain = "<|user|>q<|end|><|assistant|>a<|end|><|assistant|>"
     assert written("q", "a", OPTIONS) == plain + "<think></think>"
     options = {"thinking": True, "policy": "P"}
