@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 import tracemalloc
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -103,30 +102,13 @@ def test_pauses_grow(monkeypatch):
         (Reply("no", 500), "refuses the request"),
     ],
 )
-def test_time_is_bounded_for_all_requests_together(reply, sentence):
-    """Bug: the timeout holds for each piece, or for each of many requests and attempts."""
+def test_an_endpoint_that_fails_takes_bounded_time(reply, sentence):
+    """Bug: the timeout is counted for each piece, or for each of many requests and attempts."""
     began = time.monotonic()
     error, _ = failure(reply, [ASK] * 9, 0.7, timeout=0.7, at_once=2, retries=100)
     with pytest.raises(Failed, match=sentence):
         raise error
     assert time.monotonic() - began < 2.5
-
-
-def test_a_repeated_attempt_has_the_time_that_is_left(monkeypatch):
-    """Bug: every attempt has the whole time, so that a call takes a multiple of it."""
-    passed = [0.0]
-    # the same however slow the machine is
-    monkeypatch.setattr(way, "time", SimpleNamespace(monotonic=lambda: passed[0]))
-
-    def answer(path, request):
-        first, passed[0] = not passed[0], 29.0 if not passed[0] else 30.0
-        return Reply("no", 500) if first else Reply("8", delay=30)
-
-    with answering(answer) as (url, asked):
-        ((_, error),) = Client(url, timeout=30.0, retries=1).replies([ASK], 30.0)
-        assert "no whole reply in 1 seconds" in str(error) and len(asked) == 2
-        ((_, error),) = Client(url, timeout=30.0).replies([ASK], 0.0)
-        assert "is not done in time; raise timeout" in str(error) and len(asked) == 2
 
 
 @pytest.mark.parametrize(
@@ -150,15 +132,6 @@ def test_size_is_bounded(reply, monkeypatch):
     assert asked[0][2]["accept-encoding"] == "identity"
     assert found == reply.body if packed else "longer than 1048576 bytes" in str(found)
     assert most < 2**25 + 2**23  # the server's own copy, and little more
-
-
-def test_all_replies_together_take_bounded_memory():
-    """Bug: a bound for each reply alone, and hundreds of replies."""
-    with answering(lambda path, request: Reply(b" " * 30_000)) as (url, asked):
-        found = dict(Client(url, timeout=5.0).replies([ASK] * 8, most=10**5))
-    assert sum(isinstance(reply, bytes) for reply in found.values()) == 3
-    assert "all are longer than 100000 bytes" in str(found[7])
-    assert len(asked) == 4
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

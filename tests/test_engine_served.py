@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -418,8 +419,11 @@ def tokenizer(tmp_path):
     return str(tmp_path / "tokenizer")
 
 
+@contextmanager
 def byte_server(**options):
-    return served(logits=byte_logits, ends=frozenset({256}), **options)
+    with served(logits=byte_logits, ends=frozenset({256}), **options) as stub:
+        stub.tokenized = lambda text: tiny_tokenizer()(text)["input_ids"]
+        yield stub
 
 
 def named(stub, tokenizer, **options):
@@ -502,9 +506,10 @@ def test_another_tokenizer_is_refused_when_the_policy_is_loaded(tokenizer, softw
         # the same, with a space in front as some write it
         stub.tokenized = lambda text: own(" " + text)["input_ids"]
         assert load_policy(named(stub, tokenizer)).server.vocabulary == 257
-        for nothing in (None, "text", ["1"], {}):  # what is no list of ids tells nothing
+        for nothing in (None, "text", ["1"], {}):
             stub.tokenized = lambda text, nothing=nothing: nothing
-            load_policy(named(stub, tokenizer))
+            with pytest.raises(PolicyError, match="does not answer /tokenize as vLLM and"):
+                load_policy(named(stub, tokenizer))
 
 
 def test_the_key_comes_from_the_environment_and_is_in_no_record(tokenizer, monkeypatch):

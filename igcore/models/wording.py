@@ -1,7 +1,4 @@
-"""The text that a generative guard reads, and the tokens of its verdict.
-
-A local guard and a guard behind an endpoint read the same text.
-"""
+"""The text that a generative guard reads, and the tokens of its verdict."""
 
 import re
 from collections.abc import Sequence

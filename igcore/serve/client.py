@@ -21,13 +21,12 @@ from urllib.parse import urlsplit
 
 from ..errors import ParameterError, needs, said
 
-LONGEST, MOST = 2**26, 2**28  # bytes of a reply, and of all replies to one call
+LONGEST = 2**26  # bytes of a reply
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an attempt is repeated
 BUSY = (408, 409, 429)  # statuses of an endpoint that may answer later; and 500 on
 OF_THE_REQUEST = (400, 413, 422)  # by which it refuses what it was sent; it may answer others
 # what went wrong -> what the user can do
 SILENT = "does not reply; start it, correct its address, or raise timeout"
-LATE = "is not done in time; raise timeout, or send less at a time"
 ENDLESS = "gives a reply that does not come to an end; correct its address, or raise timeout"
 MOVED = "points to another address; give that one"
 REFUSED = "refuses the request or fails; correct the key, model or options, or see its log"
@@ -93,7 +92,7 @@ class Client:
         self.certificates = url.startswith("https:") and self.http.create_ssl_context()
 
     def replies(
-        self, requests: Sequence[Request], seconds: float = math.inf, most: float = MOST
+        self, requests: Sequence[Request], seconds: float = math.inf
     ) -> Iterator[tuple[int, bytes | Failed]]:
         """Yield the place of each request with its reply, or why there is none, as they come.
 
@@ -102,11 +101,9 @@ class Client:
         Parameters
         ----------
         seconds : float
-            For all of them together, repeated attempts included.
-        most : float
-            Bytes of all replies together.
+            After the first attempt of a request, none of it is repeated later than this.
         """
-        call = _Call(time.monotonic() + seconds, most)
+        call = _Call(seconds)
         with ThreadPoolExecutor(self.at_once) as pool:
             places = {
                 pool.submit(self._reply, call, request): place
@@ -125,7 +122,7 @@ class Client:
             retry=own.retry_if_exception_type(Passing),
             wait=own.wait_exponential(FIRST_PAUSE, LONGEST_PAUSE),
             stop=own.stop_after_attempt(self.retries + 1)
-            | own.stop_before_delay(call.end - time.monotonic())
+            | own.stop_before_delay(call.seconds)
             | own.stop_when_event_set(call.over),
             sleep=own.sleep_using_event(call.over),
             reraise=True,
@@ -143,36 +140,29 @@ class Client:
         """Return the reply to one attempt."""
         if call.over.is_set():  # nothing more is sent
             raise call.failed
-        begun = time.monotonic()
-        seconds = min(self.timeout, call.end - begun)
-        if seconds <= 0:
-            raise Failed(LATE)
-        content = bytearray()
+        content, end = bytearray(), time.monotonic() + self.timeout
         try:
             with self.http.stream(
                 "GET" if request.body is None else "POST",
                 f"{self.url}{request.path}",
                 json=request.body,
                 headers=self.headers,
-                timeout=seconds,
+                timeout=self.timeout,
                 follow_redirects=False,  # texts go to no host that nobody named
                 trust_env=not is_local(self.url),  # no proxy between this computer and itself
                 verify=self.certificates,
             ) as response:
                 for piece in response.iter_raw():
                     content += piece
-                    call.size += len(piece)
                     if len(content) > LONGEST:
                         raise Failed(f"{ENDLESS} (it is longer than {LONGEST} bytes)")
-                    if call.size > call.most:
-                        raise Failed(f"{ENDLESS} (all are longer than {call.most} bytes)")
-                    if time.monotonic() > begun + seconds:  # the client's is for each piece
+                    if time.monotonic() > end:  # the client's is for each piece
                         raise self.http.ReadTimeout("")
         except UnicodeEncodeError:
             raise Refused(HALF) from None
         except self.http.TimeoutException:
             why = ENDLESS if content else SILENT
-            raise Passing(f"{why} (no whole reply in {seconds:.3g} seconds)") from None
+            raise Passing(f"{why} (no whole reply in {self.timeout:.3g} seconds)") from None
         except (self.http.HTTPError, self.http.InvalidURL, OSError, ValueError) as error:
             raise Passing(f"{SILENT} ({without_key(said(error), self.key)})") from None
         if response.status_code == 200:
@@ -194,9 +184,7 @@ class Client:
 class _Call:
     """Requests that are asked together: when and by how many bytes they have to be answered."""
 
-    end: float
-    most: float
-    size: int = 0  # bytes read, of failed attempts too
+    seconds: float
     over: Event = field(default_factory=Event)  # nothing more is asked
     failed: Failed = field(default_factory=Failed)  # because of this
 

@@ -1,46 +1,41 @@
-"""A model behind an endpoint as a cost or a reward: a number for each text, over HTTP.
+"""A classifier or a reward model behind vLLM's route /classify as a cost or a reward.
 
-Whatever comes back in another form, too late or too long is NaN, which is never safe.
+A text whose reply is malformed, late or too long scores NaN, which is never safe.
 """
 
 import math
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import AliasPath, Field
 
 from ..errors import ParameterError, ScorerError, ScorerWarning, said
 from ..files import digest_of
 from ..models.probe import HELPFUL, probe
-from ..models.wording import Wording, filled, label_ids
+from ..models.wording import filled
 from ..policy import escape_special_tokens
 from ..scorers import COST
-from ..settings import Natural, Options, Rows, Seconds, Threads, one_of, settings
+from ..settings import Natural, Rows, Seconds, Threads, settings
 from .client import SCORER, Client, Failed, Refused, Request, check_endpoint, key_in, without_key
 from .server import Reply
 
 TEXT = "[User]\n{prompt}\n\n[Assistant]\n{response}"  # what a classifier reads
-ROUTES = {"classify": "/classify", "vllm-labels": "/generative_scoring"}  # of each kind of endpoint
-# options that only one kind has
-OPTIONS = {"guard": "vllm-labels", "labels": "classify", "template": "classify"}
+ROUTE = "/classify"
 
 
 class Part(Reply):
-    """What a reply says about a text."""
+    """The probabilities of the classes of one text."""
 
     index: int
-    probs: list[float] = []
-    score: float = math.nan
+    probs: list[float]
 
 
-class Numbers(Reply):
-    """A reply, as far as it is read here; `read` are the tokens that the server has read."""
+class Classes(Reply):
+    """A reply: one part for each text, in any order."""
 
     data: list[Part]
-    read: int | None = Field(None, validation_alias=AliasPath("usage", "prompt_tokens"))
 
 
 # --- the scorer -----------------------------------------------------------------------------------
@@ -48,41 +43,33 @@ class Numbers(Reply):
 
 @settings(kw_only=True)
 class Endpoint:
-    """A model that is served: its numbers as a cost, or with `sign` as a reward.
+    """A model behind vLLM's ``/classify``: its numbers as a cost, or with `sign` as a reward.
 
-    Its digest covers model, api and wording, and neither key nor address: the same model may be
-    served at another address after a stop, and a run goes on there. That it is the same model is
-    only what the server says of itself.
+    Its digest covers the model's name and the text that is sent, and neither key nor address: the
+    same model may be served at another address after a stop, and a run continues there. Only the
+    server's word says that it is the same model.
 
     Attributes
     ----------
     model : str
         As the endpoint calls it.
-    api : str
-        A key of `ROUTES`. ``classify`` is vLLM's route for reward models and classifiers;
-        ``vllm-labels`` reads a generative guard as the scorer `guard` does.
     url : str
         Address of the server, with or without ``/v1``.
     sign : str
         ``higher is worse`` for a cost, ``higher is better`` for a reward.
     labels : list, optional
-        Of ``classify`` the classes that count, from 0; their probabilities are added.
-    guard : mapping, optional
-        Of ``vllm-labels`` what is read: ``unsafe``, ``safe`` and the other fields of
-        `igcore.models.wording.Wording`. The number is the probability of unsafe among these labels.
-        vLLM tells that of one label, so `unsafe` has a single word.
+        The classes that count, from 0; their probabilities are added. A model of one class needs
+        none.
     template : str, optional
-        Of ``classify`` the text that is sent, with ``{response}`` and, where it is to be read,
-        ``{prompt}``.
+        The text that is sent, with ``{response}`` and, where it should be read, ``{prompt}``.
     tokenizer : str, optional
-        Folder or name on the hub of the model's tokenizer. ``vllm-labels`` is sent its tokens. For
-        ``classify`` it breaks up special tokens that a text spells out, which a server may read as
-        such.
+        Folder or name on the hub of the model's tokenizer. It breaks up special tokens that a text
+        spells out, which a server may read as special tokens.
     api_key_env : str
         Name of the environment variable that holds the key; it begins with ``IGCORE_SCORER_``. An
         endpoint on this computer needs none.
     timeout : float
-        Seconds for all texts of one call together, repeated attempts included.
+        Seconds for a reply; no request is repeated after as many since its first attempt.
     batch, workers : int
         Most texts in one request, and most requests at a time.
     max_retries : int
@@ -92,11 +79,9 @@ class Endpoint:
     """
 
     model: str
-    api: Annotated[str, one_of(ROUTES)]
     url: str = "http://localhost:8000"
     sign: Literal["higher is worse", "higher is better"] = "higher is worse"
     labels: list[Natural] | None = None
-    guard: Options | None = None
     template: str | None = None
     tokenizer: str | None = None
     api_key_env: str = "IGCORE_SCORER_KEY"
@@ -105,23 +90,10 @@ class Endpoint:
     workers: Threads = 8
     max_retries: Natural = 5
     self_check: bool = True
+    unit: ClassVar[str] = "points"
 
     def __post_init__(self) -> None:
         check_endpoint("url", self.url, self.api_key_env, SCORER)
-        for name, api in OPTIONS.items():
-            if getattr(self, name) and api != self.api:
-                raise ParameterError(f"api {self.api!r} does not read {name}; leave it out")
-        if self.api == "vllm-labels":
-            if not self.guard or not self.tokenizer:
-                raise ParameterError(
-                    f"api {self.api!r} needs guard, with the words unsafe and safe, and tokenizer; "
-                    "give both"
-                )
-            if len(self.wording.unsafe) > 1:
-                raise ParameterError(
-                    f"unsafe is {self.wording.unsafe}, of which vLLM tells the probability of one "
-                    "word; give it a single word"
-                )
         if self.template is not None and "{response}" not in self.template:
             raise ParameterError("template has no {response}; write it into the text")
 
@@ -133,36 +105,21 @@ class Endpoint:
         role = "cost" if self.sign == COST else "reward"
         return f"endpoint:{self.model.rpartition('/')[2]}-{role}"
 
-    @property
-    def unit(self) -> str:
-        """What one point means."""
-        return "points" if self.api == "classify" else "probability"
-
     @cached_property
     def digest(self) -> str:
-        """Hash of model, api and wording; the example holds what template and tokenizer do."""
-        names = ("model", "api", "sign", "tokenizer", *OPTIONS)
-        told = {name: getattr(self, name) for name in names}
-        return digest_of([told, self._part(*HELPFUL), self.guard and self.label_ids])
+        """Hash of the model's name and the options that change a number, and of an example."""
+        names = ("model", "sign", "labels", "template", "tokenizer")
+        return digest_of([{name: getattr(self, name) for name in names}, self._text(*HELPFUL)])
 
     @cached_property
-    def wording(self) -> Wording:
-        """What a guard reads."""
-        return Wording(**self.guard or {})
-
-    @cached_property
-    def _words(self) -> Any:
-        """The tokenizer."""
-        from ..models.hub import snapshot  # here: they need torch, and not every kind does
+    def _tokenizer(self) -> Any:
+        """The tokenizer, or None."""
+        if self.tokenizer is None:
+            return None
+        from ..models.hub import snapshot  # here: they need torch, and most endpoints do not
         from ..models.pretrained import load_tokenizer
 
-        return load_tokenizer(snapshot(self.tokenizer or "", None))
-
-    @cached_property
-    def label_ids(self) -> list[int]:
-        """The tokens of a guard's labels, unsafe first: vLLM tells the probability of that."""
-        text = self.wording.text(self._words, *HELPFUL)
-        return label_ids(self._words, text, [*self.wording.unsafe, *self.wording.safe])
+        return load_tokenizer(snapshot(self.tokenizer))
 
     def load(self) -> "Endpoint":
         """Return it, after it was asked once.
@@ -170,7 +127,7 @@ class Endpoint:
         Raises
         ------
         ParameterError
-            When labels are not one token each, or the client is not installed.
+            When the client is not installed.
         ScorerError
             When it gives no number, or puts the two fixed texts in the wrong order.
         """
@@ -208,60 +165,43 @@ class Endpoint:
 
     def _ask(self, prompts: Sequence[str], responses: Sequence[str]) -> tuple[np.ndarray, str]:
         """Return one number per text (n,), NaN where there is none, and why."""
-        parts = [self._part(*text) for text in zip(prompts, responses, strict=True)]
-        batches = [parts[at : at + self.batch] for at in range(0, len(parts), self.batch)]
-        requests = [Request(ROUTES[self.api], self._body(some)) for some in batches]
+        texts = [self._text(*text) for text in zip(prompts, responses, strict=True)]
+        batches = [texts[at : at + self.batch] for at in range(0, len(texts), self.batch)]
+        requests = [Request(ROUTE, {"model": self.model, "input": batch}) for batch in batches]
         replies = dict(self.client.replies(requests, self.timeout))
         failed = [reply for reply in replies.values() if isinstance(reply, Failed)]
-        if failed and len(parts) > 1 and all(isinstance(reply, Refused) for reply in failed):
+        if failed and len(texts) > 1 and all(isinstance(reply, Refused) for reply in failed):
             raise ScorerError(f"{self._place} {failed[0]}")
-        read = [self._read(replies[place], some) for place, some in enumerate(batches)]
+        read = [self._read(replies[place], len(batch)) for place, batch in enumerate(batches)]
         numbers = [number for found, _ in read for number in found]
         return np.array(numbers), next((why for _, why in read if why), "")
 
-    def _read(self, reply: bytes | Failed, parts: Sequence[Any]) -> tuple[list[float], str]:
-        """Return the numbers of a reply, NaN where there is none, and why."""
+    def _read(self, reply: bytes | Failed, n: int) -> tuple[list[float], str]:
+        """Return the n numbers of a reply, NaN where there is none, and why."""
         if isinstance(reply, Failed):
-            return [math.nan] * len(parts), str(reply)
+            return [math.nan] * n, str(reply)
         try:
-            return self._numbers(Numbers.model_validate_json(reply), parts), ""
+            return self._numbers(Classes.model_validate_json(reply), n), ""
         except (ValueError, LookupError, ArithmeticError) as error:
-            words, route = without_key(said(error), self.client.key), ROUTES[self.api]
-            why = f"does not answer as {route} does ({words}); correct api, url or labels"
-            return [math.nan] * len(parts), why
+            words = without_key(said(error), self.client.key)
+            why = f"does not answer as {ROUTE} does ({words}); correct url or labels"
+            return [math.nan] * n, why
 
-    def _numbers(self, reply: Numbers, parts: Sequence[Any]) -> list[float]:
-        """Return the numbers of a reply in the order of the texts; raise for another form."""
-        if len(reply.data) != len(parts):
-            raise ValueError(f"it gives {len(reply.data)} numbers for {len(parts)} texts")
-        known = {part.index: part for part in reply.data}
-        found = [known[index] for index in range(len(parts))]
-        if self.api == "classify":
-            if not self.labels and any(len(part.probs) != 1 for part in found):
-                raise ValueError("it has several classes; say in labels which count, from 0")
-            return [math.fsum(part.probs[i] for i in self.labels or [0]) for part in found]
-        # a server may cut the end of a long text off without a word, or put several texts into one
-        sent = sum(map(len, parts))
-        if reply.read != sent:
-            raise ValueError(f"it has read {reply.read} tokens of {sent}")
-        return [part.score if 0 <= part.score <= 1 else math.nan for part in found]
+    def _numbers(self, reply: Classes, n: int) -> list[float]:
+        """Return the numbers of a reply in the order of the n texts; raise for another form."""
+        if len(reply.data) != n:
+            raise ValueError(f"it gives {len(reply.data)} numbers for {n} texts")
+        probs = {part.index: part.probs for part in reply.data}
+        if not self.labels and any(len(classes) != 1 for classes in probs.values()):
+            raise ValueError("it has several classes; name in labels those that count, from 0")
+        labels = self.labels or [0]
+        return [math.fsum(probs[index][label] for label in labels) for index in range(n)]
 
-    def _body(self, parts: Sequence[Any]) -> dict[str, Any]:
-        """Return a request for the classes of texts, or for the labels after them."""
-        if self.api == "classify":
-            return {"model": self.model, "input": list(parts)}
-        labels = {"label_token_ids": self.label_ids, "apply_softmax": True}
-        return {"model": self.model, "query": [], "items": list(parts)} | labels
-
-    def _part(self, prompt: str, response: str) -> Any:
-        """Return the payload for a text: its tokens, or one text of prompt and response."""
-        if self.tokenizer:
-            prompt, response = (
-                escape_special_tokens(self._words, text) for text in (prompt, response)
-            )
-        if self.guard:
-            text = self.wording.text(self._words, prompt, response)
-            return list(self._words(text, add_special_tokens=False)["input_ids"])
+    def _text(self, prompt: str, response: str) -> str:
+        """Return the text that is sent for a prompt and a response."""
+        if self._tokenizer is not None:
+            prompt = escape_special_tokens(self._tokenizer, prompt)
+            response = escape_special_tokens(self._tokenizer, response)
         return filled(self.template or TEXT, prompt, response)
 
     @cached_property

@@ -14,7 +14,7 @@ from ..config import SearchConfig
 from ..errors import ParameterError, PolicyError, no_latents
 from ..files import digest_of
 from ..models.policies import POLICIES, PolicyEntry, eos_ids_of, load_policy
-from ..models.pretrained import contents_of, load_tokenizer, one_sentence
+from ..models.pretrained import contents_of, load_tokenizer
 from ..models.templates import TEMPLATES, TextFormat, check_chat
 from ..policy import Policy
 from ..settings import Count, Natural, Options, Seconds, settings
@@ -71,14 +71,9 @@ class ServedOptions:
     batch_invariant: bool = False
     states: Options | None = None
 
-    def __post_init__(self) -> None:
-        check_endpoint("server", self.server, self.api_key_env, SERVER)
-        if self.states is not None:
-            address = StatesOptions(**self.states).server
-            check_endpoint("server of states", address, self.api_key_env, SERVER)
-
-    def connect(self, address: str) -> Server:
-        """Return a server; ``ParameterError`` for a key that is none or may not be sent."""
+    def connect(self, field: str, address: str) -> Server:
+        """Return the server at an address; ``ParameterError`` for a bad address or key."""
+        check_endpoint(field, address, self.api_key_env, SERVER)
         url = address.rstrip("/").removesuffix("/v1")
         key = key_in(url, self.api_key_env, SERVER)
         client = Client(
@@ -184,12 +179,12 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         When the tokenizer's files cannot be downloaded or are damaged.
     """
     given = ServedOptions(**options)
+    server = given.connect("server", given.server)
     known = POLICIES.get(given.tokenizer) or PolicyEntry(repo=given.tokenizer)
     folder = known.folder(given.revision, weights=False)
     tokenizer = load_tokenizer(folder)
     template = given.template or known.template or ("chat" if tokenizer.chat_template else "raw")
     check_chat(tokenizer, template, f"policy {given.model!r}")
-    server = given.connect(given.server)
     entry, software, version = described(server)
     server.vocabulary = 1 + max(tokenizer.get_vocab().values())
     check_tokenizer(server, tokenizer)
@@ -225,16 +220,11 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
 def hidden_of(given: ServedOptions) -> tuple[Policy, HiddenStates]:
     """Return the policy that a critic was trained for, and what gives it the states."""
     options = StatesOptions(**given.states or {})
-    folder = Path(options.folder)
-    if not folder.is_dir():
-        raise ParameterError(
-            f"the folder {folder} of states is not there; give the shared_storage_path of the "
-            "server, as this computer sees it"
-        )
+    server = given.connect("server of states", options.server)
     named = {"name": given.tokenizer, "template": given.template, "revision": given.revision}
     origin = load_policy(named, weights=False)
     width = origin.model.config.get_text_config().hidden_size
-    return origin, HiddenStates(given.connect(options.server), folder, width)
+    return origin, HiddenStates(server, Path(options.folder), width)
 
 
 def ends_of(folder: Path) -> SimpleNamespace:
@@ -242,7 +232,7 @@ def ends_of(folder: Path) -> SimpleNamespace:
     found = {}
     for name in ("generation_config", "config"):
         path = folder / f"{name}.json"
-        with one_sentence(path):
-            own = json.loads(path.read_bytes()) if path.is_file() else {}
-            found[name] = SimpleNamespace(eos_token_id=own.get("eos_token_id"))
+        # `load_tokenizer` has refused a file that is no JSON
+        own = json.loads(path.read_bytes()) if path.is_file() else {}
+        found[name] = SimpleNamespace(eos_token_id=own.get("eos_token_id"))
     return SimpleNamespace(**found)

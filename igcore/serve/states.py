@@ -65,7 +65,7 @@ class HiddenStates:
     def read(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
         """Return the states of every token of some sequences, (n, H) float32 each.
 
-        The files are removed.
+        It removes the files that it has read.
 
         Raises
         ------
@@ -73,17 +73,10 @@ class HiddenStates:
             When the server gives no states of these tokens.
         """
         replies = self.server.complete([ONE | {"prompt": list(ids)} for ids in sequences])
-        # all files are read and removed, whatever is wrong with one of them
-        found = [self._states(*pair) for pair in zip(replies, sequences, strict=True)]
-        good = []
-        for states in found:
-            if isinstance(states, PolicyError):
-                raise states
-            good.append(states)
-        return good
+        return [self._states(*pair) for pair in zip(replies, sequences, strict=True)]
 
-    def _states(self, reply: bytes, ids: Sequence[int]) -> Tensor | PolicyError:
-        """Return the states of the file that a reply names, or why there are none."""
+    def _states(self, reply: bytes, ids: Sequence[int]) -> Tensor:
+        """Return the states of the file that a reply names."""
         try:
             # the name alone: the server may see the folder at another place, and no file outside
             # it is ever read or removed
@@ -91,10 +84,10 @@ class HiddenStates:
             found = load(self._written(self.folder / name))
             states, read = found["hidden_states"], found["token_ids"].flatten().tolist()
         except UNREADABLE as error:
-            return self._without(f"{type(error).__name__}: {error}")
+            raise self._without(f"{type(error).__name__}: {error}") from None
         if read != list(ids) or states.shape != (len(ids), 1, self.width):
             shape = tuple(states.shape)
-            return self._without(
+            raise self._without(
                 f"{name} holds states of shape {shape} for {len(read)} tokens, wanted are those of "
                 f"one layer of {self.width} for {len(ids)}"
             )

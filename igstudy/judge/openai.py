@@ -1,6 +1,5 @@
 """A language model behind any OpenAI-compatible endpoint as a judge."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -81,8 +80,7 @@ class OpenAIJudge:
             body = self.sampling | {"messages": messages, "seed": seed}
             requests.append(Request("/chat/completions", body))
         failed = None
-        # replies are not kept, so that all together may be long
-        for place, content in client.replies(requests, most=math.inf):
+        for place, content in client.replies(requests):
             try:
                 if isinstance(content, Failed):
                     raise content
