@@ -1,4 +1,4 @@
-"""Servers on loopback: one that answers as a test says, and one of a language model.
+"""Servers on loopback: one with the replies of a test, and one of a language model.
 
 The model is a function of the token ids before, in the forms of vLLM and llama.cpp's server.
 """
@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         reply = self.server.answer(self.path, request)
         reply = reply if isinstance(reply, Reply) else Reply(reply)
         self.server.closing.wait(reply.delay)
-        with suppress(ConnectionError):  # who asked may have given up
+        with suppress(ConnectionError):  # the client may have disconnected
             self.send_response(reply.status)
             self.send_header("Content-Length", str(len(reply.content) + 10 * reply.drop))
             for name, value in reply.headers.items():
@@ -93,7 +93,7 @@ class Answering(ThreadingHTTPServer):
 
 @contextmanager
 def answering(answer: Callable[[str, dict | None], object]) -> Iterator[tuple[str, list]]:
-    """Serve ``answer(path, request)`` on loopback; yield the address and what was asked."""
+    """Serve ``answer(path, request)`` on loopback; yield the address and the list of requests."""
     with running(Answering(answer)) as server:
         yield server.url, server.asked
 
@@ -114,13 +114,13 @@ class Served(Answering):
     Attributes
     ----------
     fault : callable or None
-        (number of the request) -> `Reply` in the place of a completion, or None.
+        (number of the request) -> `Reply` instead of a completion, or None.
     pieces : collection of int
-        Tokens inside a character, of which llama.cpp tells no log-probability.
+        Tokens inside a character, whose log-probability llama.cpp leaves out.
     states : callable or None
         (token ids of a prompt) -> path of the file with their states.
     tokenized : callable or None
-        (text) -> what /tokenize says are its tokens; None where there is no such route.
+        (text) -> the tokens in a reply of /tokenize; None: no such route.
     """
 
     states: Callable[[list[int]], str] | None = None
@@ -137,7 +137,7 @@ class Served(Answering):
         return [request for path, request, _ in list(self.asked) if path == self.route]
 
     def answer(self, path: str, request: dict | None) -> object:
-        """Complete a prompt, or say something about the server."""
+        """Complete a prompt, or describe the server."""
         if path == "/tokenize" and self.tokenized:
             text = request["content" if self.software == "llama.cpp" else "prompt"]
             assert not (request["add_special_tokens"] or request["add_special"])
@@ -167,10 +167,10 @@ class Served(Answering):
         """Return one sample in the form of the software."""
         sample = self.sample(request, child)
         if self.software == "llama.cpp":
-            said = [{"id": token, "token": "", "logprob": x} for token, x in sample]
-            said = [token for token in said if token["id"] not in self.pieces]
+            log_probs = [{"id": token, "token": "", "logprob": x} for token, x in sample]
+            log_probs = [token for token in log_probs if token["id"] not in self.pieces]
             tokens = {"content": "", "tokens": [token for token, _ in sample]}
-            return {"index": child, "completion_probabilities": said} | tokens
+            return {"index": child, "completion_probabilities": log_probs} | tokens
         logprobs = {"token_logprobs": [x for _, x in sample]}
         ids = [token for token, _ in sample]
         return {"index": child, "text": "", "logprobs": logprobs, "token_ids": ids}
@@ -189,7 +189,7 @@ class Served(Answering):
         return reply
 
     def facts(self, path: str) -> dict | None:
-        """Return what the software says about itself at a path."""
+        """Return the software's description of itself at a path."""
         entry = {"id": MODEL, "owned_by": OWNERS.get(self.software, "others")}
         if self.software == "llama.cpp":
             entry["meta"] = {"n_ctx": 64, "n_params": 7}

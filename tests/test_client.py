@@ -34,7 +34,7 @@ def answers(client, requests=(ASK,)):
 
 
 def failure(reply, requests=(ASK,), seconds=10.0, **options):
-    """Return why there is no reply to the first request, and what the server was asked."""
+    """Return the failure of the first request, and the requests that the server received."""
     with answering(lambda path, request: reply) as (url, asked):
         client = Client(url, KEY, **{"timeout": 5.0, "retries": 2} | options)
         found = dict(client.replies(requests, seconds))
@@ -52,14 +52,14 @@ def failure(reply, requests=(ASK,), seconds=10.0, **options):
         (Reply(drop=True), Failed, "does not reply; start it, correct its address", 3),
         (Reply("no such model", 404), Failed, "correct the key, model or options.*such model", 1),
         (Reply("too long", 400), Refused, "refuses the request or fails; .*too long", 1),
-        (Reply(f"{KEY} is wrong", 401), Failed, "its words repeat the key", 1),
-        (Reply(f"not {KEY[:-3]}...", 401), Failed, "its words repeat the key", 1),
-        (Reply(f"not {KEY[5:]}", 401), Failed, "its words repeat the key", 1),
+        (Reply(f"{KEY} is wrong", 401), Failed, "its message repeats the key", 1),
+        (Reply(f"not {KEY[:-3]}...", 401), Failed, "its message repeats the key", 1),
+        (Reply(f"not {KEY[5:]}", 401), Failed, "its message repeats the key", 1),
     ],
     ids=lambda value: repr(value)[:40],
 )
 def test_an_endpoint_that_fails_says_so_in_one_sentence(reply, kind, sentence, attempts):
-    """Bug: a traceback; a key that the endpoint repeats; a failure asked for again."""
+    """Bug: a traceback; a key that the endpoint repeats; a permanent failure that is retried."""
     error, asked = failure(reply)
     assert isinstance(error, kind) and isinstance(error, Refused) == (kind is Refused)
     with pytest.raises(kind, match=sentence):
@@ -80,7 +80,7 @@ def test_an_endpoint_that_recovers_is_asked_again(first):
 
 
 def test_pauses_grow(monkeypatch):
-    """Bug: a busy server is asked at once, again and again."""
+    """Bug: a busy server is retried at once, again and again."""
     times = []
     monkeypatch.setattr(way, "FIRST_PAUSE", 0.05)
 
@@ -98,7 +98,7 @@ def test_pauses_grow(monkeypatch):
     ("reply", "sentence"),
     [
         (Reply("8", delay=30), "does not reply; .*no whole reply in"),
-        (Reply(b" " * 10_000, drip=0.05), "does not come to an end; .*no whole reply in"),
+        (Reply(b" " * 10_000, drip=0.05), "sends a reply that does not end; .*no whole reply in"),
         (Reply("no", 500), "refuses the request"),
     ],
 )
@@ -122,7 +122,7 @@ def test_an_endpoint_that_fails_takes_bounded_time(reply, sentence):
 )
 def test_size_is_bounded(reply, monkeypatch):
     """Bug: a reply of gigabytes, or one that unpacks to them, fills the memory."""
-    monkeypatch.setattr(way, "LONGEST", 2**20)
+    monkeypatch.setattr(way, "MAX_BYTES", 2**20)
     packed = bool(reply.headers)
     tracemalloc.start()
     with answering(lambda path, request: reply) as (url, asked):
@@ -136,10 +136,11 @@ def test_size_is_bounded(reply, monkeypatch):
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_is_not_followed(status):
-    """Bug: prompts sent to a host that nobody named; its address shown, which may hold a key."""
+    """Bug: prompts sent to a host that was not configured; its address shown, maybe with a key."""
     with answering(lambda path, request: Reply("8")) as (elsewhere, never):
         error, _ = failure(Reply(status=status, headers={"Location": f"{elsewhere}/?{KEY}"}))
-    assert str(error) == f"points to another address; give that one (status {status})" and not never
+    assert str(error) == f"redirects to another address; give that one (status {status})"
+    assert not never
 
 
 def test_after_a_failure_nothing_more_is_asked_and_a_refusal_leaves_others_alone():
@@ -151,7 +152,7 @@ def test_after_a_failure_nothing_more_is_asked_and_a_refusal_leaves_others_alone
 
 
 def test_requests_at_a_time_are_bounded_and_replies_are_in_order():
-    """Bug: a server flooded, or asked one request after the other; replies as they came."""
+    """Bug: a server flooded, or sent one request after the other; replies out of order."""
     under_way, most = [], []
     barrier = threading.Barrier(3)
 
@@ -195,7 +196,7 @@ def test_an_address_that_nothing_can_reach_is_one_sentence(url, monkeypatch):
 
 
 def test_what_cannot_be_sent_is_one_sentence(monkeypatch):
-    with pytest.raises(Refused, match="cannot be sent half a character; correct the text"):
+    with pytest.raises(Refused, match="cannot be sent half a character .*; correct the text"):
         answers(Client("http://localhost:1", timeout=5.0), [Request("/ask", {"text": "\ud83d"})])
     monkeypatch.setenv("HTTP_PROXY", "foo://bar")
     with pytest.raises(Failed, match="does not reply; .*ValueError: .*proxy"):
@@ -236,14 +237,14 @@ def test_an_address_holds_no_key(url, plain):
     if plain:
         check_endpoint("url", url, "IGCORE_JUDGE_KEY", way.JUDGE)
         return
-    with pytest.raises(ParameterError, match="parameter url is no plain http address") as caught:
+    with pytest.raises(ParameterError, match="parameter url is not a plain http address") as caught:
         check_endpoint("url", url, "IGCORE_JUDGE_KEY", way.JUDGE)
     assert KEY not in str(caught.value)
 
 
 def test_a_key_in_the_place_of_the_name_of_its_variable_is_not_shown():
     for name in (f"sk-{KEY}", f"IGCORE_JUDGE_{KEY}"):
-        with pytest.raises(ParameterError, match="api_key_env is no name of an env") as caught:
+        with pytest.raises(ParameterError, match="api_key_env does not name an env") as caught:
             check_endpoint("url", "http://localhost", name, way.JUDGE)
         assert KEY not in str(caught.value)
 
@@ -255,7 +256,7 @@ def test_a_params_file_sends_no_variable_away_that_was_not_meant_for_an_endpoint
     with pytest.raises(ParameterError) as caught:
         check_endpoint("url", "https://judge.example/v1", name, prefix)
     assert str(caught.value) == (
-        "parameter api_key_env is no name of an environment variable that may be sent away; give "
+        "parameter api_key_env does not name an environment variable that may be sent; give "
         f"one that begins with {prefix}, and put the key there"
     )
     check_endpoint("url", "https://judge.example/v1", f"{prefix}MINE", prefix)
@@ -268,7 +269,7 @@ def test_a_key_that_no_header_can_hold_is_named(key, monkeypatch):
     with pytest.raises(ParameterError) as caught:
         key_in("https://judge.example", "IGCORE_JUDGE_KEY", way.JUDGE)
     assert str(caught.value).startswith(
-        "the environment variable IGCORE_JUDGE_KEY holds no key; put only the key of https://judge."
+        "the environment variable IGCORE_JUDGE_KEY has no valid key; put only the key of https://judge."
     )
     assert key == " " or key not in str(caught.value)
 
@@ -294,4 +295,4 @@ def test_who_needs_no_key(monkeypatch):
 )
 def test_words_that_repeat_parts_of_a_key_are_not_shown(text, key, is_shown):
     """Bug: an endpoint that repeats all but the end of a key."""
-    assert way.without_key(text, key) == (text if is_shown else "its words repeat the key")
+    assert way.without_key(text, key) == (text if is_shown else "its message repeats the key")

@@ -167,7 +167,7 @@ def test_a_sample_ends_at_its_first_end_token(overrun):
 
 
 def test_blocks_go_on_from_the_selected_candidates_of_any_round():
-    """Bug: a retry that numbers candidates anew; a beam that is continued from another's tokens."""
+    """Bug: a retry that numbers candidates from 0 again; a beam that continues another's tokens."""
     with served() as stub:
         engine = engine_of(stub)
         first = sampled(engine, [0, 1])
@@ -297,7 +297,7 @@ def test_best_of_n_and_its_counts_are_those_of_the_local_engine():
 
 
 def test_a_pool_keeps_what_a_server_has_sampled(tmp_path):
-    """Bug: samples asked for again, or a pool that mistakes one server's for another's."""
+    """Bug: samples drawn again, or a pool that mistakes one server's for another's."""
     with served() as stub:
         policy = policy_of(stub)
         first = answers(policy, pool=Pool(tmp_path))
@@ -318,7 +318,7 @@ def test_methods_with_latents_are_refused_by_name_before_anything_is_decoded(met
         policy = policy_of(stub)
         with pytest.raises(ParameterError, match=f"'{method}' uses a .*hidden states"):
             answers(policy, method)
-        with pytest.raises(ParameterError, match="'args' asks for the most probable tokens"):
+        with pytest.raises(ParameterError, match="'args' needs the most probable tokens"):
             answers(policy, "args")
         with pytest.raises(PolicyError, match="the model of served is in a server"):
             policy.model.get_output_embeddings()
@@ -438,7 +438,7 @@ def named(stub, tokenizer, **options):
     ],
 )
 def test_a_policy_says_who_serves_it(tokenizer, software, name, version, samples):
-    """Bug: records that do not tell one server from another, or promise to be repeated."""
+    """Bug: records that do not distinguish servers, or promise to be repeated."""
     with byte_server(software=software) as stub:
         guard = Guard(named(stub, tokenizer), cost=lambda text: 0.0, budget=1.0)
     policy = guard.policy
@@ -458,8 +458,8 @@ def test_options_of_a_served_policy_are_checked(tokenizer):
     with byte_server() as stub:
         for options, message in {
             "model": ("model of the server at .*allowed: mock/letters", "other"),
-            "server": ("parameter server is no plain http address", "http://me:sk-1@host"),
-            "api_key_env": ("of an environment variable that may be sent away", "HOME"),
+            "server": ("parameter server is not a plain http address", "http://me:sk-1@host"),
+            "api_key_env": ("name an environment variable that may be sent", "HOME"),
             "timeout": ("timeout is -1", -1),
         }.items():
             with pytest.raises(ParameterError, match=message[0]) as caught:
@@ -521,7 +521,7 @@ def test_the_key_comes_from_the_environment_and_is_in_no_record(tokenizer, monke
         assert keys == {"Bearer sk-0123456789"}
     assert "0123456789" not in json.dumps(policy.identity()) + repr(policy)
     monkeypatch.setenv("IGCORE_SERVER_KEY", "sk-1\nsk-2")
-    with byte_server() as stub, pytest.raises(ParameterError, match="holds no key"):
+    with byte_server() as stub, pytest.raises(ParameterError, match="has no valid key"):
         load_policy(named(stub, tokenizer))
 
 

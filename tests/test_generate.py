@@ -116,7 +116,7 @@ def noise(text):
 
 
 class Recorder:
-    """A streamer that keeps what it is given."""
+    """A streamer that keeps the values that it receives."""
 
     def __init__(self):
         self.puts, self.ends = [], 0
@@ -180,7 +180,7 @@ def test_rows_of_equal_text_keep_their_own_ids_and_samples(model, tokenizer):
 
 
 def test_several_answers_are_as_many_searches(model, tokenizer):
-    """Guards num_return_sequences, which transformers asks for by repeating rows."""
+    """Guards num_return_sequences, for which transformers repeats rows."""
     guard = a_guard(model, tokenizer)
     ids = tokenizer(["ab", "fe"], return_tensors="pt").input_ids
     out = model.generate(
@@ -265,7 +265,7 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
     [("best-of-n", "abstain"), ("beam-augmented", "abstain"), ("inferenceguard", "paper")],
 )
 def test_a_method_without_a_gate_shows_its_answer_at_the_end(model, tokenizer, method, on_failure):
-    """Guards against showing block by block what nobody will hold back."""
+    """Guards against showing block by block an answer that is never held back."""
     marked = (LetterCost(), 9.0, "verified_safe"), (Only(), 0.5, "unverified_unsafe")
     for cost, budget, status in marked:
         stream, settings = Recorder(), dict(on_failure=on_failure, budget=budget, keep=1)
@@ -318,7 +318,7 @@ def test_the_length_asked_of_generate_goes_first(model, tokenizer, monkeypatch):
 
 
 def test_what_a_checkpoint_sets_for_itself_changes_nothing(model, tokenizer, monkeypatch):
-    """Guards models whose own settings ask for sampling with top-p: they must work, at temperature
+    """Guards models whose own settings choose top-p sampling: they must work, at temperature
     1.
     """
     guard, texts = a_guard(model, tokenizer), ["ab", "fed"]
@@ -347,15 +347,15 @@ class Halving(LogitsProcessor):
         ({"logits_processor": LogitsProcessorList([Halving()])}, "a Halving, which"),
         ({"prefix_allowed_tokens_fn": lambda row, ids: [4]}, "a PrefixConstrainedLogitsProcessor"),
         ({"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(9)])}, "a MaxTimeCriteria"),
-        ({"do_sample": False}, "do_sample=False, which the search cannot honour: it samples"),
+        ({"do_sample": False}, "do_sample=False, which is not supported: the search samples"),
         ({"generation_config": GenerationConfig(do_sample=False)}, "do_sample=False, which"),
         ({"attention_mask": torch.tensor([[1, 0]])}, "does not pad on the left; set tokenizer.pad"),
         ({"max_new_tokens": 31}, "'ab'... has 2 tokens, .* exceeds the context of 32"),
         ({"max_new_tokens": 2}, "block_size is 3, more than max_new_tokens, which is 2"),
     ],
 )
-def test_what_cannot_be_honoured_is_named(model, tokenizer, given, message):
-    """Guards against an answer drawn otherwise than the caller asked for."""
+def test_what_is_not_supported_is_named(model, tokenizer, given, message):
+    """Guards against an answer that is sampled with other settings than the caller's."""
     ids = tokenizer(["ab"], return_tensors="pt").input_ids
     with pytest.raises(ParameterError, match=message):
         model.generate(
@@ -364,8 +364,8 @@ def test_what_cannot_be_honoured_is_named(model, tokenizer, given, message):
 
 
 def test_a_pipeline_takes_a_guard(model, tokenizer):
-    """Bug: the pipeline's own temperature of 0.7 was refused, which nobody had given; its 256
-    tokens would have replaced the guard's.
+    """Bug: the pipeline's own temperature of 0.7 was refused, though the user had not set it; its
+    256 tokens would have replaced the guard's.
     """
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
     guard = a_guard(model, tokenizer, budget=100.0).guard

@@ -89,7 +89,7 @@ def test_the_text_that_is_sent(template, sent):
 
 
 def test_a_guard_searches_with_it():
-    """Guards the whole path: options in the place of a cost, no cache, a final check."""
+    """Guards the whole path: options instead of a cost, no cache, a final check."""
 
     def letters(path, request):
         return classes([text.count("a") for text in request["input"]])
@@ -202,7 +202,7 @@ def test_a_text_that_is_refused_costs_only_itself():
 
 
 def test_what_was_refused_is_not_asked_again_after_the_endpoint_is_down():
-    """Bug: the texts of a refused request are asked for one by one, though nobody will answer."""
+    """Bug: the texts of a refused request are sent one by one to an endpoint that is down."""
     statuses = [400, 401]
     with answering(lambda path, request: Reply("no", statuses.pop(0))) as (url, asked):
         scorer = load(url, batch=2, workers=1)
@@ -260,7 +260,7 @@ def tokenizer(tmp_path_factory):
         ({"template": "{prompt}"}, "template has no {response}; write it"),
         ({"timeout": 0}, "parameter timeout is 0: Input should be greater than 0"),
         ({"sign": "worse"}, "sign is 'worse': Input should be 'higher is"),
-        ({"url": f"http://host/?key={KEY}"}, "parameter url is no plain http address such as"),
+        ({"url": f"http://host/?key={KEY}"}, "parameter url is not a plain http address such as"),
         ({"key": KEY}, "unknown option of scorer 'endpoint': 'key'"),
         ({"api": "classify"}, "unknown option of scorer 'endpoint': 'api'"),
     ],
@@ -279,7 +279,7 @@ def test_no_key_is_kept_or_shown(monkeypatch):
     reply = Reply({"error": {"message": f"no {KEY[3:]}"}}, 403)
     with answering(lambda path, request: reply) as (url, _):
         scorer = load(url)
-        with pytest.warns(ScorerWarning, match="its words repeat the key") as said:
+        with pytest.warns(ScorerWarning, match="its message repeats the key") as said:
             scorer.score(["q"], ["a"], [True])
         with pytest.raises(ScorerError) as caught:
             load(url, self_check=True)
@@ -329,7 +329,7 @@ def test_a_run_goes_on_when_a_server_comes_back_at_another_address():
             budget=1, cost=given,
         )  # fmt: skip
         cost = load_scorer(given)
-        known = {"cost": Contract(cost)}  # nothing is asked
+        known = {"cost": Contract(cost)}  # no request is sent
         guard = ig.Guard(mock_policy(), cost, LetterReward(), params.search(), contracts=known)
         return json.dumps(identity_of(params, Experiment.of(params, [], guard, {}), {}))
 

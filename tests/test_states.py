@@ -57,7 +57,7 @@ class Writer:
 
 
 def model_logits(model):
-    """The next-token logits of a model, as the stub asks for them."""
+    """The next-token logits of a model, in the form of the stub."""
 
     def logits(prefix):
         with torch.no_grad():
@@ -108,7 +108,7 @@ def test_a_critic_sees_what_the_local_engine_would_give_it(stub, tmp_path):
 
 
 def test_a_search_asks_a_critic_about_a_served_model(stub, tmp_path):
-    """Bug: a critic that is refused, never asked, or whose files stay."""
+    """Bug: a critic that is refused or never called, or whose files stay."""
     guard = Guard(
         policy_of(stub, tmp_path), LetterCost(), LetterReward(), config=CONFIG, critic=untrained()
     )
@@ -140,7 +140,7 @@ def test_a_critic_on_more_than_a_middle_layer_is_refused_before_anything_is_deco
         "no file": (lambda ids, write: f"{write.folder}/..", "no plain file|No such file"),
         "not there": (lambda ids, write: f"{write.folder}/no.safetensors", "FileNotFoundError"),
         "a null": (lambda ids, write: "a\0b", "ValueError"),
-        "other tokens": (lambda ids, write: write([*ids, 1]), "for 4 tokens, wanted .* for 3"),
+        "other tokens": (lambda ids, write: write([*ids, 1]), "for 4 tokens, expected .* for 3"),
     }.values(),
 )  # fmt: skip
 def test_a_reply_that_leads_to_no_states_is_one_sentence(stub, tmp_path, wrong, message):
@@ -148,7 +148,7 @@ def test_a_reply_that_leads_to_no_states_is_one_sentence(stub, tmp_path, wrong, 
     (tmp_path / "keep.me").touch()
     write = stub.states
     stub.states = lambda ids: wrong(ids, write)
-    with pytest.raises(PolicyError, match=f"gives no hidden states .*{message}.*; serve the model"):
+    with pytest.raises(PolicyError, match=f"wrote no hidden states .*{message}.*; serve the model"):
         reader_of(stub, tmp_path).read([[1, 2, 3]])
     assert (tmp_path / "keep.me").exists()
 
@@ -160,13 +160,13 @@ def test_a_reply_that_leads_to_no_states_is_one_sentence(stub, tmp_path, wrong, 
         (lambda x: x | {"hidden_states": x["hidden_states"][..., :7].clone()}, r"\(3, 1, 7\)"),
         (lambda x: x | {"hidden_states": x["hidden_states"][:2].clone()}, r"\(2, 1, 32\)"),
         (lambda x: {"token_ids": x["token_ids"]}, "hidden_states"),
-        (lambda x: x | {"token_ids": x["token_ids"][0]}, "for 1 tokens, wanted .* for 3"),
+        (lambda x: x | {"token_ids": x["token_ids"][0]}, "for 1 tokens, expected .* for 3"),
         (lambda x: b"no tensors", "SafetensorError"),
     ],
 )
 def test_a_file_of_another_form_is_one_sentence(stub, tmp_path, changed, message):
     stub.states.changed = changed
-    with pytest.raises(PolicyError, match=f"gives no hidden states .*{message}"):
+    with pytest.raises(PolicyError, match=f"wrote no hidden states .*{message}"):
         reader_of(stub, tmp_path).read([[1, 2, 3]])
 
 
@@ -191,7 +191,7 @@ def test_the_states_of_a_policy_by_name(tmp_path):
         assert policy.identity()["served"]["states"]["digest"] == policy.trained.digest
         assert policy.states.server.url == stub.url and policy.states.width == WIDTH
         for changes, message in [
-            ({"server": "nowhere"}, "parameter server of states is no plain http address"),
+            ({"server": "nowhere"}, "parameter server of states is not a plain http address"),
             ({"layer": 3}, "unknown parameter 'layer'"),
         ]:
             with pytest.raises(ParameterError, match=message):

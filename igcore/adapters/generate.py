@@ -1,14 +1,14 @@
 """The search behind transformers' `model.generate`.
 
-transformers prepares the inputs, and then calls ``custom_generate`` in place of its own decoding
-loop. A `Guard` may stand there::
+transformers prepares the inputs, and then calls ``custom_generate`` instead of its own decoding
+loop. It may be a `Guard`::
 
     guard = igcore.Guard((model, tokenizer), cost=my_cost, budget=0.2)
     ids = model.generate(**inputs, custom_generate=guard, max_new_tokens=64, seed=1)
     guard.answers[0].status
 
-Versions 5.17 to 5.24 do not pass on a ``streamer`` given to ``generate``, so `custom_generate`
-takes it.
+Versions 5.17 to 5.24 do not pass on the ``streamer`` of ``generate``, so `custom_generate` takes
+it.
 """
 
 from collections import Counter
@@ -30,80 +30,80 @@ from ..policy import RAW, Encoded, Policy, Prompt, as_prompt
 from ..response import Response
 from ..verdict import Emission, judge, within
 
-# settings that the search honours or that change no answer
-HONOURED = {
+# settings that the search supports or that change no answer
+SUPPORTED = {
     "max_length", "max_new_tokens", "num_beams", "do_sample", "num_return_sequences",
     "return_dict_in_generate", "eos_token_id", "pad_token_id", "bos_token_id",
     "decoder_start_token_id", "use_cache", "cache_implementation", "cache_config", "max_cache_len",
     "compile_config", "disable_compile", "low_memory", "prefill_chunk_size", "renormalize_logits",
     "transformers_version",
 }  # fmt: skip
-# `generate` makes them itself
-CACHES = {"cache", "past_key_values"}  # the second until 5.23
+# `generate` adds them itself
+CACHES = {"cache", "past_key_values"}  # the second up to 5.23
 INPUTS = CACHES | {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 ALLOWED_STOPS = (generation.MaxLengthCriteria, generation.EosTokenCriteria)
-DEFAULT_LENGTH = 20  # new tokens that transformers allows when nobody sets a length
+DEFAULT_LENGTH = 20  # new tokens that transformers allows by default
 
 
 @dataclass
 class custom_generate:
     """A guard with a streamer, for ``model.generate(**inputs, custom_generate=...)``.
 
-    A bare `Guard` may stand there as well. The search continues the ids that ``generate`` is given,
-    without their left padding; scorers see their text without special tokens. It samples at
-    temperature 1, and ignores ``position_ids`` and the checkpoint's defaults (``top_p``, ...).
+    A bare `Guard` works as well. The search continues the input ids of ``generate``, without their
+    left padding; scorers read their text without special tokens. It samples at temperature 1, and
+    ignores ``position_ids`` and the checkpoint's defaults (``top_p``, ...).
 
     Parameters
     ----------
     guard : Guard
         Made of this model and its tokenizer. ``generate(seed=...)`` overrides its seed, and a
-        ``max_new_tokens`` or ``max_length`` its own, unless that equals the default of the
+        ``max_new_tokens`` or ``max_length`` its length, unless that equals the default of the
         checkpoint, of transformers or of a pipeline. Rows of equal text are numbered: the first
-        samples what `decode` samples for that text, each further one has samples of its own.
+        draws the samples of `decode` for that text, and each further row draws other samples.
     streamer : transformers streamer, optional
         Shows the answer to one prompt during the search.
 
     Notes
     -----
-    ``generate`` returns a LongTensor (B, prompt + new): the prompts as they were given, the
-    answers, and padding on the right. With ``return_dict_in_generate`` it returns a
+    ``generate`` returns a LongTensor (B, prompt + new): the prompts unchanged, the answers, and
+    padding on the right. With ``return_dict_in_generate`` it returns a
     ``GenerateDecoderOnlyOutput`` with ``sequences`` alone. An answer consists of the sampled
     tokens, and of an end token when it was truncated. A refusal ends with the end token and may be
     longer than ``max_new_tokens``; where not even the empty text is safe, it is that token alone.
-    Only the ``status`` of ``guard.answers`` tells an answer from a refusal.
+    Only the ``status`` of ``guard.answers`` distinguishes an answer from a refusal.
 
     ``tokenizer.decode(new_ids, skip_special_tokens=True)`` is exactly the text that the cost model
-    scored. For this a few ids differ from the sampled ones, which stay in ``Response.tokens``:
+    scored. To this end a few ids differ from the sampled ones, which ``Response.tokens`` keeps:
     bytes that form no character are written as U+FFFD, and a character cut at the end is left out,
-    see `igcore.policy.Policy.exact_ids`. The decoder of Llama 2 and its kin takes a space from the
-    beginning of what it decodes, so this text begins without one, unlike that of
-    ``guard(prompt)``. Where no ids decode to the text, ``PolicyError`` is raised
-    and nothing is returned. A tokenizer that cleans up spaces unless told otherwise needs
+    see `igcore.policy.Policy.exact_ids`. The decoder of Llama 2 and similar models strips a space
+    from the beginning of a text, so this text begins without one, unlike that of
+    ``guard(prompt)``. Where no ids decode to the text, ``PolicyError`` is raised and nothing is
+    returned. A tokenizer that cleans up spaces by default needs
     ``clean_up_tokenization_spaces=False``, there and in the streamer.
 
-    It raises ``ParameterError`` for anything that it cannot honour, such as ``num_beams``, a
+    It raises ``ParameterError`` for anything that it does not support, such as ``num_beams``, a
     temperature, ``do_sample=False``, a logits processor or scores to be returned; for another model
     than the guard's; for prompts that are not padded on the left.
 
-    The streamer gets the prompt, and after each block the tokens that all kept beams share, up to
-    the end of a block of each. They have passed a verdict of their own: at that end and all checks
-    before it the text was within budget. While any kept beam was over budget at a check, nothing
-    more is shown. A block that ends inside a character or with a line is shown with the next one,
-    the rest when the whole answer has passed the final check. With ``skip_prompt=True,
+    The streamer receives the prompt, and after each block the tokens that all kept beams share, up
+    to a block end of each. This prefix has passed a verdict: the text was within budget at its end
+    and at all checks before it. While any kept beam was over budget at a check, nothing more is
+    shown. A block that ends inside a character or with a line break is shown with the next one, the
+    rest when the whole answer has passed the final check. With ``skip_prompt=True,
     skip_special_tokens=True`` a streamer of transformers writes exactly the text of the answer.
 
-    A prefix that was shown may have no safe completion. With ``on_failure="truncate"`` the answer
-    is then the last certified prefix, which continues the shown text. With ``"abstain"``, or when
-    the final check disagrees, the stream ends where it is, and the returned ids are the refusal,
-    which is shown only when nothing was. A method that never abstains, as with
-    ``on_failure="paper"``, shows its whole answer at the end, whatever its status.
+    A shown prefix may have no safe completion. With ``on_failure="truncate"`` the answer is then
+    the last certified prefix, which continues the shown text. With ``"abstain"``, or when the final
+    check disagrees, the stream stops, and the returned ids are the refusal, which is shown only if
+    nothing else was. A method that never abstains, as with ``on_failure="paper"``, shows its whole
+    answer at the end, with any status.
     """
 
     guard: Guard
     streamer: Any = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no guard."""
+        """Raise ``ParameterError`` unless `guard` is a guard."""
         if not isinstance(self.guard, Guard):
             raise ParameterError(f"guard is {self.guard!r:.60}; give an igcore.Guard")
 
@@ -113,7 +113,7 @@ class custom_generate:
         """Answer the rows of `input_ids` (B, L); transformers calls it."""
         try:
             return answer_rows(self.guard, model, input_ids, self.streamer, seed=seed, **inputs)
-        finally:  # a reader of the streamer waits for its end, also after an error
+        finally:  # the reader of a streamer waits for its end, after an error too
             if self.streamer is not None:
                 self.streamer.end()
 
@@ -154,21 +154,21 @@ def answer_rows(
     length = _length(generation_config, own, input_ids.shape[1], guard.policy.context)
     config = replace(guard.config, max_new_tokens=length) if length else guard.config
     eos, pad = _special(generation_config, len(input_ids))
-    # users and streamers decode the new ids alone: the text is theirs, with no space before it
+    # users and streamers decode the new ids alone, which gives no space before the text
     alone = replace(RAW, joins=False)
     policy = Policy("the model", model, guard.policy.tokenizer, alone, eos_ids=frozenset(eos))
     prompts = _prompts(policy, input_ids, mask, config.max_new_tokens)
     abstains = method_of(guard.method).abstains and config.on_failure != "paper"
-    if abstains:  # now, and not at the first abstention
+    if abstains:  # fails now, not at the first abstention
         policy.encoded(config.refusal)
-    here = replace(guard, policy=policy, config=config)
-    shown = _Shown(streamer, here) if streamer is not None else None
-    # without a final check a prefix promises nothing, so it is not shown early
+    search_guard = replace(guard, policy=policy, config=config)
+    shown = _Shown(streamer, search_guard) if streamer is not None else None
+    # without a final check a prefix is not certified, so it is not shown early
     on_block = shown.block if shown and abstains else None
     seed = guard.seed if seed is None else seed
-    responses = list(decode(guard.method, here, prompts, seed=seed, on_block=on_block))
+    responses = list(decode(guard.method, search_guard, prompts, seed=seed, on_block=on_block))
     answers = [_tokens(response, policy, eos[:1]) for response in responses]
-    guard.answers.extend(responses)  # not before their ids are known: that may fail
+    guard.answers.extend(responses)  # last, because finding their ids may fail
     if shown:
         shown.show(answers[0])
     new = pad_sequence(
@@ -191,12 +191,12 @@ class _Shown:
     tokens: list[int] = field(default_factory=list)
 
     def block(self, prompt: Prompt, beams: Sequence[Beam]) -> None:
-        """Show what all kept beams share after a block, if it passes a verdict of its own."""
+        """Show the prefix that all kept beams share after a block, if it passes a verdict."""
         policy, config = self.guard.policy, self.guard.config
         tokens = certified_prefix(beams, config)
         text, ids = policy.text(tokens), policy.stable_ids(tokens)
-        # after a line transformers' TextStreamer decodes afresh, and a decoder of sentencepiece
-        # takes a space from the beginning of what it decodes
+        # after a line break transformers' TextStreamer starts a new text, and sentencepiece strips
+        # a space from the beginning of a text
         if not self._adds(ids) or policy.decoded(ids) != text or text.endswith("\n"):
             return
         blocks = [end for end in beams[0].ends if end < len(tokens)]
@@ -207,7 +207,7 @@ class _Shown:
             self.show(ids)
 
     def show(self, tokens: list[int]) -> None:
-        """Show the new part of `tokens`, if they continue what was shown."""
+        """Show the new part of `tokens`, if they continue the shown ones."""
         if self._adds(tokens):
             self.streamer.put(torch.tensor(tokens[len(self.tokens) :]))
             self.tokens = tokens
@@ -219,13 +219,12 @@ class _Shown:
 
 
 def certified_prefix(beams: Sequence[Beam], config: SearchConfig) -> list[int]:
-    """Return the tokens that all beams share up to the end of a block of each.
+    """Return the tokens that all beams share, up to a block end of each.
 
-    There are none if a beam was over budget.
-
-    The end of a finished beam does not count: the final check has yet to see that text.
+    There are none if a beam was over budget. The end of a finished beam does not count, because the
+    final check comes later.
     """
-    # the peak as well as the state: a signed accounting may have repaid an overspent budget
+    # the peak and the state: with a signed accounting an overspent budget may recover
     if not all(beam.safe(config) and within(beam.state.peak, config) for beam in beams):
         return []
     shared: Sequence[int] = commonprefix([beam.tokens for beam in beams])
@@ -239,7 +238,7 @@ def _prompts(
 ) -> list[Encoded]:
     """Return the rows of (B, L) as prompts, without their padding.
 
-    From the second on, a row of the same text has its number in its id.
+    The second and later rows of one text have a number in their id.
     """
     prompts, rows = [], Counter[str]()
     for ids, here in zip(input_ids, mask.bool(), strict=True):
@@ -253,17 +252,17 @@ def _prompts(
 
 
 def _tokens(response: Response, policy: Policy, eos: list[int]) -> list[int]:
-    """Return ids that decode to what was emitted, with an end token where the policy wrote none."""
+    """Return ids that decode to the emitted text, with an end token where the policy has none."""
     text, tokens = response.text or "", response.tokens
     ids = policy.exact_ids(tokens) if tokens else policy.encoded(text)
-    # an end token that is no special token would add to the text
+    # an end token that is not special would add to the text
     return ids if response.finished or policy.decoded(ids + eos) != text else ids + eos
 
 
 def _length(
     settings: generation.GenerationConfig, own: Sequence[Any], prompt: int, context: int
 ) -> int | None:
-    """Return how many new tokens the caller of `generate` allows after `prompt` tokens, or None."""
+    """Return the number of new tokens that `generate`'s caller set, or None for a default."""
     if settings.max_new_tokens is not None:
         preset = [each.max_new_tokens for each in own]
         return settings.max_new_tokens if settings.max_new_tokens not in preset else None
@@ -272,7 +271,7 @@ def _length(
 
 
 def _special(settings: generation.GenerationConfig, rows: int) -> tuple[list[int], int]:
-    """Return the end tokens, and the token that pads on the right."""
+    """Return the end tokens, and the token for padding on the right."""
     eos = settings.eos_token_id
     eos = eos if isinstance(eos, list) else [] if eos is None else [eos]
     pad = settings.pad_token_id if settings.pad_token_id is not None else next(iter(eos), None)
@@ -284,22 +283,22 @@ def _special(settings: generation.GenerationConfig, rows: int) -> tuple[list[int
 
 
 def _check_caller(streamer: Any) -> generation.GenerationConfig:
-    """Refuse arguments that `generate` does not hand on; return what a pipeline adds by itself."""
+    """Refuse arguments that `generate` does not pass on; return the defaults of a pipeline."""
     callers = {frame.f_code.co_name: frame for frame, _ in reversed(list(walk_stack(None)))}
     calling = callers.get("generate")
     lost = calling.f_locals.get("streamer") if calling else None
     if lost is not None and lost is not streamer:
-        lost.end()  # its reader would wait for ever
+        lost.end()  # its reader would wait forever
         raise ParameterError(
-            "transformers does not hand generate's streamer on; give it to "
+            "transformers does not pass generate's streamer on; give it to "
             "igcore.custom_generate(guard, streamer=...)"
         )
-    # around `generate` a decorator has what was given, before transformers fills in defaults
+    # a decorator around `generate` has the caller's arguments, without transformers' defaults
     named = calling.f_back.f_locals.get("kwargs", {}) if calling and calling.f_back else {}
     sampling = named.get("do_sample", getattr(named.get("generation_config"), "do_sample", None))
     if sampling is False:
         raise ParameterError(
-            "generate was given do_sample=False, which the search cannot honour: it samples from "
+            "generate was given do_sample=False, which is not supported: the search samples from "
             "the model; leave it out"
         )
     pipeline = callers["_forward"].f_locals.get("self") if "_forward" in callers else None
@@ -308,29 +307,29 @@ def _check_caller(streamer: Any) -> generation.GenerationConfig:
 
 
 def _check_settings(settings: generation.GenerationConfig, own: Sequence[Any]) -> None:
-    """Refuse settings that the search cannot honour, except defaults."""
+    """Raise ``ParameterError`` for settings that the search does not support, except defaults."""
     if settings.num_beams not in (None, 1):
         raise ParameterError(
-            f"num_beams is {settings.num_beams}, but the search keeps beams of its own; give "
-            "generate num_beams=1"
+            f"num_beams is {settings.num_beams}, but the search has its own beams; give generate "
+            "num_beams=1"
         )
     defaults, neutral = settings._get_default_generation_params(), {"top_k": 0, "guidance_scale": 1}
     for name, value in vars(settings).items():
-        if name in HONOURED or name.startswith("_") or value is None or value is False:
+        if name in SUPPORTED or name.startswith("_") or value is None or value is False:
             continue
-        given_by_nobody = [getattr(each, name, None) for each in own]
-        if value not in [defaults.get(name), neutral.get(name), *given_by_nobody]:
+        preset = [getattr(each, name, None) for each in own]
+        if value not in [defaults.get(name), neutral.get(name), *preset]:
             raise ParameterError(
-                f"generate was given {name}={value!r}, which the search cannot honour: it draws at "
-                "temperature 1 from the model's own distribution and returns token ids alone; "
+                f"generate was given {name}={value!r}, which is not supported: the search samples "
+                "at temperature 1 from the model's own distribution and returns token ids alone; "
                 f"leave {name} out"
             )
 
 
 def _check_processors(parts: Sequence[Any]) -> None:
-    """Refuse the user's own logits processors and stopping criteria.
+    """Raise ``ParameterError`` for a user's logits processors and stopping criteria.
 
-    Those that transformers makes of settings are left to `_check_settings`.
+    `_check_settings` handles those that transformers makes from settings.
     """
     for kind in map(type, parts):
         own = not kind.__module__.startswith("transformers.")
@@ -338,14 +337,13 @@ def _check_processors(parts: Sequence[Any]) -> None:
         stops = issubclass(kind, generation.StoppingCriteria) and kind not in ALLOWED_STOPS
         if own or constrains or stops:
             raise ParameterError(
-                f"generate was given a {kind.__name__}, which the search cannot honour; leave it "
-                "out"
+                f"generate was given a {kind.__name__}, which is not supported; leave it out"
             )
 
 
 def _check_inputs(input_ids: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> None:
-    """Refuse inputs besides ids (B, L) and their mask, and padding that is not on the left."""
-    # a multimodal model without pictures is given an empty mapping of them
+    """Raise ``ParameterError`` for inputs besides ids (B, L) and mask, and for right padding."""
+    # a multimodal model without pictures has an empty mapping of them
     given = {
         name for name, x in inputs.items() if x is not None and not (type(x) is dict and not x)
     }

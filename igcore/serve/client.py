@@ -1,11 +1,11 @@
 """HTTP client: many requests at a time, each with a timeout, a size limit and retries.
 
 The server of a policy, the scorer `endpoint` and the judge share it. It follows no redirect, and
-sends no header that was not configured. A params file may come from anybody: it chooses only among
-environment variables that were meant for a judge, a scorer or the server of a policy.
+sends no header that was not configured. A params file may come from a stranger, so it chooses only
+among environment variables with the prefix of a judge, a scorer or the server of a policy.
 
-Each request has a connection and each call has threads of its own, which end before it returns. So
-nothing stays behind, and a forked process needs nothing of the one that it came from.
+Each request opens a connection and each call starts threads; both end before the call returns. So
+nothing is left over, and a forked process shares no state with its parent.
 """
 
 import math
@@ -21,62 +21,62 @@ from urllib.parse import urlsplit
 
 from ..errors import ParameterError, needs, said
 
-LONGEST = 2**26  # bytes of a reply
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an attempt is repeated
-BUSY = (408, 409, 429)  # statuses of an endpoint that may answer later; and 500 on
-OF_THE_REQUEST = (400, 413, 422)  # by which it refuses what it was sent; it may answer others
+MAX_BYTES = 2**26  # bytes of a reply
+FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0  # seconds before an attempt is repeated
+RETRIED = (408, 409, 429)  # statuses of an endpoint that may answer later; and from 500 on
+REQUEST_ERRORS = (400, 413, 422)  # statuses that refuse this request; others may be answered
 # what went wrong -> what the user can do
-SILENT = "does not reply; start it, correct its address, or raise timeout"
-ENDLESS = "gives a reply that does not come to an end; correct its address, or raise timeout"
-MOVED = "points to another address; give that one"
+NO_REPLY = "does not reply; start it, correct its address, or raise timeout"
+TOO_LONG = "sends a reply that does not end; correct its address, or raise timeout"
+REDIRECTED = "redirects to another address; give that one"
 REFUSED = "refuses the request or fails; correct the key, model or options, or see its log"
-HALF = "cannot be sent half a character; correct the text"
-# of the environment variables that a params file may name as the key
+LONE_SURROGATE = "cannot be sent half a character (a lone surrogate); correct the text"
+# prefixes of the environment variables that a params file may name as the key
 JUDGE, SCORER, SERVER = "IGCORE_JUDGE_", "IGCORE_SCORER_", "IGCORE_SERVER_"
 # without a user, a query or a fragment, which may hold a key
 ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?(/[^\s?#@]*)?")
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d+){3}")
-SHOWN = 8  # this many characters of a key in a row are never shown
+KEY_PART = 8  # no message shows this many consecutive characters of a key
 
 
 class Request(NamedTuple):
-    """A request: where to, and what; without a body something is only read."""
+    """The path and the body of a request; without a body it is a GET, else a POST of JSON."""
 
     path: str
     body: dict[str, Any] | None = None
 
 
 class Failed(Exception):
-    """An endpoint gives no reply that can be used, to no request of this kind."""
+    """A request failed, and others to this endpoint would fail as well."""
 
 
 class Refused(Failed):
-    """An endpoint gives no reply to this request; it may answer others."""
+    """The endpoint refused this request; it may answer others."""
 
 
-class Passing(Failed):
-    """An endpoint gives no reply now; it may later."""
+class Temporary(Failed):
+    """An attempt failed; a retry may succeed."""
 
 
 class Client:
-    """The way to an endpoint.
+    """Sends requests to an endpoint.
 
-    A request is tried again, after ever longer pauses, when the endpoint asks to wait (429), fails
-    (5xx), is not there, drops the connection or takes too long.
+    A request is retried, after growing pauses, when the endpoint asks to wait (429), fails (5xx),
+    cannot be reached, drops the connection or takes too long.
 
     Parameters
     ----------
     url : str
-        Before the paths of requests.
+        Address to which the paths of requests are added.
     key : str
-        Sent as a bearer token; empty for an endpoint that asks for none.
+        Sent as a bearer token; empty for an endpoint that needs none.
     timeout : float
-        Seconds for a whole reply. They are counted between two pieces of it; to connect, to send
-        and to wait for one piece may each take as long.
+        Seconds for a whole reply. They are counted between two pieces of it; connecting, sending
+        and waiting for one piece may each take as long.
     retries : int
-        Further attempts.
+        Attempts after the first one.
     at_once : int
-        Requests under way at a time.
+        Requests in flight at a time.
     """
 
     def __init__(
@@ -88,20 +88,20 @@ class Client:
         self.headers = {"accept-encoding": "identity"}  # a small reply may unpack to a huge one
         if key:
             self.headers["authorization"] = f"Bearer {key}"
-        # read once, which takes longer than many requests
+        # loaded once: this takes longer than many requests
         self.certificates = url.startswith("https:") and self.http.create_ssl_context()
 
     def replies(
         self, requests: Sequence[Request], seconds: float = math.inf
     ) -> Iterator[tuple[int, bytes | Failed]]:
-        """Yield the place of each request with its reply, or why there is none, as they come.
+        """Yield the index of each request with its reply or its failure, as they arrive.
 
-        After a failure that holds for all requests, those that are not answered yet are given up.
+        After a failure other than `Refused`, the requests without a reply fail in the same way.
 
         Parameters
         ----------
         seconds : float
-            After the first attempt of a request, none of it is repeated later than this.
+            A request is not retried later than this after its first attempt.
         """
         call = _Call(seconds)
         with ThreadPoolExecutor(self.at_once) as pool:
@@ -116,11 +116,11 @@ class Client:
                 call.over.set()
 
     def _reply(self, call: "_Call", request: Request) -> bytes | Failed:
-        """Return the reply to a request, or why there is none, after several attempts."""
+        """Return the reply to a request, or its failure after all attempts."""
         own = self.tenacity
         retrying = own.Retrying(
-            retry=own.retry_if_exception_type(Passing),
-            wait=own.wait_exponential(FIRST_PAUSE, LONGEST_PAUSE),
+            retry=own.retry_if_exception_type(Temporary),
+            wait=own.wait_exponential(FIRST_PAUSE, MAX_PAUSE),
             stop=own.stop_after_attempt(self.retries + 1)
             | own.stop_before_delay(call.seconds)
             | own.stop_when_event_set(call.over),
@@ -137,8 +137,8 @@ class Client:
             return error
 
     def _attempt(self, call: "_Call", request: Request) -> bytes:
-        """Return the reply to one attempt."""
-        if call.over.is_set():  # nothing more is sent
+        """Return the reply to one attempt; raise `Failed` if there is none."""
+        if call.over.is_set():  # no further request is sent
             raise call.failed
         content, end = bytearray(), time.monotonic() + self.timeout
         try:
@@ -148,90 +148,90 @@ class Client:
                 json=request.body,
                 headers=self.headers,
                 timeout=self.timeout,
-                follow_redirects=False,  # texts go to no host that nobody named
+                follow_redirects=False,  # texts go to the configured host alone
                 trust_env=not is_local(self.url),  # no proxy between this computer and itself
                 verify=self.certificates,
             ) as response:
                 for piece in response.iter_raw():
                     content += piece
-                    if len(content) > LONGEST:
-                        raise Failed(f"{ENDLESS} (it is longer than {LONGEST} bytes)")
-                    if time.monotonic() > end:  # the client's is for each piece
+                    if len(content) > MAX_BYTES:
+                        raise Failed(f"{TOO_LONG} (it is longer than {MAX_BYTES} bytes)")
+                    if time.monotonic() > end:  # httpx counts its own for each piece
                         raise self.http.ReadTimeout("")
         except UnicodeEncodeError:
-            raise Refused(HALF) from None
+            raise Refused(LONE_SURROGATE) from None
         except self.http.TimeoutException:
-            why = ENDLESS if content else SILENT
-            raise Passing(f"{why} (no whole reply in {self.timeout:.3g} seconds)") from None
+            why = TOO_LONG if content else NO_REPLY
+            raise Temporary(f"{why} (no whole reply in {self.timeout:.3g} seconds)") from None
         except (self.http.HTTPError, self.http.InvalidURL, OSError, ValueError) as error:
-            raise Passing(f"{SILENT} ({without_key(said(error), self.key)})") from None
+            raise Temporary(f"{NO_REPLY} ({without_key(said(error), self.key)})") from None
         if response.status_code == 200:
             return bytes(content)
         raise self._refusal(response.status_code, bytes(content[:1000]))
 
     def _refusal(self, status: int, content: bytes) -> Failed:
-        """Return the error for a status that is no reply."""
+        """Return the failure for a status other than 200."""
         if 300 <= status < 400:  # without the other address, which may hold a key
-            return Failed(f"{MOVED} (status {status})")
+            return Failed(f"{REDIRECTED} (status {status})")
         words = without_key(content.decode(errors="replace"), self.key)
         why = f"{REFUSED} (status {status}: {words})"
-        if status in OF_THE_REQUEST:
+        if status in REQUEST_ERRORS:
             return Refused(why)
-        return Passing(why) if status >= 500 or status in BUSY else Failed(why)
+        return Temporary(why) if status >= 500 or status in RETRIED else Failed(why)
 
 
 @dataclass
 class _Call:
-    """Requests that are asked together: when and by how many bytes they have to be answered."""
+    """The state that the requests of one call share."""
 
-    seconds: float
-    over: Event = field(default_factory=Event)  # nothing more is asked
-    failed: Failed = field(default_factory=Failed)  # because of this
+    seconds: float  # see `Client.replies`
+    over: Event = field(default_factory=Event)  # set when no further request is sent
+    failed: Failed = field(default_factory=Failed)  # the reason
 
 
 # --- addresses and keys ---------------------------------------------------------------------------
 
 
 def check_endpoint(field: str, url: str, variable: str, prefix: str) -> None:
-    """Raise ``ParameterError`` for an address or the name of a variable that may hold a key itself.
+    """Raise ``ParameterError`` for an address or a variable's name that may contain a key.
 
     Parameters
     ----------
     field : str
-        The parameter that holds the address.
+        The parameter with the address.
     variable : str
         Name of the environment variable with the key.
     prefix : str
-        With which such names begin: a params file may send no other variable away.
+        Prefix of such names: a params file may send no other variable to a server.
     """
     if not re.fullmatch(prefix + r"\w+", variable, re.ASCII):
         raise ParameterError(  # without the value, which may be the key
-            "parameter api_key_env is no name of an environment variable that may be sent away; "
-            f"give one that begins with {prefix}, and put the key there"
+            "parameter api_key_env does not name an environment variable that may be sent; give "
+            f"one that begins with {prefix}, and put the key there"
         )
     if not ADDRESS.fullmatch(url):
-        raise ParameterError(  # without the value, which may hold a key
-            f"parameter {field} is no plain http address such as http://localhost:8000/v1; a "
-            f"key belongs into the environment variable {variable}"
+        raise ParameterError(  # without the value, which may contain a key
+            f"parameter {field} is not a plain http address such as http://localhost:8000/v1; put "
+            f"a key into the environment variable {variable}"
         )
 
 
 def key_in(url: str, variable: str, prefix: str) -> str:
-    """Return the key that an environment variable holds for an address, or an empty string.
+    """Return the key in an environment variable, or an empty string where none is needed.
 
-    A judge or a scorer that is not on this computer needs one.
+    A judge or a scorer on another computer needs one.
 
     Raises
     ------
     ParameterError
-        When the variable holds no key.
+        When a key is needed and missing, or cannot be sent in a header.
     """
     key = os.environ.get(variable, "").strip()
     needed = prefix != SERVER and not is_local(url)
     if not (key.isascii() and key.isprintable()) or (needed and not key):
         raise ParameterError(
-            f"the environment variable {variable} holds no key; put only the key of "
-            f"{url} there, without a line break, or any word if it asks for none"
+            f"the environment variable {variable} has no valid key; put only the key of "
+            f"{url} there, without a line break, or any word if it needs none"
         )
     return key
 
@@ -242,9 +242,9 @@ def is_local(url: str) -> bool:
 
 
 def without_key(text: str, key: str) -> str:
-    """Return the start of an endpoint's message, on one line; empty if it repeats the key."""
-    size = min(SHOWN, len(key))
+    """Return the start of an endpoint's message, on one line; a placeholder if it has the key."""
+    size = min(KEY_PART, len(key))
     parts = [key[start : start + size] for start in range(len(key) - size + 1)]
     if key and any(part in text for part in parts):
-        return "its words repeat the key"
+        return "its message repeats the key"
     return " ".join(text.split())[:200]

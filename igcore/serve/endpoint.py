@@ -43,16 +43,16 @@ class Classes(Reply):
 
 @settings(kw_only=True)
 class Endpoint:
-    """A model behind vLLM's ``/classify``: its numbers as a cost, or with `sign` as a reward.
+    """A model behind vLLM's ``/classify`` as a cost, or with `sign` as a reward.
 
-    Its digest covers the model's name and the text that is sent, and neither key nor address: the
-    same model may be served at another address after a stop, and a run continues there. Only the
-    server's word says that it is the same model.
+    The digest covers the model's name and the text that is sent, but neither key nor address: the
+    same model may be served at another address after a stop, and a run continues there. Nothing
+    here can check that it is the same model.
 
     Attributes
     ----------
     model : str
-        As the endpoint calls it.
+        Its name on the server.
     url : str
         Address of the server, with or without ``/v1``.
     sign : str
@@ -73,9 +73,9 @@ class Endpoint:
     batch, workers : int
         Most texts in one request, and most requests at a time.
     max_retries : int
-        Further attempts, after ever longer pauses, where the endpoint is busy, fails or breaks off.
+        Retries, after growing pauses, when the endpoint is busy, fails or drops the connection.
     self_check : bool
-        Whether fixed texts are scored when it is loaded, see `igcore.models.probe.probe`.
+        Whether loading scores fixed texts as a check, see `igcore.models.probe.probe`.
     """
 
     model: str
@@ -122,38 +122,39 @@ class Endpoint:
         return load_tokenizer(snapshot(self.tokenizer))
 
     def load(self) -> "Endpoint":
-        """Return it, after it was asked once.
+        """Return this scorer, checked unless `self_check` is False.
 
         Raises
         ------
         ParameterError
             When the client is not installed.
         ScorerError
-            When it gives no number, or puts the two fixed texts in the wrong order.
+            When the endpoint gives no number, or scores the two fixed texts in the wrong order.
         """
         if self.self_check:
-            _, why = self._ask(*([text] for text in HELPFUL))
+            _, why = self._scores(*([text] for text in HELPFUL))
             if why:
                 raise ScorerError(f"{self._place} {why}; self_check: false loads it all the same")
             probe(self)  # type: ignore[arg-type]  # frozen, and a protocol's attributes are not
         return self
 
-    # --- asking ---
+    # --- scores ---
 
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
     ) -> np.ndarray:
         """Return one number per text (n,) float64, NaN where there is none; `finished` is ignored.
 
-        A warning says why there is none. Of an endpoint that is down it does not raise: the texts
-        would be asked for again one by one, and each would take `timeout` seconds.
+        A warning gives the reason for a NaN. It does not raise when the endpoint is down: the
+        caller would then retry the texts one by one, and each would take `timeout` seconds.
 
         Raises
         ------
         ScorerError
-            When it refuses several texts together, of which it may take others alone.
+            When the endpoint refuses a request with several texts; it may accept some of them
+            alone.
         """
-        scores, why = self._ask(prompts, responses)
+        scores, why = self._scores(prompts, responses)
         if why:
             lost = f"{np.isnan(scores).sum()} of {len(scores)} texts count as unsafe"
             warnings.warn(f"{self._place} {why}; {lost}", ScorerWarning, stacklevel=2)
@@ -163,8 +164,8 @@ class Endpoint:
     def _place(self) -> str:
         return f"scorer {self.name!r} at {self.url}"
 
-    def _ask(self, prompts: Sequence[str], responses: Sequence[str]) -> tuple[np.ndarray, str]:
-        """Return one number per text (n,), NaN where there is none, and why."""
+    def _scores(self, prompts: Sequence[str], responses: Sequence[str]) -> tuple[np.ndarray, str]:
+        """Return one number per text (n,), NaN where there is none, and the reason."""
         texts = [self._text(*text) for text in zip(prompts, responses, strict=True)]
         batches = [texts[at : at + self.batch] for at in range(0, len(texts), self.batch)]
         requests = [Request(ROUTE, {"model": self.model, "input": batch}) for batch in batches]
@@ -177,7 +178,7 @@ class Endpoint:
         return np.array(numbers), next((why for _, why in read if why), "")
 
     def _read(self, reply: bytes | Failed, n: int) -> tuple[list[float], str]:
-        """Return the n numbers of a reply, NaN where there is none, and why."""
+        """Return the n numbers of a reply, NaN where there is none, and the reason."""
         if isinstance(reply, Failed):
             return [math.nan] * n, str(reply)
         try:
@@ -188,9 +189,9 @@ class Endpoint:
             return [math.nan] * n, why
 
     def _numbers(self, reply: Classes, n: int) -> list[float]:
-        """Return the numbers of a reply in the order of the n texts; raise for another form."""
+        """Return the numbers of a reply in the order of the n texts; raise if it is malformed."""
         if len(reply.data) != n:
-            raise ValueError(f"it gives {len(reply.data)} numbers for {n} texts")
+            raise ValueError(f"it has {len(reply.data)} numbers for {n} texts")
         probs = {part.index: part.probs for part in reply.data}
         if not self.labels and any(len(classes) != 1 for classes in probs.values()):
             raise ValueError("it has several classes; name in labels those that count, from 0")
@@ -206,7 +207,7 @@ class Endpoint:
 
     @cached_property
     def client(self) -> Client:
-        """The way to the endpoint."""
+        """The HTTP client, with the key."""
         key = key_in(self.url, self.api_key_env, SCORER)
         url = self.url.rstrip("/").removesuffix("/v1")
         return Client(

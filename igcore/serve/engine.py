@@ -1,29 +1,29 @@
 """An engine whose model runs in a server: token ids go there, and sampled token ids come back.
 
 It has the methods of `igcore.engine.local.LocalEngine` that a search without latents needs, over
-the ``/v1/completions`` of vLLM, or the ``/completion`` of llama.cpp's server. One request asks
-for all samples of a beam. The engine keeps nothing but token ids: the server's prefix cache spares
-it reading a beam again.
+the ``/v1/completions`` of vLLM, or the ``/completion`` of llama.cpp's server. One request draws all
+samples of a beam. The engine stores token ids alone: the server's prefix cache avoids computing a
+beam again.
 
-A server takes one bias for a whole request, and a penalty differs from position to position. So a
-penalised sample is first drawn from the policy, and each of its tokens accepted with the
-probability that is its factor f. A refused token is drawn again with all factors of its position as
-a bias, and the sample goes on behind it from the policy. A token x is then accepted with
+A server applies one bias to a whole request, but a penalty differs from position to position. So a
+penalised sample is first drawn from the policy, and each of its tokens is accepted with a
+probability equal to its factor f. A rejected token is drawn again with all factors of its position
+as a bias, and the sample continues from there with the policy. A token x is then accepted with
 probability p(x) f(x) and drawn again with probability 1 - Z, where Z is the sum of p f; together
-that is p f / Z, the distribution that a local retry samples from.
+that is p f / Z, the distribution of a local retry.
 
-It differs from a local engine in this:
+Differences from a local engine:
 
-* A key decides the seed of a request, and no longer a token. Servers add floats in another order
-  from batch to batch, so that the same seed may give other tokens, unless a server promises batch
-  invariance. Runs are then repeated in their statistics and not bit by bit.
-* A ban is a bias of -`BAN` nats. The tokens behind a refused one were drawn in vain, which no count
-  of work shows.
-* A server gives the reference probability of a penalised token, and not the one that it was sampled
-  from. So log q of such a block is NaN, and with it the KL of its round in a trace.
-* llama.cpp's server gives no probability of a token inside a character of several tokens. All
+* A key sets the seed of a request, not of a token. Servers add floats in another order from batch
+  to batch, so the same seed may give other tokens, unless a server promises batch invariance. A
+  repeated run then agrees in its statistics and not bit by bit.
+* A ban is a bias of -`BAN` nats. The tokens after a rejected one are discarded, which no count of
+  work shows.
+* A server returns the reference probability of a penalised token, not the one from which it was
+  sampled. So log q of such a block is NaN, and so is the KL of its round in a trace.
+* llama.cpp's server returns no probability of a token inside a character of several tokens. All
   log-probabilities of such a sample are NaN.
-* No near tie is seen, and none is counted. No logits are kept, which ARGS needs.
+* Near ties are neither detected nor counted. There are no logits, which ARGS needs.
 """
 
 import math
@@ -42,7 +42,7 @@ from ..engine.sampling import uniforms
 from ..errors import PolicyError
 from .server import SAMPLING, Sample, Server, samples_in
 
-BAN = 100.0  # nats; what OpenAI's interface allows
+BAN = 100.0  # nats; the largest bias in OpenAI's interface
 SEEDS = 2**31
 Bias = dict[str, float]  # token -> nats
 # sequences -> the output of a middle layer at every token, (n, H) float32 each
@@ -52,33 +52,33 @@ States = Callable[[Sequence[Sequence[int]]], list[Tensor]]
 class ServedEngine:
     """Samples blocks of tokens from a model in a server, see the module.
 
-    Candidates are numbered as by `igcore.engine.local.LocalEngine`. It takes no ``steering``, and
-    has the states of a middle layer only where they are given to it.
+    It numbers candidates as `igcore.engine.local.LocalEngine` does. It has no ``steering``, and no
+    states of a middle layer without `states`.
 
     Parameters
     ----------
     server : Server
     eos_ids : collection of int
-        Tokens that end a sequence. Whatever a server sends after one is dropped.
+        Tokens that end a sequence. Tokens after one are dropped.
     states : callable, optional
-        Gives the output of a middle layer, such as `igcore.serve.states.HiddenStates.read`.
+        Returns the output of a middle layer, such as `igcore.serve.states.HiddenStates.read`.
 
     Attributes
     ----------
     sequences : list of list of int
         The token ids of each row so far, those of its prompt first.
-    asked : list of int
-        Tokens of each row's prompt.
+    prompt_sizes : list of int
+        Number of tokens of each row's prompt.
     """
 
     def __init__(self, server: Server, eos_ids: Collection[int], states: States | None = None):
         self.server, self.eos_ids, self.states = server, frozenset(eos_ids), states
         self._start([], [])
 
-    def _start(self, sequences: list[list[int]], asked: list[int]) -> None:
+    def _start(self, sequences: list[list[int]], prompt_sizes: list[int]) -> None:
         """Begin a block from these rows."""
-        self.sequences, self.asked = sequences, asked
-        # live candidate of any round -> its sequence, and how much of it is the prompt
+        self.sequences, self.prompt_sizes = sequences, prompt_sizes
+        # live candidate of any round -> its sequence, and the length of its prompt
         self._grown: dict[int, tuple[list[int], int]] = {}
         self._drawn = 0  # number of candidates of all rounds so far
 
@@ -101,50 +101,50 @@ class ServedEngine:
         Raises
         ------
         PolicyError
-            When the server gives no samples that can be used.
+            When a request fails or a reply is malformed.
         """
         length, block = len(keys[0]), Block.empty(self._drawn, len(rows))
         penalties, known = penalties or [None] * len(rows), known or [()] * len(rows)
         for c, tokens in enumerate(known):
             for token in tokens:
                 block.append(c, token, math.nan, math.nan, False)
-        # candidate whose next token was refused -> the bias with which it is drawn again
+        # candidate whose next token was rejected -> the bias with which it is drawn again
         biases: dict[int, Bias] = {}
-        open_ = [c for c in range(len(rows)) if len(known[c]) < length]
-        while open_:
-            shares = self._shares(open_, rows, block, biases)
+        pending = [c for c in range(len(rows)) if len(known[c]) < length]
+        while pending:
+            groups = self._groups(pending, rows, block, biases)
             bodies = []
-            for first, *others in shares:
+            for first, *others in groups:
                 done = block.tokens[first]
                 prompt, left = self.sequences[rows[first]] + done, keys[first][len(done) :]
                 bodies.append(self._body(prompt, left, 1 + len(others), biases.get(first)))
             try:
-                for share, choices in zip(shares, self._choices(bodies), strict=True):
-                    for c, choice in zip(share, choices, strict=True):
-                        self._add(block, c, choice, penalties[c], keys[c], biases)
+                for group, samples in zip(groups, self._samples(bodies), strict=True):
+                    for c, sample in zip(group, samples, strict=True):
+                        self._add(block, c, sample, penalties[c], keys[c], biases)
             except ValueError as error:
                 raise PolicyError(
                     f"the server at {self.server.url} gave a reply that is no completion with "
                     f"token ids and their log-probabilities ({' '.join(str(error).split())[:200]})"
                     "; serve the model with vLLM or llama.cpp's server"
                 ) from None
-            open_ = [c for c in open_ if not block.ended[c] and len(block.tokens[c]) < length]
+            pending = [c for c in pending if not block.ended[c] and len(block.tokens[c]) < length]
         for c, row in enumerate(rows):
             tokens = block.tokens[c]
-            # as many as a local model would read: neither an end token nor the last of a response
+            # a local model would read neither an end token nor the last token of a response
             unread = block.ended[c] or (last and len(tokens) == length)
             block.encoded[c] = len(tokens) - unread
             if not block.ended[c]:
-                self._grown[self._drawn + c] = self.sequences[row] + tokens, self.asked[row]
+                self._grown[self._drawn + c] = self.sequences[row] + tokens, self.prompt_sizes[row]
         self._drawn += len(rows)
         return block
 
     def _body(
         self, prompt: list[int], keys: Sequence[int], n: int, bias: Bias | None
     ) -> dict[str, Any]:
-        """Return a request for n samples of a token for each key: of one token with a bias."""
+        """Return a request for n samples of one token per key, or of one token with a bias."""
         key, most = keys[0], len(keys)
-        if bias is not None:  # other bits of the key, or the refused token would be drawn again
+        if bias is not None:  # other bits of the key, or the rejected token would be drawn again
             key, most = key >> 32, 1
         body = SAMPLING | {
             "prompt": prompt,
@@ -157,13 +157,13 @@ class ServedEngine:
         }
         return body if bias is None else body | {"logit_bias": bias}
 
-    def _shares(
+    def _groups(
         self, candidates: Sequence[int], rows: Sequence[int], block: Block, biases: Collection[int]
     ) -> list[list[int]]:
-        """Return the candidates of each request: those that differ in nothing but their keys."""
+        """Return the candidates of each request: those that differ in their keys alone."""
         alike: dict[Hashable, list[int]] = {}
         for c in candidates:
-            own = c if c in biases else None  # its bias is that of its own prefix
+            own = c if c in biases else None  # a bias belongs to one prefix
             alike.setdefault((rows[c], own, tuple(block.tokens[c])), []).append(c)
         most = self.server.samples
         cuts = [(group, at) for group in alike.values() for at in range(0, len(group), most)]
@@ -173,20 +173,20 @@ class ServedEngine:
         self,
         block: Block,
         c: int,
-        choice: Sample,
+        sample: Sample,
         penalty: Penalty | None,
         keys: Sequence[int],
         biases: dict[int, Bias],
     ) -> None:
-        """Append a sample to a candidate, up to its end or the first token that is refused.
+        """Append a sample to a candidate, up to its end or the first rejected token.
 
-        A token that was drawn with its bias is not refused again. ``ValueError`` for a sample that
-        ends too early.
+        A token that was drawn with a bias is always accepted. Raises ``ValueError`` for a sample
+        that ends too early.
         """
-        tokens = choice.tokens
+        tokens = sample.tokens
         biased = biases.pop(c, None) is not None
-        asked = 1 if biased else len(keys) - len(block.tokens[c])
-        for token, x in zip(tokens[:asked], choice.log_p, strict=False):
+        wanted = 1 if biased else len(keys) - len(block.tokens[c])
+        for token, x in zip(tokens[:wanted], sample.log_p, strict=False):
             if penalty and not biased:
                 factors = penalty.at(block.tokens[c])
                 key = keys[len(block.tokens[c])]
@@ -197,22 +197,22 @@ class ServedEngine:
             if token in self.eos_ids:
                 block.ended[c] = True
                 return
-        if len(tokens) != asked:
+        if len(tokens) != wanted:
             end = f"{tokens[-1:]}, which is no end token of the policy"
-            raise ValueError(f"a sample of {len(tokens)} tokens for {asked} ends with {end}")
+            raise ValueError(f"a sample of {len(tokens)} tokens for {wanted} ends with {end}")
 
-    def _choices(self, bodies: Sequence[dict[str, Any]]) -> list[list[Sample]]:
-        """Return the samples that each request gives, in their order."""
+    def _samples(self, bodies: Sequence[dict[str, Any]]) -> list[list[Sample]]:
+        """Return the samples of each request, in their order."""
         found = []
         for body, content in zip(bodies, self.server.complete(bodies), strict=True):
-            choices = sorted(samples_in(content), key=attrgetter("index"))
-            if [choice.index for choice in choices] != list(range(body["n"])):
-                raise ValueError(f"it has not the {body['n']} samples that were asked for")
-            for choice in choices:
-                highest = max(choice.tokens, default=0)
+            samples = sorted(samples_in(content), key=attrgetter("index"))
+            if [sample.index for sample in samples] != list(range(body["n"])):
+                raise ValueError(f"it does not have the {body['n']} samples of the request")
+            for sample in samples:
+                highest = max(sample.tokens, default=0)
                 if highest >= self.server.vocabulary:
                     raise ValueError(f"token {highest} is unknown to the tokenizer")
-            found.append(choices)
+            found.append(samples)
         return found
 
     def rollback(self, keep: Sequence[int] = ()) -> None:
@@ -228,26 +228,26 @@ class ServedEngine:
             When a candidate has ended, was freed or was never sampled.
         """
         chosen = [self._grown[c] for c in candidates]
-        self._start([ids for ids, _ in chosen], [asked for _, asked in chosen])
+        self._start([ids for ids, _ in chosen], [length for _, length in chosen])
 
     def history(self, candidates: Sequence[int], keys: bool = True) -> History:
         """Return the states of the middle layer at all tokens so far of live candidates.
 
-        There is no o_t and no KV cache, whatever `keys` says.
+        It has neither o_t nor a KV cache; `keys` is ignored.
 
         Raises
         ------
         PolicyError
-            When the server gives no states.
+            When the server writes no states.
         KeyError
             As `select`.
         """
         chosen = [self._grown[c] for c in candidates]
-        # without states the policy refuses a critic
+        # a policy without states refuses critics, so `states` is not None here
         found = self.states([ids for ids, _ in chosen])  # type: ignore[misc]
-        said = [states[asked:] for states, (_, asked) in zip(found, chosen, strict=True)]
-        mask = pad_sequence([torch.ones(len(x), dtype=torch.bool) for x in said], batch_first=True)
-        return History(mask, middle=pad_sequence(said, batch_first=True))
+        parts = [states[length:] for states, (_, length) in zip(found, chosen, strict=True)]
+        mask = pad_sequence([torch.ones(len(x), dtype=torch.bool) for x in parts], batch_first=True)
+        return History(mask, middle=pad_sequence(parts, batch_first=True))
 
 
 def bias_of(factors: Mapping[int, float]) -> Bias:

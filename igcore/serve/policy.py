@@ -1,4 +1,4 @@
-"""Policies in a server: a tokenizer and a template here, the model behind an HTTP interface."""
+"""Policies in a server: tokenizer and template are local, the model is behind HTTP."""
 
 import json
 from collections.abc import Mapping
@@ -20,22 +20,22 @@ from ..policy import Policy
 from ..settings import Count, Natural, Options, Seconds, settings
 from .client import SERVER, Client, check_endpoint, key_in
 from .engine import ServedEngine
-from .server import UNLIMITED, Server, check_tokenizer, described
+from .server import UNLIMITED, Server, check_tokenizer, describe
 from .states import HiddenStates, StatesOptions
 
 
 @settings(kw_only=True)
 class ServedOptions:
-    """How a model in a server is reached, and how its prompts are written.
+    """Where the server of a model is, and how prompts are written.
 
     Attributes
     ----------
     server : str
         Address, with or without ``/v1``.
     model : str
-        As the server calls it.
+        Its name on the server.
     tokenizer : str
-        A folder, a name on the hub or a key of `igcore.models.policies.POLICIES`, which brings its
+        A folder, a name on the hub or a key of `igcore.models.policies.POLICIES`, which also sets
         template and end tokens; no weights are loaded.
     revision : str, optional
         Of the tokenizer, see `igcore.models.hub.snapshot`.
@@ -48,15 +48,15 @@ class ServedOptions:
     timeout : float
         Seconds to wait for a reply, see `igcore.serve.client.Client`.
     max_retries : int
-        Further attempts, after ever longer pauses, before the server counts as down.
+        Retries, after growing pauses, before the run stops.
     at_once : int
-        Requests under way at a time.
+        Requests in flight at a time.
     batch_invariant : bool
-        Whether the server promises the same tokens for a seed whatever else it does, as vLLM under
+        Whether the server promises the same tokens for a seed in any batch, as vLLM does with
         ``VLLM_BATCH_INVARIANT=1``. Only then does `python -m igstudy verify --replay` decode again.
     states : mapping, optional
-        For a critic on a middle layer, see `StatesOptions`. `tokenizer` is then the policy that the
-        critic was trained for, whose weights are hashed and not loaded.
+        For a critic on a middle layer, see `StatesOptions`. `tokenizer` must then be the policy for
+        which the critic was trained; its weights are hashed and not loaded.
     """
 
     server: str
@@ -95,12 +95,12 @@ class RemoteModel:
         return []
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse whatever needs the model itself."""
-        if name.startswith("__"):  # Python asks for these by itself
+        """Raise ``PolicyError`` for any attribute of the model."""
+        if name.startswith("__"):  # Python itself looks these up
             raise AttributeError(name)
         raise PolicyError(
-            f"the model of {self.name} is in a server, and this needs it here (its {name}); load "
-            "the policy from a folder or by its name"
+            f"the model of {self.name} is in a server, and this needs it locally (its {name}); "
+            "load the policy from a folder or by its name"
         )
 
 
@@ -112,14 +112,14 @@ class ServedPolicy(Policy):
     ----------
     server : Server
     context : int
-        Longest sequence that the server takes, in tokens.
+        Longest sequence that the server accepts, in tokens.
     served : dict
-        For its identity: the server's software, what the server says about the model, and how a run
-        can be repeated. Not the address: another may hold the same model.
+        Part of its identity: the server's software, its description of the model, and whether a run
+        can be repeated. The address is left out, because another may serve the same model.
     states : HiddenStates, optional
-        Gives a critic the output of a middle layer.
+        Reads the output of a middle layer for a critic.
     origin : Policy, optional
-        The same model as a local policy, for which that critic was trained, without weights.
+        The same model as a local policy without weights, for which that critic was trained.
     """
 
     server: Any = None
@@ -142,27 +142,27 @@ class ServedPolicy(Policy):
         return 0
 
     def check(self, name: str, method: Method, critic: Any) -> None:
-        """Refuse what a server cannot do, before anything is decoded."""
+        """Raise ``ParameterError`` for a method or critic that a server cannot serve."""
         if method.network and not (method.asks_critic and self.states):
             raise no_latents(name, method.network)
         if method.search:
             raise ParameterError(
-                f"method {name!r} asks for the most probable tokens, which are not read from a "
-                "server; load the policy here, or name another method"
+                f"method {name!r} needs the most probable tokens, which are not read from a "
+                "server; load the policy locally, or choose another method"
             )
         if method.asks_critic and critic is not None and critic.watch is None:
             raise ParameterError(
-                f"method {name!r} has a critic that reads more than a middle layer, which is all "
-                "that a server gives; train one with features m"
+                f"method {name!r} has a critic that reads more than a middle layer, but a server "
+                "returns only that; train one with features m"
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that decides the policy's answers, as far as a server tells."""
+        """Return the inputs of the policy's answers, as far as a server reports them."""
         return super().identity() | {"served": self.served}
 
 
 def load_served(options: Mapping[str, Any]) -> ServedPolicy:
-    """Return the policy of a model in a server, which is asked what it serves.
+    """Return the policy of a model in a server.
 
     Parameters
     ----------
@@ -172,9 +172,9 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     Raises
     ------
     ParameterError
-        For an option that is unknown or wrong, and a model that the server does not serve.
+        For an unknown or invalid option, and a model that the server does not serve.
     PolicyError
-        When the server cannot be reached, or does not answer as such a server does.
+        When the server cannot be reached, or is neither vLLM nor llama.cpp's server.
     AssetError
         When the tokenizer's files cannot be downloaded or are damaged.
     """
@@ -185,7 +185,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     tokenizer = load_tokenizer(folder)
     template = given.template or known.template or ("chat" if tokenizer.chat_template else "raw")
     check_chat(tokenizer, template, f"policy {given.model!r}")
-    entry, software, version = described(server)
+    entry, software, version = describe(server)
     server.vocabulary = 1 + max(tokenizer.get_vocab().values())
     check_tokenizer(server, tokenizer)
     served = {
@@ -195,7 +195,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         "described": entry.model_dump(exclude={"id", "owned_by"}, exclude_none=True),
         "batch_invariant": given.batch_invariant,
     }
-    origin, states = hidden_of(given) if given.states is not None else (None, None)
+    origin, states = load_states(given) if given.states is not None else (None, None)
     if origin:
         served["states"] = {"policy": origin.name, "digest": origin.digest}
     name = f"{Path(given.model).name.removesuffix('.gguf')}@{software}"
@@ -204,7 +204,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         model=RemoteModel(name),
         tokenizer=tokenizer,
         template=TEMPLATES[template],
-        eos_ids=eos_ids_of(ends_of(folder), tokenizer, known.ends),
+        eos_ids=eos_ids_of(eos_settings_of(folder), tokenizer, known.ends),
         files=contents_of(folder, weights=False),
         server=server,
         context=entry.limit or UNLIMITED,
@@ -217,8 +217,8 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     return replace(policy, digest=digest_of(decisive))
 
 
-def hidden_of(given: ServedOptions) -> tuple[Policy, HiddenStates]:
-    """Return the policy that a critic was trained for, and what gives it the states."""
+def load_states(given: ServedOptions) -> tuple[Policy, HiddenStates]:
+    """Return the local policy without weights, and the reader of its states, for a critic."""
     options = StatesOptions(**given.states or {})
     server = given.connect("server of states", options.server)
     named = {"name": given.tokenizer, "template": given.template, "revision": given.revision}
@@ -227,12 +227,12 @@ def hidden_of(given: ServedOptions) -> tuple[Policy, HiddenStates]:
     return origin, HiddenStates(server, Path(options.folder), width)
 
 
-def ends_of(folder: Path) -> SimpleNamespace:
-    """Return the end tokens that the settings of a folder name, as a model would have them."""
+def eos_settings_of(folder: Path) -> SimpleNamespace:
+    """Return the end tokens in a folder's settings, as attributes like those of a model."""
     found = {}
     for name in ("generation_config", "config"):
         path = folder / f"{name}.json"
-        # `load_tokenizer` has refused a file that is no JSON
-        own = json.loads(path.read_bytes()) if path.is_file() else {}
-        found[name] = SimpleNamespace(eos_token_id=own.get("eos_token_id"))
+        # `load_tokenizer` has already parsed all JSON files
+        values = json.loads(path.read_bytes()) if path.is_file() else {}
+        found[name] = SimpleNamespace(eos_token_id=values.get("eos_token_id"))
     return SimpleNamespace(**found)

@@ -1,7 +1,7 @@
-"""A server of a language model: what it says of itself, what it is asked, and its replies.
+"""A server of a language model: its description, requests for completions, and replies.
 
-A request for completions holds the names of vLLM and of llama.cpp's server; each reads its own.
-So does the form of a reply.
+A request for completions has the parameter names of both vLLM and llama.cpp's server; each ignores
+those of the other. The models of replies accept the field names of both.
 """
 
 import math
@@ -14,8 +14,9 @@ from ..errors import PolicyError, unknown_name
 from .client import Client, Failed, Request
 
 UNLIMITED = 2**31  # tokens
-TEXT = "The quick brown fox jumps over 13 lazy dogs"  # read by both tokenizers
-# the policy's own distribution, whatever a server's or a model's defaults are, and what is told
+TEXT = "The quick brown fox jumps over 13 lazy dogs"  # both tokenizers read it
+# sample from the policy's own distribution, which overrides defaults of server and model; and
+# return token ids and log-probabilities
 SAMPLING = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -30,30 +31,29 @@ SAMPLING = {
     "return_tokens": True,  # llama.cpp
     "return_token_ids": True,  # vLLM
 }
-ROUNDING = 1e-4  # nats by which the logarithm of a probability may lie above 0
+ROUNDING = 1e-4  # nats by which rounding may raise a log-probability above 0
 
-# by what /v1/models says in ``owned_by``: its name, the path that tells its version, and the path
-# where it completes prompts
+# ``owned_by`` in /v1/models -> name, path of its version, path of completions
 SOFTWARE = {
     "vllm": ("vLLM", "/version", "/v1/completions"),
-    # its /v1/completions gives no ids of tokens inside a character
+    # its /v1/completions leaves out the ids of tokens inside a character
     "llamacpp": ("llama.cpp", "/props", "/completion"),
 }
 
 
 class Server:
-    """Asks a server for completions of a model.
+    """A model on a server.
 
     Parameters
     ----------
     client : Client
-        The way there; its address is without ``/v1``.
+        Sends the requests; its address is without ``/v1``.
     model : str
-        As the server calls it.
+        Its name on the server.
     samples : int
-        Samples that one request may ask for.
+        Most samples of one request.
     path : str
-        Where it completes prompts.
+        Path of completions.
     """
 
     def __init__(
@@ -61,95 +61,95 @@ class Server:
     ):
         self.client, self.model, self.samples, self.path = client, model, samples, path
         self.url = client.url
-        self.vocabulary = UNLIMITED  # number above all ids of the policy's tokenizer
+        self.vocabulary = UNLIMITED  # one more than the highest id of the policy's tokenizer
 
     def complete(self, bodies: Sequence[dict[str, Any]]) -> list[bytes]:
-        """Return the replies to requests for completions, see `ask`."""
-        return self.ask([Request(self.path, {"model": self.model} | body) for body in bodies])
+        """Return the replies to requests for completions, see `send`."""
+        return self.send([Request(self.path, {"model": self.model} | body) for body in bodies])
 
-    def ask(self, requests: Sequence[Request]) -> list[bytes]:
+    def send(self, requests: Sequence[Request]) -> list[bytes]:
         """Return the replies to requests, in their order.
 
         Raises
         ------
         PolicyError
-            When one of them has no reply that can be used.
+            When a request fails.
         """
         found: dict[int, Any] = dict(self.client.replies(requests))
         for reply in found.values():
             if isinstance(reply, Failed):
                 raise PolicyError(
-                    f"the server at {self.url} {reply}; then run again, which goes on where this "
-                    "stopped"
+                    f"the server at {self.url} {reply}; then run again, which continues where "
+                    "this run stopped"
                 )
         return [found[place] for place in range(len(requests))]
 
 
-# --- what a server says of itself -----------------------------------------------------------------
+# --- the server's description ---------------------------------------------------------------------
 
 Positive = Annotated[int, Field(gt=0)]
 
 
 class Reply(BaseModel, strict=True):
-    """A part of a reply: no number in quotes, no true or 1.0 for 1."""
+    """A part of a reply; strict, so that "1", true and 1.0 are no integers."""
 
 
 Form = TypeVar("Form", bound=Reply)
 
 
 class Entry(Reply):
-    """What a server says about a model; `limit` is its longest sequence, in tokens."""
+    """A model in /v1/models; `limit` is its longest sequence, in tokens."""
 
     id: str
     owned_by: str = ""
     root: str | None = None
-    meta: dict[str, Any] | None = None  # of llama.cpp
+    meta: dict[str, Any] | None = None  # llama.cpp
     limit: Positive | None = Field(
         None, validation_alias=AliasChoices("max_model_len", AliasPath("meta", "n_ctx"))
     )
 
 
 class Models(Reply):
-    """What a server says about its models."""
+    """The models of a server."""
 
     data: list[Entry]
 
 
 class Facts(Reply):
-    """What a server says about its software."""
+    """Version and limits of a server's software."""
 
     version: str = Field(
         "unknown", max_length=100, validation_alias=AliasChoices("version", "build_info")
     )
-    total_slots: Positive = 10**6  # samples that one request may ask for
+    total_slots: Positive = 10**6  # most samples of one request
 
 
 class Tokens(Reply):
-    """A reply to a text that is to be cut into tokens."""
+    """A reply of /tokenize."""
 
     tokens: list[int]
 
 
-def described(server: Server) -> tuple[Entry, str, str]:
+def describe(server: Server) -> tuple[Entry, str, str]:
     """Return a server's model, software and version; record its request format."""
-    entries = {entry.id: entry for entry in asked(server, Request("/v1/models"), Models).data}
+    entries = {entry.id: entry for entry in fetch(server, Request("/v1/models"), Models).data}
     if server.model not in entries:
         raise unknown_name(f"model of the server at {server.url}:", server.model, entries)
     entry = entries[server.model]
     if entry.owned_by not in SOFTWARE:
         raise PolicyError(
-            f"the server at {server.url} is neither vLLM nor llama.cpp's, whose forms of a reply "
-            "are read here; serve the model with one of them"
+            f"the server at {server.url} is neither vLLM nor llama.cpp's server; serve the model "
+            "with one of them"
         )
     software, where, server.path = SOFTWARE[entry.owned_by]
-    facts = asked(server, Request(where), Facts)
+    facts = fetch(server, Request(where), Facts)
     server.samples = facts.total_slots
     return entry, software, facts.version
 
 
-def asked(server: Server, request: Request, form: type[Form]) -> Form:
+def fetch(server: Server, request: Request, form: type[Form]) -> Form:
     """Return a server's reply to a request; raise ``PolicyError`` if it is malformed."""
-    (content,) = server.ask([request])
+    (content,) = server.send([request])
     try:
         return form.model_validate_json(content)
     except ValueError:
@@ -163,14 +163,15 @@ def check_tokenizer(server: Server, tokenizer: Any) -> None:
     """Raise ``PolicyError`` unless the server's tokenizer reads a text as this one does."""
     body = {"model": server.model, "prompt": TEXT, "add_special_tokens": False}
     llama = {"content": TEXT, "add_special": False}
-    theirs = asked(server, Request("/tokenize", llama | body), Tokens).tokens
+    theirs = fetch(server, Request("/tokenize", llama | body), Tokens).tokens
     ours = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
-    # in characters: a token of a space, or a cut elsewhere, makes no other tokenizer
+    # compared as text without spaces: a leading space or another split is no other tokenizer
     read, meant = ("".join(tokenizer.decode(ids).split()) for ids in (theirs, ours))
     if read != meant:
         raise PolicyError(
             f"the server at {server.url} has another tokenizer than the policy: its tokens of "
-            f"{TEXT!r} are {read[:50]!r} here; give the tokenizer of the model that it serves"
+            f"{TEXT!r} decode to {read[:50]!r} with the policy's; give the tokenizer of the served "
+            "model"
         )
 
 
@@ -178,7 +179,7 @@ def check_tokenizer(server: Server, tokenizer: Any) -> None:
 
 
 def number_in(part: Any) -> Any:
-    """Return the log-probability of a token, which llama.cpp's server gives in a mapping."""
+    """Return a token's log-probability, which llama.cpp's server wraps in a mapping."""
     return part.get("logprob") if isinstance(part, dict) else part
 
 
@@ -189,13 +190,12 @@ LogProb = Annotated[float, Field(le=ROUNDING, allow_inf_nan=False), BeforeValida
 class Sample(Reply):
     """One sample.
 
-    llama.cpp's server leaves out the log-probabilities of tokens inside a character. Its
-    OpenAI-compatible route leaves out these tokens, too.
+    llama.cpp's server omits the log-probabilities of tokens inside a character.
     """
 
     index: int
     tokens: list[Token] = Field(validation_alias=AliasChoices("token_ids", "tokens"))
-    said: list[LogProb] = Field(
+    log_probs: list[LogProb] = Field(
         validation_alias=AliasChoices(
             AliasPath("logprobs", "token_logprobs"), "completion_probabilities"
         )
@@ -203,24 +203,24 @@ class Sample(Reply):
 
     @property
     def log_p(self) -> list[float]:
-        """The log-probabilities of its tokens, all NaN where one of them is missing."""
-        if len(self.said) != len(self.tokens):
+        """The log-probabilities of its tokens; all are NaN if one is missing."""
+        if len(self.log_probs) != len(self.tokens):
             return [math.nan] * len(self.tokens)
-        return [min(x, 0.0) for x in self.said]
+        return [min(x, 0.0) for x in self.log_probs]
 
 
 class Completion(Reply):
-    """A reply of vLLM to a request for samples, as far as it is read here."""
+    """The samples in a reply of vLLM."""
 
     choices: list[Sample]
 
 
-# llama.cpp's server gives a sample alone, or a list of several
+# llama.cpp's server returns one sample, or a list of several
 REPLIES: TypeAdapter[Any] = TypeAdapter(Completion | list[Sample] | Sample)
 
 
 def samples_in(content: bytes) -> list[Sample]:
-    """Return the samples of a reply, in its order; ``ValueError`` for any other content."""
+    """Return the samples of a reply, in its order; raise ``ValueError`` if it is malformed."""
     found = REPLIES.validate_json(content)
     samples: list[Any] = found.choices if isinstance(found, Completion) else found
     return samples if isinstance(samples, list) else [samples]

@@ -1,11 +1,11 @@
-"""The output of a middle layer of a model in a vLLM server, which a critic reads: experimental.
+"""Experimental: a vLLM server writes the hidden states of a middle layer, which a critic reads.
 
-It was tested on a processor, and not with vLLM's own connector, which needs a GPU.
+It was tested on a CPU, not with vLLM's own connector, which needs a GPU.
 
-vLLM writes the states of the tokens that it reads to files, one for each request, under its
-speculative method ``extract_hidden_states`` (docs/guard.md has the command). Under that method it
-takes no bias, which retries need, so a server of its own gives the states. No sample is drawn here:
-the whole sequence is sent as a prompt, so that the state of its last token is there, too.
+With its speculative method ``extract_hidden_states`` vLLM writes the states of the tokens that it
+reads to files, one for each request (docs/guard.md has the command). In this mode vLLM rejects
+logit biases, which retries need, so the states come from a second server. It samples nothing: a
+request sends the whole sequence as a prompt, so that the file includes the state of the last token.
 """
 
 import json
@@ -23,22 +23,23 @@ from ..settings import settings
 from .server import Server
 
 PAUSE = 0.005  # seconds between two looks at a file that is being written
-# a RuntimeError is what JSON without end and a loop of links raise, an ImportError a missing fcntl
-UNREADABLE = OSError, ValueError, TypeError, LookupError, RuntimeError, ImportError, SafetensorError
-ONE = {"max_tokens": 1, "n": 1, "temperature": 0.0, "min_p": 0.0}  # vLLM gives no less than one
+# nested JSON and a loop of links raise a RuntimeError, and a missing fcntl an ImportError
+BAD_FILE = OSError, ValueError, TypeError, LookupError, RuntimeError, ImportError, SafetensorError
+# vLLM samples at least one token
+ONE_TOKEN = {"max_tokens": 1, "n": 1, "temperature": 0.0, "min_p": 0.0}
 
 
 @settings(kw_only=True)
 class StatesOptions:
-    """How a critic on a middle layer gets the states of a model in a server: experimental.
+    """Where a critic on a middle layer gets hidden states: experimental.
 
     Attributes
     ----------
     server : str
-        Address of a vLLM that serves the model under ``extract_hidden_states``, by the same name.
-        It samples nothing: under that method vLLM takes no bias, which retries need.
+        Address of a vLLM that serves the model with ``extract_hidden_states``, by the same name.
+        It is a second server, because in this mode vLLM rejects logit biases, which retries need.
     folder : str
-        Where that server writes the states, as this computer sees it.
+        The folder in which that server writes the states, as a path on this computer.
     """
 
     server: str
@@ -46,14 +47,14 @@ class StatesOptions:
 
 
 class HiddenStates:
-    """Reads the states of a model in a server from the files that it writes.
+    """Reads the hidden states of a served model from the files that the server writes.
 
     Parameters
     ----------
     server : Server
-        A vLLM that serves the model under ``extract_hidden_states``, with one layer.
+        A vLLM that serves the model with ``extract_hidden_states`` and one layer.
     folder : Path
-        Where it writes, as this computer sees it.
+        The folder in which it writes, as a path on this computer.
     width : int
         Size H of the model's hidden state.
     """
@@ -70,33 +71,33 @@ class HiddenStates:
         Raises
         ------
         PolicyError
-            When the server gives no states of these tokens.
+            When the server writes no states for these tokens.
         """
-        replies = self.server.complete([ONE | {"prompt": list(ids)} for ids in sequences])
+        replies = self.server.complete([ONE_TOKEN | {"prompt": list(ids)} for ids in sequences])
         return [self._states(*pair) for pair in zip(replies, sequences, strict=True)]
 
     def _states(self, reply: bytes, ids: Sequence[int]) -> Tensor:
         """Return the states of the file that a reply names."""
         try:
-            # the name alone: the server may see the folder at another place, and no file outside
-            # it is ever read or removed
+            # the name alone: the folder may have another path on the server, and no file outside
+            # it may be read or removed
             name = Path(json.loads(reply)["kv_transfer_params"]["hidden_states_path"]).name
-            found = load(self._written(self.folder / name))
+            found = load(self._complete_content(self.folder / name))
             states, read = found["hidden_states"], found["token_ids"].flatten().tolist()
-        except UNREADABLE as error:
-            raise self._without(f"{type(error).__name__}: {error}") from None
+        except BAD_FILE as error:
+            raise self._error(f"{type(error).__name__}: {error}") from None
         if read != list(ids) or states.shape != (len(ids), 1, self.width):
             shape = tuple(states.shape)
-            raise self._without(
-                f"{name} holds states of shape {shape} for {len(read)} tokens, wanted are those of "
-                f"one layer of {self.width} for {len(ids)}"
+            raise self._error(
+                f"{name} has states of shape {shape} for {len(read)} tokens, expected one layer of "
+                f"width {self.width} for {len(ids)} tokens"
             )
         return states[:, 0].to(torch.float32)
 
-    def _written(self, path: Path) -> bytes:
-        """Return the content of a file when it is complete, and remove it.
+    def _complete_content(self, path: Path) -> bytes:
+        """Wait until a file is complete; return its content and remove it.
 
-        The server holds a lock on a file beside it until then, which it made before it replied.
+        The server locks a second file before it replies, and unlocks it when the first is complete.
         """
         import fcntl  # here: Windows has none. A shared lock needs no right to write the file
 
@@ -116,10 +117,10 @@ class HiddenStates:
         lock.unlink()
         return content
 
-    def _without(self, why: str) -> PolicyError:
-        """Return the error for states that are not there."""
+    def _error(self, why: str) -> PolicyError:
+        """Return the error for missing states."""
         return PolicyError(
-            f"the server at {self.server.url} gives no hidden states ({' '.join(why.split())}); "
+            f"the server at {self.server.url} wrote no hidden states ({' '.join(why.split())}); "
             "serve the model by vLLM with extract_hidden_states, one layer and the folder that "
             "states names"
         )

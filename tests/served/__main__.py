@@ -6,7 +6,7 @@ seed moves the mean reward of two dozen answers by more than a server does. Over
 middle layer guides the search in a third setting, on states that a second server writes. It checks
 that every answer is within budget, compares safety and reward with the local engine's by prompt,
 and measures CPU seconds. Then it kills the server in the middle of a run, starts it again, and the
-run goes on.
+run continues.
 The table in ``runs/served/figures`` is the committed one with the rows of a server replaced.
 """
 
@@ -124,7 +124,7 @@ def furthest(served: ServedPolicy, local: Policy, prompts: Sequence[Prompt]) -> 
 
 
 def killed_and_restarted(server: Running, folder: Path, limit: int) -> tuple[int, int]:
-    """Kill a server in the middle of a run, and go on; return lines before and after."""
+    """Kill a server in the middle of a run, and continue; return lines before and after."""
     params = DecodeParams(
         profile="served", run="killed", policy=served_options(server), prompts=PROMPTS,
         split="test", limit=limit, methods=["inferenceguard"], seed=SEEDS[0], **SCORERS,

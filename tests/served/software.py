@@ -21,7 +21,7 @@ from igcore.serve.client import Client, Failed, Request
 
 NAME = "SmolLM2"
 LAYER = 8  # that the critics of params/networks read
-SLOTS = 8  # of llama.cpp's server: samples that one request may ask for
+SLOTS = 8  # of llama.cpp's server: most samples of one request
 HERE = Path(__file__).parent
 
 
@@ -108,7 +108,7 @@ def install(name: str, venvs: Path) -> Path:
 
 
 def free_port() -> int:
-    """Return a port of this computer that nobody listens at."""
+    """Return a free port of this computer."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
