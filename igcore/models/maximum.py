@@ -22,8 +22,8 @@ from .registry import ScorerName, load_scorer
 class Maximum:
     """The maximum of costs, higher is worse.
 
-    The numbers are not rescaled, so give costs of one scale, such as guards, which are all logit
-    gaps, or endpoints, which are all probabilities.
+    The numbers are not rescaled, so give costs of one scale, such as guards, which all return logit
+    gaps.
 
     Attributes
     ----------
