@@ -44,7 +44,7 @@ def defaults(notebook):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_is_fit_for_papermill_and_git(path):
     """Guards the things that papermill, nbval and GitHub trip over: kernel, cell ids, tags,
-    widgets, stray outputs.
+    widgets, stray outputs; and a reader who would learn after an hour what it needs.
     """
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
@@ -53,6 +53,8 @@ def test_a_notebook_is_fit_for_papermill_and_git(path):
     assert "widget-view" not in path.read_text(encoding="utf-8")  # dead without its kernel
     assert len({c.id for c in notebook.cells}) == len(notebook.cells)
     assert parameters(notebook).source.startswith("# Parameters\n")
+    about = notebook.cells[0].source
+    assert [about.count(f"\n* **{word}** ") for word in ("Needs", "Takes", "Leaves")] == [1, 1, 1]
     code = [c for c in notebook.cells if c.cell_type == "code"]
     assert all(
         bool(c.outputs) <= (path.stem in TEACHING)
