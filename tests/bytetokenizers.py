@@ -82,7 +82,8 @@ def favourites(tokenizer) -> list[int]:
 def writer(tokenizer):
     """Return a random model that writes any token, and the favourites more often."""
     eos = tokenizer.eos_token_id
-    model = tiny("phi", vocab_size=len(tokenizer), eos_token_id=eos, pad_token_id=eos)
+    sizes = {"vocab_size": len(tokenizer), "num_hidden_layers": 1}
+    model = tiny("phi", **sizes, eos_token_id=eos, pad_token_id=eos)
     with torch.no_grad():
         model.lm_head.bias[favourites(tokenizer)] += 2.5
     return model

@@ -29,8 +29,8 @@ SMALL = {
     "n_samples": 4,
     "keep": 2,
     "top_k": 4,
-    "block_size": 8,
-    "max_new_tokens": 16,
+    "block_size": 4,
+    "max_new_tokens": 8,
     "limit": 2,
     "group_size": 2,
 }
@@ -64,11 +64,8 @@ def test_a_row_group_of_the_main_tables_runs(name, here):
     """Guards a first run on a GPU: critic and value network, every method of the table, scored
     again by its own scorers.
     """
-    small = {
-        "max_new_tokens": SMALL["max_new_tokens"],
-        "block_size": 8,
-        "search": {"n_samples": 4, "keep": 2},
-    }
+    small = {name: SMALL[name] for name in ("max_new_tokens", "block_size")}
+    small |= {"limit": 6, "test_limit": 3, "search": {"n_samples": 4, "keep": 2}}
     main = params(DecodeParams, f"decode-main-{name}")
     group = Path(main.critic or main.value).parent.name  # HEx-PHI takes the networks of HH-RLHF
     trained = critic_runs.critic_run(params(CriticParams, f"critic-{group}", **small))

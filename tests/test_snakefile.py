@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import papermill
@@ -19,6 +20,7 @@ from copiedcode import edit
 from notebook_params import KINDS, kind
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
+from snakemake import cli
 from snakewalk import snakemake
 
 from igcore.errors import ParameterError
@@ -130,10 +132,9 @@ def reached(command, monkeypatch) -> list[tuple[str, dict]]:
     return caught
 
 
-def cells(notebook: str, parameters: dict) -> list[str]:
-    """Return the notebook's own cell of parameters, the one that papermill puts behind it, and the
-    line that checks both.
-    """
+@cache
+def own_cell(notebook: str) -> tuple:
+    """Return a notebook with its cell of parameters alone, and the line that checks them."""
     node = load_notebook_node(str(ROOT / f"notebooks/{notebook}.ipynb"))
     code = [cell for cell in node.cells if cell.cell_type == "code"]
     (own,) = [cell for cell in code if "parameters" in cell.metadata.tags]
@@ -144,6 +145,14 @@ def cells(notebook: str, parameters: dict) -> list[str]:
         if line.startswith("params = notebook_params(")
     ]
     node.cells = [own]
+    return node, check
+
+
+def cells(notebook: str, parameters: dict) -> list[str]:
+    """Return the notebook's own cell of parameters, the one that papermill puts behind it, and the
+    line that checks both.
+    """
+    node, check = own_cell(notebook)
     return [cell.source for cell in parameterize_notebook(node, parameters).cells] + [check]
 
 
@@ -239,7 +248,7 @@ def test_runs_may_be_named_in_a_folder_that_was_walked_before(place, monkeypatch
     assert all(name.replace("-", "_") in printed for name in names)
 
 
-@pytest.mark.parametrize("seed", ["0", "1", "2"])
+@pytest.mark.parametrize("seed", ["1", "2"])  # under which the bug showed
 def test_a_critic_and_what_decodes_may_be_named_together_in_a_fresh_folder(place, seed):
     """Bug: MissingInputException, by the order in which Snakemake's sets have their names: it had
     listed the folder of job files before the file of the critic was written.
@@ -465,7 +474,6 @@ def test_the_profile_is_one_that_the_plugin_knows():
     """Bug: a flag of another version of the plugin, which stops the walk at its first line."""
     text = SLURM.read_text()
     offered = [line[2:].partition(":")[0] for line in text.splitlines() if "# slurm-" in line]
-    command = [sys.executable, "-m", "snakemake", "--help"]
-    known = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    known = cli.get_argument_parser().format_help()
     for flag in [*yaml.safe_load(text), *offered]:
         assert re.search(rf"^ +--{flag}[ ,\n]", known, re.M), flag

@@ -20,7 +20,7 @@ from igcore.contract import Contract
 from igcore.models.templates import CHAT, SAFE_RLHF, VICUNA_1_1
 from igcore.policy import RAW, Policy, as_prompt
 
-ANSWERS = 60  # of each kind of tokenizer
+ANSWERS = 30  # of each kind of tokenizer
 BUDGET = 0.6
 SETTINGS = dict(n_samples=3, rounds=1, block_size=2, max_new_tokens=12, refusal=" a b")
 
@@ -173,7 +173,7 @@ def test_what_is_settled_stays_and_what_is_spelled_decodes_to_the_text(kind):
     tokenizer = KINDS[kind]()
     eos = tokenizer.eos_token_id
     policy, changed = Policy(kind, None, tokenizer, eos_ids=frozenset({eos})), 0
-    for tokens in drawn(tokenizer, 150):
+    for tokens in drawn(tokenizer, 60):
         spelled = policy.exact_ids(tokens)
         changed += spelled != tokens
         for k in range(len(tokens) + 1):
@@ -182,7 +182,7 @@ def test_what_is_settled_stays_and_what_is_spelled_decodes_to_the_text(kind):
             assert policy.decoded(policy.exact_ids(tokens[:k])) == policy.text(tokens[:k])
             assert policy.exact_ids([*tokens[:k], eos])[-1] == eos
             assert policy.text(tokens).startswith(policy.text(tokens[:k]))
-    assert changed > 50
+    assert changed > 20
 
 
 @pytest.mark.parametrize("make", [llama_2, gpt_2])
