@@ -13,7 +13,7 @@ def machine(monkeypatch, tmp_path):
     def arrange(cores, threads, quota="max", affinity=None):
         (tmp_path / "cpu.max").write_text(f"{quota} 100000\n")
         monkeypatch.setattr(device, "QUOTA", tmp_path / "cpu.max")
-        monkeypatch.setattr(device, "_SAID", [])
+        monkeypatch.setattr(device, "_WARNED", [])
         monkeypatch.setattr(device.os, "cpu_count", lambda: cores)
         monkeypatch.setattr(
             device.os, "sched_getaffinity", lambda _: range(affinity or cores), raising=False

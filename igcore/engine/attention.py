@@ -2,9 +2,9 @@
 
 `Prompts` holds the KV cache of each prompt once. A `Slab` holds that of new tokens in slots; every
 prompt has the same number of slots. For the matrix products new tokens are packed into one
-sequence without padding; for the attention alone they are scattered into their slots. A `Packing`
-says where each token stands. The attention is registered with transformers, so that no model is
-patched.
+sequence without padding; only for the attention they are scattered into their slots. A `Packing`
+maps tokens to slots and positions. The attention is registered with transformers, so that no model
+is patched.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 ATTENTION_NAME = "igcore_shared_prefix"
-# arguments by which models ask for an attention that is not plain: a capped or windowed score, a
-# sink, a bias
+# arguments of models whose attention is not plain: capped or windowed scores, a sink, a bias
 NOT_PLAIN = ("softcap", "sliding_window", "s_aux", "position_bias", "attention_bias")
 
 
@@ -33,7 +32,7 @@ class Prompts:
     keys, values : list of Tensor (P, heads, L, head_dim)
         One pair per layer.
     mask : Tensor (P, L) bool
-        Where a token stands.
+        True at tokens, False at padding.
     """
 
     ids: list[int]
@@ -71,7 +70,9 @@ class Slab:
     @classmethod
     def empty(cls, prompts: Prompts, width: int, capacity: int, hidden: Tensor) -> "Slab":
         """Return empty slots for `capacity` tokens, with the dtypes of `prompts` and `hidden`."""
-        slots = len(prompts.ids) * width
+        slots = len(prompts.ids) * width  # C
+        # zeros and not `empty`: memory that was never written may hold NaN, and a softmax weight of
+        # 0 times NaN is NaN, even where the mask hides the column
 
         def zeros(like: Tensor) -> Tensor:
             return like.new_zeros(slots, like.shape[1], capacity, like.shape[3])
@@ -83,6 +84,7 @@ class Slab:
 
     def copy_from(self, to: list[int], other: "Slab", slots: list[int], length: int) -> None:
         """Copy the first `length` columns of the other's slots."""
+        # one length for all: a shorter row copies columns beyond its end, which its mask hides
         ours = [*self.keys, *self.values]
         source = [*other.keys, *other.values]
         for new, old in zip(ours, source, strict=True):
@@ -93,8 +95,8 @@ class Slab:
 class Packing:
     """Positions of T packed tokens and their attention masks, for one forward pass.
 
-    It takes the place of transformers' cache: every layer writes its keys and values through
-    `update`, which passes the packing on to `attend`.
+    transformers takes it for a cache: every layer writes its keys and values through `update`,
+    which passes the packing on to `attend`.
 
     Parameters
     ----------
@@ -123,6 +125,7 @@ class Packing:
         self.prompts = prompts
         self.slab = slab
         device = prompts.mask.device
+        # rows lie one after the other: row r gives its counts[r] tokens in columns starts[r] on
         slot: list[int] = []
         step: list[int] = []
         column: list[int] = []
@@ -136,24 +139,30 @@ class Packing:
         self.n_slots = len(prompts.ids) * slab.width
         self.n_steps = max(counts)
         self.filled = max(column) + 1
-        lengths = prompts.mask.sum(1)
+        # the prompt's real length and not L: padding must not shift the rotary positions
+        lengths = prompts.mask.sum(1)  # (P,)
         self.position = lengths[self.slot // slab.width] + self.column
         self.mask = self._mask(slots, starts)
 
     def _mask(self, slots: Sequence[int], starts: Sequence[int]) -> Tensor | None:
         """Return the attribute ``mask``: causal on new tokens, and without the prompts' padding."""
         prompt = self.prompts.mask
+        # every query is its row's last token, and all rows are equally long: each may attend to all
+        # columns in use. This is the usual step, and masking its scores would cost a pass over them
         if self.n_steps == 1 and len(set(starts)) == 1 and not self.prompts.padded:
-            return None  # every query is its row's last token, and all rows are equally long
+            return None
         first = torch.zeros(self.n_slots, dtype=torch.long, device=prompt.device)
         first[list(slots)] = torch.tensor(starts, device=prompt.device)
         columns = torch.arange(self.filled, device=prompt.device)
         steps = torch.arange(self.n_steps, device=prompt.device)
-        last = first[:, None] + steps  # (C, S): each query sees the columns up to its own
+        # causal: each query sees the columns up to its own, not those of later tokens of this pass
+        # and not those that a longer row or an earlier use has left in the slab
+        last = first[:, None] + steps  # (C, S)
         suffix = columns <= last[:, :, None]  # (C, S, n)
+        # an empty slot sees its prompt and column 0: a fully masked row of the softmax would be NaN
         suffix = suffix.view(len(prompt), 1, self.slab.width, 1, self.n_steps, self.filled)
         prefix = prompt[:, None, None, None, None].expand(*suffix.shape[:-1], -1)
-        return torch.cat([prefix, suffix], dim=-1)
+        return torch.cat([prefix, suffix], dim=-1)  # (P, 1, width, 1, S, L + n)
 
     def scatter(self, x: Tensor) -> Tensor:
         """Return packed x (T, ...) by slot, (C, S, ...), with zeros in empty columns."""
@@ -174,9 +183,10 @@ class Packing:
 
         `attend` gets the packing in their place.
         """
+        # in place: torch.cat, as in transformers' cache, would copy the whole cache at every step
         pairs = ((self.slab.keys, keys), (self.slab.values, values))
-        for slab, packed in pairs:
-            slab[layer][self.slot, :, self.column] = packed[0].transpose(0, 1)
+        for slab, new in pairs:
+            slab[layer][self.slot, :, self.column] = new[0].transpose(0, 1)  # (T, heads, head_dim)
         return self, self
 
     def get_seq_length(self, *_: object) -> int:
@@ -198,10 +208,12 @@ def attend(
     All queries of a prompt attend to its keys in one matrix product. One softmax normalises the
     scores over both parts. Returns (1, T, heads, head_dim).
     """
-    # an option must not be ignored in silence; on this error the model is read otherwise
+    # an option that is ignored would give wrong tokens without a word; on this error
+    # `igcore.engine.agreement` takes the other cache
     if unusual := [name for name in NOT_PLAIN if options.get(name) is not None]:
         raise NotImplementedError(f"attention with {unusual}")
-    packing = key
+    packing = key  # from `update`, in place of keys and values
+    # `attention_mask` is None: transformers builds no mask for an attention it does not know
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # torch takes it for a submodule
     prompt_keys = packing.prompts.keys[layer]
     prompt_values = packing.prompts.values[layer]
@@ -211,14 +223,19 @@ def attend(
     p, h, length, d = prompt_keys.shape
     width = packing.slab.width
     s = packing.n_steps
-    g = query.shape[1] // h  # query heads to a key head
+    g = query.shape[1] // h  # query heads to a key head (grouped-query attention)
 
+    # 1. queries by slot. The g heads of a key head join its queries, so keys are never repeated
     scale = d**-0.5 if scaling is None else scaling
-    scaled = query[0].transpose(0, 1) * scale
+    scaled = query[0].transpose(0, 1) * scale  # (T, h g, d); cheaper here than on the scores
     q = packing.scatter(scaled).view(p * width, s, h, g, d)
-    q = q.permute(0, 2, 3, 1, 4).reshape(p * width, h, g * s, d)  # by slot
+    q = q.permute(0, 2, 3, 1, 4).reshape(p * width, h, g * s, d)  # (C, h, g S, d)
+    # all slots of a prompt together: its keys are read once for all its rows
     by_prompt = q.view(p, width, h, g * s, d).transpose(1, 2)
     by_prompt = by_prompt.reshape(p, h, width * g * s, d)
+
+    # 2. scores over the prompt and over the new tokens, side by side for one softmax: two softmaxes
+    # would each sum to 1
 
     over_prompt = by_prompt @ prompt_keys.transpose(2, 3)  # (P, h, width g S, L)
     over_suffix = q @ keys.transpose(2, 3)  # (C, h, g S, n)
@@ -226,16 +243,19 @@ def attend(
     over_suffix = over_suffix.view(p, width, h, g * s, n).transpose(1, 2)
     scores = torch.cat([over_prompt, over_suffix], dim=-1)  # (P, h, width, g S, L + n)
     if packing.mask is not None:
+        # in place: the scores are the largest tensor here
         by_query = scores.view(p, h, width, g, s, -1)
         scores = by_query.masked_fill_(~packing.mask, -torch.inf).view_as(scores)
-    weights = scores.softmax(-1)  # accumulates in float32 whatever the type
+    weights = scores.softmax(-1)  # accumulates in float32, also for bfloat16
 
+    # 3. weighted values of both parts, added
     on_prompt = weights[..., :length].reshape(p, h, width * g * s, length)
     of_prompt = (on_prompt @ prompt_values).view(p, h, width, g * s, d)
     on_suffix = weights[..., length:].transpose(1, 2).reshape(p * width, h, g * s, n)
     of_suffix = (on_suffix @ values).view(p, width, h, g * s, d)
     out = of_prompt.transpose(1, 2) + of_suffix
-    out = out.reshape(p * width, h, g, s, d).permute(0, 3, 1, 2, 4)
+    # 4. back to the packed order; empty slots and columns are dropped here
+    out = out.reshape(p * width, h, g, s, d).permute(0, 3, 1, 2, 4)  # (C, S, h, g, d)
     return packing.collect(out.reshape(p * width, s, h * g, d))[None], None
 
 
@@ -245,7 +265,8 @@ AttentionInterface.register(ATTENTION_NAME, attend)
 @contextmanager
 def attention_of(view: PreTrainedModel) -> Iterator[None]:
     """Let a view of a model use `attend` in a with-block, and restore its own attention."""
-    # transformers builds no mask for an attention that has not registered one
+    # transformers reads the name from the config in every layer, and builds no mask for a name
+    # that is not in its table of masks. A view has a config of its own: the user's is untouched
     config = view.config.get_text_config(decoder=True)
     before = config._attn_implementation
     config._attn_implementation = ATTENTION_NAME

@@ -1,11 +1,12 @@
-"""What a call of an engine gives: a block of tokens for some candidates."""
+"""The result of one call of an engine: a block of new tokens per candidate."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-# o_t (R, H) and the reference logits W o_t (R, V) -> the logits (R, V) to sample from
+# o_t (R, H) and the reference logits W o_t (R, V) -> the logits (R, V) to sample from; RE-Control
+# changes o_t before the head
 Steering = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -16,7 +17,7 @@ class Block:
     Attributes
     ----------
     first : int
-        Number of the first candidate; they are numbered on over all rounds of a block.
+        Number of the first candidate; the numbers run on over all rounds of a block.
     tokens : list of list of int
         Up to `length` tokens each; shorter when an end token was sampled, which is then the last.
     ended : list of bool
@@ -25,10 +26,13 @@ class Block:
         Logprob of each token under the reference policy, and under the distribution that it was
         sampled from, penalised or steered (nats); NaN where an engine does not know it.
     near : list of list of bool
-        Whether each token was a near tie (see `igcore.engine.sampling`), and drawn again alone.
+        Whether each token was a near tie (see `igcore.engine.sampling`), and sampled again alone.
     encoded : list of int
         Number of tokens that the model has read.
     """
+
+    # lists and not tensors: rows are ragged, because each ends at its own end token, and an engine
+    # over a server has no tensors
 
     first: int
     tokens: list[list[int]]
@@ -50,6 +54,7 @@ class Block:
         """Return a block of candidates without tokens."""
         return cls(
             first,
+            # a new list each: `[[]] * size` would be one list for all candidates
             tokens=[[] for _ in range(size)],
             ended=[False] * size,
             log_p=[[] for _ in range(size)],

@@ -1,4 +1,4 @@
-"""The devices of this machine: their memory, and the errors that say that none is left."""
+"""The devices of this machine, their memory, and the errors of a full memory."""
 
 import logging
 import math
@@ -13,20 +13,21 @@ from ..errors import ParameterError, said
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
-_SAID: list[int] = []  # what `note_threads` has said
+_WARNED: list[int] = []  # not empty once `note_threads` has warned
 log = logging.getLogger("igcore")
 
 
 def usable(device: str) -> str:
     """Return a device, or raise ``ParameterError`` when a model cannot be put there."""
-    there = ["auto", "cpu"]
+    available = ["auto", "cpu"]
+    # check_available: a build of torch for CUDA names CUDA also on a machine without a GPU
     if accelerator := torch.accelerator.current_accelerator(check_available=True):
         numbers = range(torch.accelerator.device_count())
-        there += [accelerator.type, *(f"{accelerator.type}:{i}" for i in numbers)]
-    if device not in there:
+        available += [accelerator.type, *(f"{accelerator.type}:{i}" for i in numbers)]
+    if device not in available:
         raise ParameterError(
             f"device is {device!r}, which this machine does not have; choose one of "
-            f"{', '.join(there)}"
+            f"{', '.join(available)}"
         )
     return device
 
@@ -34,7 +35,9 @@ def usable(device: str) -> str:
 def device_of(model: Any) -> torch.device:
     """Return the device on which a model computes, also where its weights are offloaded."""
     device: torch.device = model.device
-    if device.type == "meta":  # accelerate loads the weights of a module when it runs
+    # offloaded weights are on "meta", where nothing can be computed: accelerate loads the weights
+    # of a module when it runs, and its hook knows where
+    if device.type == "meta":
         hooks = [getattr(module, "_hf_hook", None) for module in model.modules()]
         places = [getattr(hook, "execution_device", None) for hook in hooks]
         device = next((torch.device(place) for place in places if place is not None), device)
@@ -49,19 +52,21 @@ def multiplies_bfloat16() -> bool:
 
 
 def note_threads() -> None:
-    """Say once when torch has more threads than this process has cores; nothing is changed."""
-    there, threads = os.cpu_count() or 1, torch.get_num_threads()
-    # what this process may use: by affinity, and by the quota of its control group
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
+    """Warn once if torch has more threads than this process has cores; nothing is changed."""
+    installed, threads = os.cpu_count() or 1, torch.get_num_threads()
+    # the cores that this process may use: by affinity, and by the quota of its control group. In a
+    # container torch counts the cores of the whole machine, and its threads wait for each other
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else installed
+    # cpu.max holds "quota period" in microseconds, or "max period" without a limit
     quota = QUOTA.read_text().split() if QUOTA.is_file() else ["max"]
     if quota[0].isdigit():
-        mine = min(mine, math.ceil(int(quota[0]) / int(quota[1])))
-    if threads > mine and not _SAID:
-        _SAID.append(mine)
+        cores = min(cores, math.ceil(int(quota[0]) / int(quota[1])))
+    if threads > cores and not _WARNED:
+        _WARNED.append(cores)
         log.warning(
             "torch has %d threads for %d cores, which can make it many times slower; write "
             "torch.set_num_threads(%d) before the first guard",
-            *(threads, mine, mine),
+            *(threads, cores, cores),
         )
 
 
@@ -69,11 +74,13 @@ def free_bytes(device: torch.device) -> int:
     """Return the bytes that are free on a device now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    # a lower bound on Linux: pages of the file cache, which it would give up, do not count as free
     return _pages("SC_AVPHYS_PAGES")
 
 
 def installed_bytes() -> int:
     """Return the bytes of memory of this machine, or of the control group around this process."""
+    # in a container the limit of the group counts: beyond it the kernel ends the process
     limit = CGROUP.read_text().strip() if CGROUP.is_file() else "max"
     installed = _pages("SC_PHYS_PAGES")
     return min(installed, int(limit)) if limit.isdigit() else installed
@@ -87,7 +94,7 @@ def all_bytes() -> int:
 
 
 def _pages(name: str) -> int:
-    """Return the bytes of a page count of the system; 4 GiB where the system has none."""
+    """Return the bytes of a page count of the system; 4 GiB if the system does not report it."""
     if not hasattr(os, "sysconf"):  # Windows
         return 4 * GIB
     return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")

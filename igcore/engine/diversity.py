@@ -36,12 +36,12 @@ class Penalty:
     def at(self, prefix: Sequence[int]) -> Factors:
         """Return the factors of some next tokens after a prefix; other tokens keep theirs.
 
-        It is the same object wherever the factors are shared, and nobody may change it: `draw`
-        handles rows with the same object as one.
+        Rows with the same factors get the same object, which no caller may change: `draw` builds
+        one table per object.
         """
-        if self.after is None:
+        if self.after is None:  # the paper's penalty: the position alone counts
             return self.factors.get(len(prefix), {})
-        node = 0
+        node = 0  # walk from the root along the prefix
         for token in prefix:
             if (node, token) not in self.after:  # no failed block begins like this
                 return {}
@@ -51,6 +51,8 @@ class Penalty:
     @cached_property
     def digest(self) -> str:
         """Hash of the factors after all prefixes: equal digests mean equal factors."""
+        # a stored sample may be used again only under the same penalty, in any process: so a hash
+        # of the content, and not `hash`, which is salted or by identity
         return hashlib.blake2b(repr(self).encode(), digest_size=16).hexdigest()
 
 
@@ -75,6 +77,7 @@ class Failures:
 
     def __init__(self, spared: frozenset[int], penalty: float | None):
         self.spared = spared
+        # subtracting n_2 from a logit multiplies the weight of its token by exp(-n_2)
         self.factor = 0.0 if penalty is None else math.exp(-penalty)
         self.seen: dict[int, set[int]] = defaultdict(set)
         self.trees: dict[int, PrefixTree] = defaultdict(lambda: [{}])
@@ -82,19 +85,21 @@ class Failures:
 
     def add(self, parent: int, tokens: Sequence[int], log_p: Sequence[float]) -> None:
         """Note a failed block of beam `parent`, with its tokens' reference logprobs (nats)."""
-        self._penalties.clear()  # those of the round before
+        self._penalties.clear()  # penalties of the last round do not know this block
         tree, node = self.trees[parent], 0
-        # walk down the parent's tree along the block, adding what is new
+        # walk down the parent's tree along the block, and add the nodes that are new
         for i, (token, logp) in enumerate(zip(tokens, log_p, strict=True)):
+            # F > 0: a set, since the paper's penalty does not grow with the number of failures
             self.seen[i].add(token)
-            # of a probability that a server does not tell no share counts as used
+            # a server may not report a logprob: the tokens before it then keep all their mass, and
+            # the failed block stays banned by its last token
             p = 0.0 if math.isnan(logp) else math.exp(logp)
             node = tree[node].setdefault(token, (p, len(tree)))[1]
             if node == len(tree):
                 tree.append({})
 
     def shared(self, parent: int | None, build: Callable[[], Penalty]) -> Penalty:
-        """Return the penalty of a parent, or of all for None; it is built once for each round."""
+        """Return the penalty of a parent, or of all parents for None; it is built once a round."""
         if parent not in self._penalties:
             self._penalties[parent] = build()
         return self._penalties[parent]
@@ -132,6 +137,7 @@ def penalty_of_half(failures: Failures, parent: int, sample: int, n_samples: int
     The chance that all fail is then bounded, see `half_bound` in notebook 10; the
     penalty alone may ban the only safe block.
     """
+    # ceil: a parent with a single sample draws it from the reference
     if sample < math.ceil(n_samples / 2):
         return None
     return diversity_penalty(failures, parent, sample, n_samples)
@@ -162,10 +168,15 @@ def _seen_tokens(failures: Failures) -> Penalty:
 
 def _unused_shares(tree: PrefixTree) -> Penalty:
     """Return for each token after each prefix the share of its mass that no failed block used."""
-    used = [1.0] * len(tree)  # share of the mass below each node; all where a failed block ends
-    for node in reversed(range(len(tree))):  # nodes before their parents
+    # 1. upwards: the share of the mass below each node that failed blocks have used. A leaf is the
+    # end of a failed block, which is used up
+    used = [1.0] * len(tree)
+    for node in reversed(range(len(tree))):  # children have higher numbers, so they come first
         if tree[node]:
+            # min: rounded probabilities may sum to a little more than 1
             used[node] = min(1.0, sum(p * used[child] for p, child in tree[node].values()))
+    # 2. downwards: a token keeps the unused share of its mass. Sampled token by token with these
+    # factors, a block has its reference probability, given that it is none of the failed ones
     factors: dict[int, Factors] = {}
     after: dict[tuple[int, int], int] = {}
     for node, children in enumerate(tree):

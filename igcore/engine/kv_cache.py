@@ -1,8 +1,8 @@
 """The state of many sequences in transformers' own KV cache, for any decoder-only model.
 
 Every row has its own copy of the prompt's KV cache, and each step copies the cache.
-`igcore.engine.prefix_cache` does neither; `igcore.engine.agreement` says which a model needs. Both
-have the same six methods::
+`igcore.engine.prefix_cache` avoids both; `igcore.engine.agreement` chooses between them. Both have
+the same six methods::
 
     Rows.open(model, prompts)    prefill prompts, one row each
     rows.gather(sources, room)   copy rows of one or more states, with room for that many tokens
@@ -30,7 +30,7 @@ from .attention import Packing, attention_of
 from .device import device_of
 from .prepack import viewed
 
-Places = Sequence[tuple[Any, int]]  # states of one kind, and a row of each
+Places = Sequence[tuple[Any, int]]  # (state, row in it); all states are of one kind
 
 
 @dataclass
@@ -40,18 +40,18 @@ class History:
     Attributes
     ----------
     mask : Tensor (R, n) bool
-        Where a token stands; rows are padded on the right.
+        True at tokens; rows are padded on the right.
     hidden : Tensor (R, n, H) or None
         o_t: the hidden state after the final norm; None where the model was stopped before it.
     middle : Tensor (R, n, H) or None
         The output of the watched layer.
     keys, values : list of Tensor (R, heads, n, head_dim)
-        h_t: one pair per layer that has attention; of a sliding window, as many as it keeps. Empty
-        where they are not read.
+        h_t: one pair per layer that has attention; a sliding window has only its last tokens.
+        Empty if they are not read.
     prompts : History or None
-        The KV cache of P prompts, padded on the left and not copied; None where it is not read.
+        The KV cache of P prompts, padded on the left and not copied; None if it is not read.
     owner : list of R int
-        Which of the prompts is each row's.
+        The index of each row's prompt.
     """
 
     mask: Tensor
@@ -65,44 +65,47 @@ class History:
     @classmethod
     def of(cls, states: Tensor, watch: int | None, **others: Any) -> "History":
         """Split states (R, n, H or 2 H) of rows of one length, as `forward` joins them."""
+        # (R, n, 2 H): o_t first, the watched layer second
         hidden, middle = (states, None) if watch is None else states.chunk(2, dim=-1)
         mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
         return cls(mask, hidden, middle, **others)
 
 
 def cache_name(model: Any) -> str:
-    """Return the name under which a model takes its KV cache: ``cache`` from 5.24 on."""
+    """Return a model's parameter for the KV cache: ``cache`` from transformers 5.24 on."""
     return "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
 
 
-class _Enough(Exception):
-    """Raised to stop a model's forward pass where all that is wanted has been seen."""
+class _StopForward(Exception):
+    """Raised in a hook to end a forward pass early, when the last wanted tensor is there."""
 
 
 def watched(
     view: PreTrainedModel, watch: int | None, cache: Any, last: str = "", **inputs: Any
 ) -> tuple[Any, dict[str, Tensor]]:
-    """Run a view of a model; return its output, and what was seen on the way.
+    """Run a view of a model; return its output and the tensors that hooks have recorded.
 
-    That is ``hidden``, the input of its head, where it has one, and ``middle``, the output of the
-    decoder layer `watch`. The pass stops where it has seen `last`, and then has no output.
+    These are ``hidden``, the input of its head, if it has one, and ``middle``, the output of the
+    decoder layer `watch`. The pass ends as soon as `last` is recorded; the output is then None.
     """
     seen: dict[str, Tensor] = {}
-    thread = get_ident()  # a model without a view runs in other threads, too
+    thread = get_ident()  # a model without a view may run in another thread at the same time
 
     def note(name: str, states: Tensor) -> None:
+        # without this check that thread would write its states here, or be stopped
         if get_ident() == thread:
             seen[name] = states
             if name == last:
-                raise _Enough
+                raise _StopForward
 
     def at_head(_: nn.Module, args: Any) -> None:
         note("hidden", args[0])
 
     def at_middle(_: nn.Module, args: Any, out: Any) -> None:
-        note("middle", out[0] if isinstance(out, tuple) else out)
+        note("middle", out[0] if isinstance(out, tuple) else out)  # some layers return a tuple
 
-    # hooks, because ``output_hidden_states`` would keep the hidden states of every layer
+    # hooks, because ``output_hidden_states`` would keep the hidden states of every layer. They are
+    # on the view and removed at the end, also after an error: the user's model never has them
     with ExitStack() as hooks:
         if (head := view.get_output_embeddings()) is not None:
             hooks.enter_context(head.register_forward_pre_hook(at_head))
@@ -111,7 +114,7 @@ def watched(
             hooks.enter_context(layer.register_forward_hook(at_middle))
         if cache is not None:
             inputs[cache_name(view)] = cache
-        with suppress(_Enough):
+        with suppress(_StopForward):
             return view(**{"use_cache": True, **inputs}), seen
     return None, seen
 
@@ -120,27 +123,27 @@ def watched(
 def forward(
     model: PreTrainedModel, watch: int | None = None, cache: Any = None, **inputs: Any
 ) -> tuple[Tensor, Tensor]:
-    """Run a view of a model on a KV cache, if any; return o_t, its head's input, and the logits.
+    """Run a view of a model, on a KV cache if given; return o_t (the input of its head) and logits.
 
     With `watch` the output of that decoder layer follows o_t in the same tensor: (..., H) becomes
-    (..., 2 H). A model without a head has logits of width 0. With a `Packing` in the place of the
-    cache, rows share prefixes.
+    (..., 2 H). A model without a head has logits of width 0. With a `Packing` as the cache, rows
+    share prefixes.
 
     Raises
     ------
     NotImplementedError
         When rows cannot share prefixes, because the model has no view of its own.
     PolicyError
-        When the model ignored the KV cache that it was given: every token would be sampled without
+        When the model ignores the KV cache that it is given: every token would be sampled without
         its context.
     """
     view = viewed(model).model
     head = view.get_output_embeddings()
-    if head is None:
+    if head is None:  # a backbone, as of a scorer: it does not know the argument
         inputs.pop("logits_to_keep")
     if not isinstance(cache, Packing):
         out, seen = watched(view, watch, cache, **inputs)
-    elif view is model:
+    elif view is model:  # the attention below would be set on the user's own model
         raise NotImplementedError(f"{type(model).__name__} has no view")
     else:
         with attention_of(view):
@@ -150,11 +153,13 @@ def forward(
             f"{type(model).__name__} does not carry its state in a KV cache that it is given; "
             "choose a model that does"
         )
-    hidden = out.last_hidden_state if head is None else seen["hidden"]
+    # o_t is what the head reads: after the final norm, and after whatever a model adds to it there
+    hidden = out.last_hidden_state if head is None else seen["hidden"]  # (B, S, H)
     logits = hidden.new_zeros(*hidden.shape[:-1], 0) if head is None else out.logits
     if watch is None:
         return hidden, logits
-    # the head may have got the last columns alone, and may be on another device
+    # `logits_to_keep` may cut the head's input to the last columns; the layer's output has them
+    # all, and may be on another device
     middle = seen["middle"][:, -hidden.shape[1] :].to(hidden.device)
     return torch.cat([hidden, middle], dim=-1), logits
 
@@ -163,6 +168,7 @@ def padded(
     sequences: Sequence[Sequence[int]], device: torch.device, side: str = "left"
 ) -> tuple[Tensor, Tensor]:
     """Return ids (B, L) and mask (B, L), 1 at tokens; the masked ids are 0."""
+    # prompts are padded on the left, so that all rows end, and go on, in the same column
     rows = [torch.tensor(s, dtype=torch.long) for s in sequences]
     ones = [torch.ones_like(row) for row in rows]
     ids = pad_sequence(rows, batch_first=True, padding_side=side)
@@ -182,6 +188,8 @@ def inputs_of(ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
 
     `mask` (B, L) covers the columns before them, too; left padding does not count in positions.
     """
+    # models count positions from the first column unless they get them: a padded prompt would be
+    # read at other positions than alone. clamp: padding would have -1, which no table holds
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     return {
         "input_ids": ids,
@@ -194,7 +202,7 @@ def inputs_of(ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
 class DynamicRows:
     """The state of R sequences of one length L, left padding included.
 
-    The last `length` columns are new tokens, the others the prompts.
+    The last `length` columns are new tokens, those before them the prompts.
     """
 
     model: PreTrainedModel
@@ -214,7 +222,7 @@ class DynamicRows:
         `watch` is a layer whose output is kept beside o_t.
         """
         ids, mask = padded(prompts, device_of(model))
-        cache = DynamicCache(config=model.config)
+        cache = DynamicCache(config=model.config)  # the config decides each layer's kind
         hidden, logits = _read(model, watch, ids, mask, cache)
         past = hidden[:, None][:, :0]  # no new token yet, in the right type and width
         return cls(model, cache, mask, hidden, logits, past, watch)
@@ -231,7 +239,8 @@ class DynamicRows:
         `room` is for other caches: this one grows by itself.
         """
         states, rows = zip(*sources, strict=True)
-        # shallow copies, whose tensors are replaced; the sources keep theirs
+        # shallow copies, whose tensors are replaced; the sources keep theirs. So a rollback needs
+        # no undoing: the rows of the block's start are still there, bit for bit
         cache = copy.copy(states[0].cache)
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         for i, layer in enumerate(cache.layers):
@@ -248,7 +257,7 @@ class DynamicRows:
     def step(self, going: Sequence[int], tokens: Sequence[int]) -> "DynamicRows":
         """Append one token to each row that goes on."""
         rows = self
-        if len(going) < len(self.mask):
+        if len(going) < len(self.mask):  # drop the rows that have ended: they would only cost time
             rows = self.gather([(self, row) for row in going])
         ids = torch.tensor(tokens, device=rows.mask.device)[:, None]  # (R, 1)
         rows.mask = torch.cat([rows.mask, torch.ones_like(ids)], dim=1)
@@ -259,7 +268,8 @@ class DynamicRows:
     def read(self, tokens: Sequence[Sequence[int]]) -> "DynamicRows":
         """Append equally many tokens to each row."""
         rows = self
-        for column in zip(*tokens, strict=True):  # one at a time: any kind of layer can do that
+        # one at a time: a sliding window or a recurrent state cannot continue with several at once
+        for column in zip(*tokens, strict=True):
             rows = rows.step(range(len(tokens)), column)
         return rows
 
@@ -269,8 +279,10 @@ class DynamicRows:
 
     def history(self, rows: Sequence[int], keys: bool = True) -> History:
         """Copy the states of these rows, which a critic reads, with the KV cache if `keys`."""
-        # a critic can be trained on copies, but not on tensors of inference mode
+        # indexing by a list copies. The tensors here are of inference mode, which autograd refuses;
+        # their copies, made outside of it, can be trained on
         layers, new = attending(self.cache) if keys else [], self.length
+        # each row has a copy of its prompt, so that row i owns prompt i
         prompts = History(
             self.mask[:, : self.mask.shape[1] - new].bool(),
             keys=[_first(x.keys, new) for x in layers],
@@ -287,7 +299,7 @@ class DynamicRows:
 
 
 def attending(cache: DynamicCache) -> list[Any]:
-    """Return the layers that keep keys; in a hybrid model some layers have no attention."""
+    """Return the layers with attention; some layers of a hybrid model keep no keys."""
     return [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
 
 
@@ -295,7 +307,8 @@ def _read(
     model: PreTrainedModel, watch: int | None, ids: Tensor, mask: Tensor, cache: DynamicCache
 ) -> tuple[Tensor, Tensor]:
     """Encode the last columns (R, S) of sequences, which `mask` covers; return o_t and logits."""
-    # of the last column alone: the logits of the others of a prompt are never used
+    # logits_to_keep=1: only the last token of a prompt is continued, and logits of all its tokens
+    # would take L times the memory. The last column is the last token, by left padding
     hidden, logits = forward(model, watch, cache, logits_to_keep=1, **inputs_of(ids, mask))
     return hidden[:, -1], logits[:, -1]
 
@@ -306,9 +319,10 @@ def _pick(parts: Sequence[Any], rows: Sequence[int]) -> Any:
     Anything else is the same in all parts.
     """
     first = parts[0]
+    # recurrent layers of transformers keep their states in dictionaries
     if isinstance(first, dict):
         return {name: _pick([part[name] for part in parts], rows) for name in first}
-    if not isinstance(first, Tensor) or not first.dim():
+    if not isinstance(first, Tensor) or not first.dim():  # flags, sizes, counters
         return first
     return torch.stack([part[row] for part, row in zip(parts, rows, strict=True)])
 
