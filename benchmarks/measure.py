@@ -10,7 +10,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from igcore.engine.kv_cache import cache_name
-from igcore.engine.prepack import packed, viewed
+from igcore.engine.prepack import use_prepacked, viewed
 
 SIZES = ["prompts", "prompt_tokens", "n_samples", "new_tokens"]
 COUNTS = ["kv_bytes", "forward_tokens", "padding"]
@@ -189,7 +189,7 @@ def gemm_rate(model, repeats: int = 20) -> float:
     like = {"device": model.device, "dtype": model.dtype}
     x, layer = torch.randn(128, size, **like), torch.nn.Linear(size, wide, bias=False, **like)
     times = []
-    for copies in (nullcontext(), packed(layer)):
+    for copies in (nullcontext(), use_prepacked(layer)):
         with copies:
             used = viewed(layer).model
             for _ in range(repeats):

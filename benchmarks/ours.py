@@ -10,7 +10,7 @@ from benchmarks.measure import Case
 from benchmarks.models import Models, free
 from igcore.contract import Contract
 from igcore.engine.local import LocalEngine
-from igcore.engine.prepack import packed
+from igcore.engine.prepack import use_prepacked
 from igcore.engine.sampling import draw, random_key, uniforms
 from igcore.guard import Guard, decode
 from igcore.scorers import SIGNS
@@ -56,7 +56,7 @@ def engine_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) 
     """Sample all answers in one block: no text, no scores, no search."""
     engine = LocalEngine(models.policy.model, models.policy.eos_ids, "shared")
     rows = [row for row in range(len(prompts)) for _ in range(case.n_samples)]
-    with packed(models.policy.model):
+    with use_prepacked(models.policy.model):
         engine.open([models.policy.encode(prompt) for prompt in prompts])
         block = engine.sample_block(rows, _keys(len(rows), case.new_tokens, seed), last=True)
     return [models.policy.text(tokens) for tokens in block.tokens[:: case.n_samples]]

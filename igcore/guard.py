@@ -19,7 +19,7 @@ from .config import SearchConfig
 from .contract import Contract, Scoring, contracts_of
 from .engine.device import device_of, free_bytes, note_threads
 from .engine.memory import batch_size, halving, session_bytes
-from .engine.prepack import missing_bytes, packed, turn
+from .engine.prepack import missing_bytes, turn, use_prepacked
 from .errors import ParameterError
 from .policy import Message, Policy, Prompt, as_prompt
 from .progress import progress
@@ -342,7 +342,7 @@ def decode(
             new_search(prompt, tokens, row, how, resolved.config)
             for row, (prompt, tokens) in enumerate(pairs)
         ]
-        with packed(policy.model, *readers):
+        with use_prepacked(policy.model, *readers):
             recorder = room("Recorder")() if record else None
             account = Work(how, resolved.config, on_block, recorder)
             with account.timed("cost"):  # scorers with a KV cache prefill the prompts now

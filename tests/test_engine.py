@@ -12,7 +12,7 @@ from tinymodels import FITTING, OTHERS, PROMPTS, Counter, numbers, reencode, tin
 from transformers import DynamicCache
 
 from igcore import ParameterError
-from igcore.engine.agreement import CACHES, fits
+from igcore.engine.agreement import CACHES, supports_shared_prefix
 from igcore.engine.diversity import Failures, diversity_penalty
 from igcore.engine.kv_cache import DynamicRows, cache_name
 from igcore.engine.local import LocalEngine
@@ -91,7 +91,7 @@ def test_both_caches_decode_as_one_sequence_read_alone(name):
     the logits far more than 1e-4.
     """
     model = tiny(name)
-    assert fits(model) and LocalEngine(model, ENDS).kind is SharedRows
+    assert supports_shared_prefix(model) and LocalEngine(model, ENDS).kind is SharedRows
     found = {}
     for cache in ("shared", "dynamic"):
         engine = LocalEngine(model, ENDS, cache)
@@ -109,7 +109,7 @@ def test_other_models_decode_in_transformers_own_cache(name):
     none of the shared cache's.
     """
     model = tiny(name)
-    assert not fits(model) and LocalEngine(model, ENDS).kind is DynamicRows
+    assert not supports_shared_prefix(model) and LocalEngine(model, ENDS).kind is DynamicRows
     engine = LocalEngine(model, ENDS)
     assert_as_reencoded(model, engine, *walk(engine))
 

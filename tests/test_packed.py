@@ -11,7 +11,7 @@ from torch import nn
 
 from igcore.engine import prepack as module
 from igcore.engine.kv_cache import forward
-from igcore.engine.prepack import packed, viewed
+from igcore.engine.prepack import use_prepacked, viewed
 
 IDS = torch.tensor([[5, 7, 11, 13]])
 HAS_PRODUCT = torch.backends.mkldnn.is_available()
@@ -30,7 +30,7 @@ def copies():
 def test_logits_are_those_of_the_model_up_to_rounding(name):
     model = tiny(name)
     plain = logits(model)
-    with copies() as made, packed(model):
+    with copies() as made, use_prepacked(model):
         found = logits(model)
     assert not HAS_PRODUCT or made.call_count >= sum(type(m) is nn.Linear for m in model.modules())
     torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
@@ -41,19 +41,19 @@ def test_weights_changed_between_searches_are_seen():
     the last training step.
     """
     model = tiny("llama")
-    with packed(model):
+    with use_prepacked(model):
         before = logits(model)
     with torch.no_grad():
         model.lm_head.weight.data.neg_()
-    with packed(model):
+    with use_prepacked(model):
         assert torch.allclose(logits(model), -before)
 
 
 def test_searches_that_overlap_share_one_copy():
     """Guards memory, and the second search against losing its copies when the first one ends."""
     model = tiny("llama")
-    with packed(model):
-        with copies() as made, packed(model):
+    with use_prepacked(model):
+        with copies() as made, use_prepacked(model):
             logits(model)
         assert made.call_count == 0
         model.lm_head.weight.data.zero_()
@@ -65,12 +65,12 @@ def test_the_model_is_as_it_was_afterwards():
     """Guards the caller's model, also where a forward pass fails."""
     model = tiny("llama")
     before = {name: set(vars(m)) for name, m in model.named_modules()}
-    with packed(model):
+    with use_prepacked(model):
         logits(model)
         with pytest.raises(IndexError):
             forward(model, input_ids=IDS + 10**6, logits_to_keep=0)
         assert {name: set(vars(m)) for name, m in model.named_modules()} == before
-    assert model not in module._HERE.packed
+    assert model not in module._HERE.views
 
 
 def test_a_layer_with_a_forward_of_its_own_keeps_it():
@@ -80,7 +80,7 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it():
     layer = nn.Linear(2, 2)
     layer.forward = lambda x: x + 1
     layer.eval()
-    with packed(layer):
+    with use_prepacked(layer):
         assert viewed(layer).model(torch.zeros(1, 2)).tolist() == [[1, 1]]
     assert layer(torch.zeros(1, 2)).tolist() == [[1, 1]]
 
@@ -92,7 +92,7 @@ def test_copies_that_do_not_fit_are_not_made(monkeypatch):
     model = tiny("llama")
     size = sum(m.weight.nbytes for m in model.modules() if type(m) is nn.Linear)
     monkeypatch.setattr(module, "installed_bytes", lambda: 4 * size - 4)
-    with copies() as made, packed(model):
+    with copies() as made, use_prepacked(model):
         logits(model)
     assert made.call_count == 0
     assert module.missing_bytes(model) == 0
@@ -102,7 +102,7 @@ def test_the_bytes_planned_for_are_those_of_the_copies():
     model = tiny("llama")
     size = sum(m.weight.nbytes for m in model.modules() if type(m) is nn.Linear) * HAS_PRODUCT
     assert module.missing_bytes(model, tiny("llama")) == 2 * size
-    with packed(model):
+    with use_prepacked(model):
         assert module.missing_bytes(model) == 0
 
 
@@ -122,9 +122,9 @@ def test_copies_of_one_model_are_freed_when_those_of_the_next_cannot_be_made(mon
         return layers(view)
 
     monkeypatch.setattr(module, "_layers", fail)
-    with pytest.raises(MemoryError), packed(*models):
+    with pytest.raises(MemoryError), use_prepacked(*models):
         pass
-    assert len(calls) == 2 and not any(model in module._HERE.packed for model in models)
+    assert len(calls) == 2 and not any(model in module._HERE.views for model in models)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_build_without_the_product_does_without(monkeypatch, broken):
     try:
         model = tiny("llama")
         plain = logits(model)
-        with packed(model):
+        with use_prepacked(model):
             assert torch.equal(logits(model), plain)
     finally:
         module._multiplies.cache_clear()

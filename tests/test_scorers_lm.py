@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 
 from igcore import Guard, SearchConfig, decode
 from igcore.contract import Contract, Scoring
-from igcore.engine.agreement import fits
+from igcore.engine.agreement import supports_shared_prefix
 from igcore.errors import ScorerWarning
 from igcore.models.lm_scorer import Backbone, LMScorer, Session
 from igcore.models.templates import TEMPLATES
@@ -79,7 +79,7 @@ def backbone_of(
 @pytest.fixture(scope="module")
 def letters():
     backbone = backbone_of()
-    assert fits(backbone.model)  # tried once, before anything is counted
+    assert supports_shared_prefix(backbone.model)  # tried once, before anything is counted
     return backbone
 
 
@@ -255,7 +255,7 @@ def test_scorers_on_one_backbone_read_once(letters):
     only, as a lazy reward does.
     """
     other = backbone_of("gpt2")
-    assert fits(other.model)
+    assert supports_shared_prefix(other.model)
     with Counter(letters.model) as counter, Counter(other.model) as others:
         cost, reward = scorer(letters), scorer(letters, "reward", 1)
         shared = Scoring({"cost": Contract(cost), "reward": Contract(reward)}, PROMPTS)
@@ -537,7 +537,7 @@ def test_tokens_cost_no_second_reading():
     costs its new tokens.
     """
     plain = reader("raw", "letters")
-    assert fits(plain.backbone.model)
+    assert supports_shared_prefix(plain.backbone.model)
     with Counter(plain.backbone.model) as counter:
         cached = plain.with_cache(plain.open_cache(PROMPTS))
         cached.score(PROMPTS, ["hello"] * 2, [False] * 2)

@@ -11,7 +11,7 @@ from tinymodels import Counter, tiny
 
 from igcore import Guard, ParameterError, load_scorer
 from igcore.contract import Contract, Scoring
-from igcore.engine.agreement import fits
+from igcore.engine.agreement import supports_shared_prefix
 from igcore.errors import ScorerWarning
 from igcore.guard import readers_of
 from igcore.models.lm_scorer import Backbone, LMScorer
@@ -118,7 +118,7 @@ def test_caches_are_kept_and_shared():
     scorer = maximum_of(parts)
     assert keeps_cache(scorer) and not keeps_cache(maximum_of([Counted("a"), Counted("b")]))
     prompts, texts = ["say", "one"], ["hello", "hello world"]
-    assert fits(first.backbone.model)  # tried once, before anything is counted
+    assert supports_shared_prefix(first.backbone.model)  # tried once, before anything is counted
     with Counter(first.backbone.model) as counter:
         scoring = Scoring({"cost": Contract(scorer)}, prompts)
         (sessions,) = scoring.sessions.values()

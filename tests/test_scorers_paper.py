@@ -31,7 +31,7 @@ from transformers import AutoTokenizer, LlamaForSequenceClassification, LlamaMod
 
 from igcore import ParameterError, ScorerError
 from igcore.contract import Contract, Scoring
-from igcore.engine.agreement import fits
+from igcore.engine.agreement import supports_shared_prefix
 from igcore.models.convert import quiet_transformers
 from igcore.models.registry import load_scorer, scorer_factory
 from igcore.scorers import COST, REWARD
@@ -594,7 +594,7 @@ def test_reward_and_cost_come_from_one_pass(folders):
     folder = folders[QRM_REWARD]
     roles = {"cost": load(QRM_COST, folder), "reward": load(QRM_REWARD, folder)}
     model = roles["cost"].backbone.model
-    assert roles["reward"].backbone is roles["cost"].backbone and fits(model)
+    assert roles["reward"].backbone is roles["cost"].backbone and supports_shared_prefix(model)
     with Counter(model) as counter:
         contracts = {role: Contract(scorer) for role, scorer in roles.items()}
         scoring = Scoring(contracts, PROMPTS)

@@ -7,11 +7,11 @@ import torch
 from tinymodels import FITTING, PROMPTS, Counter, reencode, tiny
 
 from igcore.engine import agreement
-from igcore.engine.agreement import fits
+from igcore.engine.agreement import supports_shared_prefix
 from igcore.engine.attention import NOT_PLAIN, Packing, attend
 from igcore.engine.kv_cache import DynamicRows
 from igcore.engine.prefix_cache import SharedRows
-from igcore.engine.prepack import packed
+from igcore.engine.prepack import use_prepacked
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_a_prompt_is_read_once_while_the_weights_stay(llama, monkeypatch):
     """Guards the time of many methods on the same prompts; and prompts of weights that are gone."""
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8], [9], [1, 2, 3, 4, 5, 6, 7], [9]]
     alone = SharedRows.open(llama, prompts)
-    with Counter(llama) as count, packed(llama):
+    with Counter(llama) as count, use_prepacked(llama):
         first, again = SharedRows.open(llama, prompts), SharedRows.open(llama, prompts[::-1])
         assert count.tokens == 2 * 8 + 1  # two of about one length together, and the short one
         SharedRows.open(llama, prompts[:1], watch=0)
@@ -201,7 +201,7 @@ def test_a_prompt_is_read_once_while_the_weights_stay(llama, monkeypatch):
         SharedRows.open(llama, prompts[:1])
         assert count.tokens == 8, "weights may have changed since"
     monkeypatch.setattr("igcore.engine.prefix_cache.MOST_KEPT", 0)
-    with Counter(llama) as count, packed(llama):
+    with Counter(llama) as count, use_prepacked(llama):
         for _ in range(2):
             torch.testing.assert_close(SharedRows.open(llama, prompts).logits, alone.logits)
         assert count.tokens == 2 * 17, "nothing is kept"
@@ -247,11 +247,11 @@ def test_an_attention_that_is_not_plain_is_refused(llama, name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_slip_is_no_fit_in_any_dtype(dtype, monkeypatch):
-    """Guards the tolerance of `fits`: wide enough for rounding, too narrow for one key too many or
-    positions off by one.
+    """Guards the tolerance of `supports_shared_prefix`: wide enough for rounding, too narrow for
+    one key too many or positions off by one.
     """
     model, packing, place = tiny("llama", dtype), Packing.__init__, Packing._mask
-    assert fits(model)
+    assert supports_shared_prefix(model)
 
     def shifted(self, *args):
         packing(self, *args)
@@ -265,13 +265,13 @@ def test_a_slip_is_no_fit_in_any_dtype(dtype, monkeypatch):
 
 
 def test_a_model_is_tried_once():
-    """Guards the cost of `fits`, which every group of prompts asks; and vocabularies of a few
-    tokens.
+    """Guards the cost of `supports_shared_prefix`, which is called for every group of prompts, and
+    vocabularies of a few tokens.
     """
     model = tiny("llama", vocab_size=4)
     with Counter(model) as counter:
-        assert fits(model) and (first := counter.tokens) > 0
-        assert fits(model) and counter.tokens == first
+        assert supports_shared_prefix(model) and (first := counter.tokens) > 0
+        assert supports_shared_prefix(model) and counter.tokens == first
 
 
 def test_half_precision_is_as_good_as_transformers_own():

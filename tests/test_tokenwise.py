@@ -27,7 +27,7 @@ from tinymodels import PROMPTS as IDS
 from tinymodels import Counter, reencode, tiny
 
 from igcore import METHODS, Guard, ParameterError, PolicyError, Prompt, decode
-from igcore.engine.agreement import fits
+from igcore.engine.agreement import supports_shared_prefix
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import random_key
 from igcore.models.lm_scorer import Backbone, LMScorer
@@ -55,7 +55,7 @@ SETTINGS = dict(
 @pytest.fixture(scope="module")
 def model():
     made = tiny("llama", vocab_size=len(TOKENIZER))
-    assert fits(made)  # tried once, before anything is counted
+    assert supports_shared_prefix(made)  # tried once, before anything is counted
     return made
 
 

@@ -22,7 +22,7 @@ from tinymodels import tiny as tiny_family
 import igcore as ig
 from igcore.critic.latent import encode
 from igcore.engine.kv_cache import forward
-from igcore.engine.prepack import packed, viewed
+from igcore.engine.prepack import use_prepacked, viewed
 from igcore.engine.view import view_of
 
 # this version of peft uses an older name of transformers
@@ -236,10 +236,10 @@ def test_what_the_user_changes_is_seen():
     assert not torch.allclose(switched, before)
     torch.testing.assert_close(switched, model(input_ids=IDS).logits)
     model = model_of()
-    with packed(model):
+    with use_prepacked(model):
         before = forward(model, input_ids=IDS, logits_to_keep=0)[1]
     negate(model)
-    with packed(model):
+    with use_prepacked(model):
         torch.testing.assert_close(forward(model, input_ids=IDS, logits_to_keep=0)[1], -before)
     guard = guard_of(model)
     guard("Hello")

@@ -1,8 +1,8 @@
-"""Which cache a model is read through: the first one in which it agrees with itself.
+"""Choose the KV cache of a model: the first kind whose results agree with uncached ones.
 
-A model is tried once, on a few tokens: rows of unequal prompts that branch and grow by two tokens,
-through the very cache that will be used, against each row read alone and without a cache. That
-shows whatever a model does with padding, positions, other rows, its cache or later tokens.
+A model is tested once, on a few tokens: rows of unequal prompts branch and grow by two tokens in
+the cache that will be used, and each row is compared with its text read alone and uncached. An
+error with padding, positions, other rows, the cache or later tokens shows as a difference.
 """
 
 from collections.abc import Sequence
@@ -22,45 +22,48 @@ from .sampling import check_finite
 CacheRows = SharedRows | DynamicRows
 Kind = type[SharedRows] | type[DynamicRows]
 
-# how the KV cache may be kept; of its kinds the first that agrees is taken, the fastest first
+# name of a cache -> kinds of rows to try in turn, the fastest first
 CACHES: dict[str, tuple[Kind, ...]] = {
     "auto": (SharedRows, DynamicRows),
     "shared": (SharedRows,),
     "dynamic": (DynamicRows,),
 }
-LEAST = -100.0  # log-probabilities below count as this one: some models forbid tokens
-# of float32 by `torch.get_float32_matmul_precision`, which users lower for speed
+# log-probabilities are clamped here: some models forbid tokens by a logit of -infinity, and two
+# infinities have no difference
+LOWEST_LOGPROB = -100.0
+# `torch.get_float32_matmul_precision` -> a dtype of about that precision; users lower it for speed
 PRECISIONS = {"highest": torch.float32, "high": torch.float16, "medium": torch.bfloat16}
-# model -> kind of rows -> what is wrong with it, empty where the model agreed
+# model -> kind of rows -> why it does not work, empty if it does. Weak keys, so that this table
+# keeps no model in memory
 _TRIED: WeakKeyDictionary[nn.Module, dict[Kind, str]] = WeakKeyDictionary()
 
 
 def cache_for(model: PreTrainedModel, cache: str = "auto") -> Kind:
-    """Return the first kind of rows of a cache, a key of `CACHES`, in which a model agrees.
+    """Return the first kind of rows under ``CACHES[cache]`` that a model supports.
 
     Raises
     ------
     ParameterError
         For an unknown cache.
     PolicyError
-        When a model agrees in none of them.
+        When a model supports none of them.
     """
     if cache not in CACHES:
         raise unknown_name("cache", cache, CACHES)
     for kind in CACHES[cache]:
         if not (fault := _fault(model, kind)):
             return kind
-    _TRIED.pop(model)  # what was wrong may be mended
+    _TRIED.pop(model)  # test again next time: the user may have fixed the model
     raise PolicyError(fault)
 
 
-def fits(model: PreTrainedModel) -> bool:
-    """True if a model agrees in `SharedRows`; see `cache_for`."""
+def supports_shared_prefix(model: PreTrainedModel) -> bool:
+    """True if `SharedRows` give the results of a model; see `cache_for`."""
     return not _fault(model, SharedRows)
 
 
 def _fault(model: PreTrainedModel, kind: Kind) -> str:
-    """Return why a kind of rows does not fit a model, or nothing; each model is tried once."""
+    """Return why a kind of rows fails for a model, or nothing; each model is tested once."""
     tried = _TRIED.setdefault(model, {})
     if kind not in tried:
         tried[kind] = _try(model, kind)
@@ -68,21 +71,25 @@ def _fault(model: PreTrainedModel, kind: Kind) -> str:
 
 
 def _try(model: PreTrainedModel, kind: Kind) -> str:
-    """Return why a kind of rows does not fit a model, or nothing."""
+    """Return why a kind of rows fails for a model, or nothing."""
     name = type(model).__name__
+    # by its structure first: a sliding window, for one, agrees on texts shorter than itself
     if kind is SharedRows and not _is_plain(model):
         return f"{name} cannot be decoded in the cache 'shared'; set cache to 'auto'"
     try:
         error = _error(model, kind)
     except PolicyError as refusal:
         return str(refusal)
-    except Exception as failure:  # whatever the code of a model raises
+    except Exception as failure:  # any code may stand behind a checkpoint, and raise anything
+        # a full memory says nothing about the model: the caller tries a smaller batch
         if out_of_memory(failure):
             raise
-        said = " ".join(f"{type(failure).__name__}: {failure}".split())
-        return f"{name} fails with the KV cache of transformers ({said:.200}); choose another model"
+        why = " ".join(f"{type(failure).__name__}: {failure}".split())
+        return f"{name} fails with the KV cache of transformers ({why:.200}); choose another model"
     dtype = PRECISIONS[torch.get_float32_matmul_precision()]
     eps = torch.finfo(dtype if model.dtype == torch.float32 else model.dtype).eps
+    # more than rounding, which adds up over layers (5e-5 in float32, 0.2 in bfloat16), and less
+    # than a wrong position or a token that reads later ones; NaN is not <= anything
     if error <= 8 * eps**0.75:
         return ""
     return (
@@ -93,52 +100,62 @@ def _try(model: PreTrainedModel, kind: Kind) -> str:
 
 
 def _is_plain(model: PreTrainedModel) -> bool:
-    """Return True if all layers keep plain keys and values, and take a registered attention."""
+    """True if all layers keep plain keys and values, and accept a registered attention."""
+    # `type is`, not `isinstance`: a sliding window is a subclass, and a slab cannot forget tokens
     layers = DynamicCache(config=model.config).layers
     plain = all(type(layer) is DynamicLayer for layer in layers)
     return plain and getattr(model, "_supports_attention_backend", False)
 
 
 def _error(model: PreTrainedModel, kind: Kind) -> float:
-    """Return how far rows are from their texts read alone and without a cache, at the worst token.
+    """Return the largest relative error of cached rows against their texts read alone, uncached.
 
-    It is the distance of log-probabilities, of a model without a head of o_t, over their spread.
+    It is the distance of log-probabilities, or of o_t for a model without a head, divided by their
+    spread.
     """
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    # special tokens, which magnify rounding, stand at the ends of a vocabulary
+    # spread over the vocabulary: special tokens are at its ends, and they magnify rounding
     ids = [i * vocabulary // 11 for i in range(1, 11)]
+    # 1. two prompts of unequal length, so that one has left padding
     texts = [ids[:3], ids[3:5]]
     state: CacheRows = kind.open(model, texts)
-    found = [(texts, _said(state.hidden, state.logits))]
+    results = [(texts, _log_probs(state.hidden, state.logits))]
+    # 2. the second prompt branches into two rows, and all three rows grow by two tokens: siblings
+    # must not read each other, and copies must not change their source
     for rows, tokens in (((0, 1, 1), ids[5:8]), ((0, 1, 2), ids[7:10])):
         branch = state.gather([(state, row) for row in rows], room=1)
         state = branch.step(range(3), tokens)
         texts = [[*texts[row], token] for row, token in zip(rows, tokens, strict=True)]
-        found.append((texts, _said(state.hidden, state.logits)))
-    ends = [(_alone(model, text), len(text)) for text in texts]  # which the earlier ones begin
+        results.append((texts, _log_probs(state.hidden, state.logits)))
+    # 3. the final texts alone; row i of an earlier result is a prefix of final text i
+    alone = [(_uncached(model, text), len(text)) for text in texts]
     errors = []
-    for texts, said in found:
-        for text, ours, (whole, length) in zip(texts, said, ends, strict=False):
-            # from the end: the tokens of a tuned prompt may come before
+    for texts, cached in results:
+        # not strict: there are two rows before the branch, and three after it
+        for text, ours, (whole, length) in zip(texts, cached, alone, strict=False):
+            # count from the end: a tuned prompt may put tokens of its own first. A prefix is read
+            # here with later tokens behind it, so a model that reads both ways shows
             expected = whole[len(text) - length - 1]
             difference = (ours - expected).norm()
+            # a mean is subtracted, so that a constant in all entries does not hide the error
             spread = (expected - expected.mean()).norm()
-            # of equal constants the spread is 0; NaN stays, and agrees with nothing
+            # equal constants have spread 0, and 0 / 0 would be NaN; a NaN difference stays NaN
             errors.append(difference / spread if difference else difference)
-    return float(torch.stack(errors).max())
+    return float(torch.stack(errors).max())  # max keeps a NaN
 
 
-def _alone(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
-    """Return a model's logits after each token of a text, read alone and uncached."""
+def _uncached(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
+    """Return the log-probabilities (n, V) after each token of a text, read alone and uncached."""
     ids, mask = padded([text], device_of(model))
     options = {"use_cache": False, "logits_to_keep": 0}
     hidden, logits = forward(model, None, **inputs_of(ids, mask), **options)
-    check_finite(hidden)
-    return _said(hidden[0], logits[0])
+    check_finite(hidden)  # else the error would name the cache, not the weights
+    return _log_probs(hidden[0], logits[0])
 
 
-def _said(hidden: Tensor, logits: Tensor) -> Tensor:
+def _log_probs(hidden: Tensor, logits: Tensor) -> Tensor:
     """Return log-probabilities (..., V), or o_t (..., H) where there is no head."""
     if not logits.shape[-1]:
         return hidden.float()
-    return logits.float().log_softmax(-1).clamp(min=LEAST)
+    # float32: a softmax in bfloat16 would add an error of its own
+    return logits.float().log_softmax(-1).clamp(min=LOWEST_LOGPROB)

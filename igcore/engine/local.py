@@ -1,6 +1,6 @@
 """The decoding engine: a transformers model that keeps its KV cache from block to block.
 
-It deals in token ids: no text, scores or budget. It keeps the state of many sequences at once, its
+It works on token ids: no text, scores or budget. It keeps the state of many sequences at once, its
 rows::
 
     engine.open(prompts)               one row per prompt
@@ -15,7 +15,7 @@ end. A row leaves the batch as soon as it ends.
 
 Where the model allows it, all rows of a prompt share one KV cache of the prompt
 (`igcore.engine.prefix_cache`). Otherwise every row has transformers' own cache
-(`igcore.engine.kv_cache`). `igcore.engine.agreement` tries once what a model needs.
+(`igcore.engine.kv_cache`). `igcore.engine.agreement` tests once which of them a model supports.
 """
 
 import math
@@ -35,10 +35,11 @@ from .sampling import WORDS, Drawn, RowFactors, draw, uniforms
 class LocalEngine:
     """Samples blocks of tokens for many sequences at once.
 
-    It promises three things, which make results, resumes and replays reproducible:
+    Three guarantees make results, resumes and replays reproducible:
 
     * Keys decide tokens. A token depends on its sequence and on its own key alone, never on its
-      batch: where rounding could change it, a near tie, it is drawn again from its sequence alone.
+      batch: where rounding could change it, a near tie, it is sampled again from its sequence
+      alone.
     * `rollback` is bit-equal. A retry with the same keys gives the same tokens and logprobs.
     * Candidates are numbered from 0 over all rounds since the last `open` or `select`, ended ones
       included. Row i is prompt i after `open`, and ``candidates[i]`` after `select`.
@@ -51,8 +52,7 @@ class LocalEngine:
         Tokens that end a sequence.
     cache : str
         How the KV cache is kept, a key of `igcore.engine.agreement.CACHES`: ``shared`` (each prompt
-        once), ``dynamic`` (transformers' own), or ``auto``, the first in which the model agrees
-        with itself.
+        once), ``dynamic`` (transformers' own), or ``auto``, the first that the model supports.
     watch : int, optional
         Decoder layer whose output `history` also returns, as ``middle``.
 
@@ -63,8 +63,8 @@ class LocalEngine:
     sequences : list of list of int
         The token ids of each row so far, those of its prompt first.
     steering : callable or None
-        When set, all further blocks are sampled from the logits that it changes. Only sampling
-        changes: the KV cache stays that of the sampled tokens.
+        If set, all further blocks are sampled from the logits that it returns. Only sampling
+        changes: the KV cache is still that of the sampled tokens.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class LocalEngine:
 
     def _start(self, rows: CacheRows | None, sequences: list[list[int]]) -> None:
         """Begin a block from these rows."""
+        # the last references to the old states go here, and with them their KV cache
         self.rows: CacheRows = rows  # type: ignore[assignment]  # None before and after all prompts
         self.sequences = sequences
         self._grown: dict[int, list[int]] = {}  # live candidate -> its sequence
@@ -123,14 +124,16 @@ class LocalEngine:
         penalties = penalties or [None] * len(rows)
         known = known or [()] * len(rows)
         length = len(keys[0])
-        # 1. copy the rows, so that they stay as they are for a retry, with room for the block
+        # 1. copy the rows, so that they stay unchanged for a retry. `room` reserves space for the
+        # whole block, so that steps can write in place
         state = self.rows.gather([(self.rows, row) for row in rows], room=length)
         numbers = uniforms([key for row in keys for key in row])
-        u = torch.from_numpy(numbers).view(len(rows), length, WORDS)
+        u = torch.from_numpy(numbers).view(len(rows), length, WORDS)  # (R, length, WORDS)
         block = Block.empty(self._drawn, len(rows))
-        # candidate of each row of the state; a row leaves the batch when its candidate ends
+        # live[i] is the candidate of row i of the state; a row leaves the batch when its candidate
+        # ends, and the numbers of candidates never change
         live = list(range(len(rows)))
-        # 2. read at once what all candidates know
+        # 2. read the first tokens, which are known for every candidate, without sampling
         head = min(map(len, known))
         if head:
             for c, tokens in enumerate(known):
@@ -145,16 +148,19 @@ class LocalEngine:
                     factors[i] = penalty.at(block.tokens[c])
             tokens, log_p, log_q, near = self._draw(state, u[live, step], factors)
             for i, c in enumerate(live):
+                # a stored token takes the place of the sampled one; its logprobs are stored, too
                 if step < len(known[c]):
                     tokens[i], near[i] = known[c][step], False
                     log_p[i] = log_q[i] = math.nan
+                # logits differ by some 1e-5 between batches; near an edge of the CDF that decides.
+                # Read alone the sequence gives the same token whatever batch it was in
                 elif near[i]:
                     tokens[i], log_p[i], log_q[i] = self._draw_alone(
                         rows[c], block.tokens[c], u[c, step], factors.get(i)
                     )
                 block.append(c, tokens[i], log_p[i], log_q[i], near[i])
                 block.ended[c] = tokens[i] in self.eos_ids
-            # 4. let the model read these tokens
+            # 4. let the model read these tokens, all but end tokens: nothing follows those
             going = [i for i, c in enumerate(live) if not block.ended[c]]
             live = [live[i] for i in going]
             if last and step == length - 1:  # no candidate goes on: save the forward pass
@@ -164,7 +170,7 @@ class LocalEngine:
             for c in live:
                 block.encoded[c] += 1
             state = state.step(going, [tokens[i] for i in going])
-        # 5. number the candidates; ended ones count, but have no state to continue from
+        # 5. number the candidates; ended ones get a number as well, but no state to continue from
         for i, c in enumerate(live):
             self._places[self._drawn + c] = (state, i)
             self._grown[self._drawn + c] = self.sequences[rows[c]] + block.tokens[c]
@@ -185,7 +191,8 @@ class LocalEngine:
             return draw(state.logits, u, factors)
         steered = self.steering(state.hidden, state.logits)
         tokens, _, log_q, near = draw(steered, u, factors)
-        # log_p is that of the reference policy, whatever the token was sampled from
+        # log_p is that of the reference policy, whatever the token was sampled from. float32: in
+        # bfloat16 a log-softmax would lose digits that sum up over a response
         reference = state.logits.log_softmax(-1, dtype=torch.float32)
         index = torch.tensor(tokens, device=reference.device)
         log_p = reference.gather(1, index[:, None])[:, 0]
@@ -201,20 +208,20 @@ class LocalEngine:
         keep : sequence of int
             Live candidates that may still be selected; the KV cache of all others is freed.
         """
-        # live candidates of each state, which are those of one round
+        # live candidates of each state; those of one round share a state
         rounds: dict[int, list[int]] = {}
         for c, (state, _) in self._places.items():
             rounds.setdefault(id(state), []).append(c)
         kept, places = set(keep), self._places
-        self._places = {}
+        self._places = {}  # a round with no kept candidate loses its state, and its memory, here
         for live in rounds.values():
             chosen = [c for c in live if c in kept]
-            here = [places[c] for c in chosen]
+            new = [places[c] for c in chosen]
             if chosen and len(chosen) < len(live):
-                # a smaller copy frees the KV cache of the others
-                smaller = here[0][0].gather(here)
-                here = [(smaller, i) for i in range(len(chosen))]
-            self._places |= zip(chosen, here, strict=True)
+                # one kept row would hold the tensors of its whole round: a smaller copy frees them
+                smaller = new[0][0].gather(new)
+                new = [(smaller, i) for i in range(len(chosen))]
+            self._places |= zip(chosen, new, strict=True)
 
     def select(self, candidates: Sequence[int]) -> None:
         """Make these live candidates of any round the rows of the state, in this order.
@@ -225,9 +232,10 @@ class LocalEngine:
             When a candidate has ended, was freed or was never sampled: it has no state to continue
             from.
         """
-        if not candidates:
+        if not candidates:  # every search has ended
             self._start(None, [])
             return
+        # no room: the next block copies the rows again, with room for its length
         rows = self.rows.gather(self._places_of(candidates))
         self._start(rows, [self._grown[c] for c in candidates])
 
@@ -249,7 +257,8 @@ class LocalEngine:
         places = self._places_of(candidates)
         state = places[0][0]
         rows = [row for _, row in places]
-        if any(other is not state for other, _ in places):  # candidates of several rounds
+        # candidates of several rounds lie in several states; one state gives one set of tensors
+        if any(other is not state for other, _ in places):
             state = self.rows.gather(places)
             rows = list(range(len(places)))
         return state.history(rows, keys)

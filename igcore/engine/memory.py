@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import ParameterError, PolicyError
 from ..settings import MOST
-from .agreement import fits
+from .agreement import supports_shared_prefix
 from .device import GIB, all_bytes, out_of_memory
 
 T = TypeVar("T")
@@ -29,18 +29,20 @@ def kv_bytes(
         * (prompts * prompt_tokens + rows * capacity)
     """
     config = model.config.get_text_config(decoder=True)
-    # layers of several sizes say theirs one by one, in the versions of transformers that have them
+    # layers of several sizes are listed one by one, by versions of transformers that know them
     layers = getattr(config, "per_layer_config", [config] * config.num_hidden_layers)
     per_token: int = sum(map(_kv_width, layers)) * model.dtype.itemsize
     return per_token * (prompts * prompt_tokens + rows * capacity)
 
 
 def _kv_width(layer: PreTrainedConfig) -> int:
-    """Return how many numbers of keys and values a layer keeps of a token."""
-    attending: int = getattr(layer, "num_attention_heads", None) or 1
-    heads: int = getattr(layer, "num_key_value_heads", None) or attending
-    head_dim: int = getattr(layer, "head_dim", None) or layer.hidden_size // attending
-    return 2 * heads * head_dim
+    """Return how many numbers of keys and values a layer keeps for a token."""
+    query_heads: int = getattr(layer, "num_attention_heads", None) or 1
+    # grouped-query attention keeps fewer key heads than it has query heads; models without it do
+    # not name them. `or`: some configs have the name and None
+    key_heads: int = getattr(layer, "num_key_value_heads", None) or query_heads
+    head_dim: int = getattr(layer, "head_dim", None) or layer.hidden_size // query_heads
+    return 2 * key_heads * head_dim  # keys and values
 
 
 def search_bytes(
@@ -59,12 +61,14 @@ def search_bytes(
     With transformers' own cache every row has the prompt, and twice, because each step copies the
     cache.
     """
-    rows = config.n_samples + 2 * config.keep  # candidates, their beams, and what may be kept
-    if cache == "shared" or (cache == "auto" and fits(model)):
+    # candidates, their beams, and the K best of failed rounds (`LocalEngine.rollback` frees others)
+    rows = config.n_samples + 2 * config.keep
+    if cache == "shared" or (cache == "auto" and supports_shared_prefix(model)):
         kv = kv_bytes(model, 2, prompt_tokens, rows, config.max_new_tokens)
     else:  # every row has its prompt, and a step needs the original beside the copy
         kv = kv_bytes(model, 0, 0, 2 * rows, prompt_tokens + config.max_new_tokens)
     vocabulary = getattr(model.config.get_text_config(decoder=True), "vocab_size", 0)
+    # the logits of all candidates exist at once while a token is sampled
     logits: int = config.n_samples * vocabulary * model.dtype.itemsize
     return kv + logits
 
@@ -73,13 +77,13 @@ def session_bytes(model: PreTrainedModel, config: Any, prompt_tokens: int) -> in
     """Return the bytes of the KV cache that a scorer keeps for the texts of one prompt.
 
     It has the prompt, the candidates of all rounds of a block, the beams that they continue and
-    those that are kept of them::
+    the beams chosen from them::
 
         kv_bytes(1 prompt of prompt_tokens, rounds * n_samples + 2 keep rows of max_new_tokens)
 
     Where the prompt cannot be shared, a scorer keeps no cache.
     """
-    if not fits(model):
+    if not supports_shared_prefix(model):
         return 0
     rows = config.rounds * config.n_samples + 2 * config.keep  # all rounds stay selectable
     return kv_bytes(model, 1, prompt_tokens, rows, config.max_new_tokens)
@@ -93,6 +97,8 @@ def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int
     ParameterError
         When `memory_gb`, or all memory that there is, is not enough for one prompt.
     """
+    # all memory, not the free part: what is free now may be more when other programs end, but no
+    # prompt can take more than there is
     most = min(all_bytes(), math.inf if memory_gb is None else memory_gb * GIB)
     if bytes_per_prompt > most:
         raise ParameterError(
@@ -100,9 +106,10 @@ def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int
             f"{most / GIB:.3g}, by memory_gb or with all GPUs of this machine; lower n_samples, "
             "keep or max_new_tokens, or raise memory_gb"
         )
-    room = PLANNED_SHARE * free if memory_gb is None else memory_gb * GIB
-    # one prompt is tried in any case: the system may free some memory
-    return max(1, int(min(room / max(1, bytes_per_prompt), MOST)))
+    available = PLANNED_SHARE * free if memory_gb is None else memory_gb * GIB
+    # at least 1: the system may free some memory. The inner max avoids a division by 0 for a
+    # model that keeps nothing here, and MOST an infinite float, which has no int
+    return max(1, int(min(available / max(1, bytes_per_prompt), MOST)))
 
 
 def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]]) -> Iterator[R]:
@@ -122,7 +129,7 @@ def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]
             if not out_of_memory(error):
                 raise
             done = None
-        if done is not None:
+        if done is not None:  # `[]` is a result, too
             yield from done
             at += len(batch)
         elif len(batch) == 1:
@@ -130,7 +137,10 @@ def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]
                 "memory ran out for a single text; lower n_samples, keep or max_new_tokens, or "
                 "load the policy or the scorer in a smaller dtype"
             )
-        else:  # outside the except block, whose error still refers to what filled the memory
+        # outside the except block: there the error still holds the frames, and so the tensors, that
+        # filled the memory, and the next try would run out again
+        else:
+            # the smaller size stays: another batch of the old size would fail again
             size = len(batch) // 2
             log.warning(
                 "memory ran out with %d prompts at a time; going on with %d; only near ties "

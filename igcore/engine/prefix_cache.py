@@ -2,10 +2,11 @@
 
 A beam search samples many continuations of few prompts. Here a prompt is prefilled once, and all
 its rows attend to the same KV cache. The keys and values of new tokens are written in place, into
-slots; see `igcore.engine.attention`. `igcore.engine.agreement` tries once whether this works for a
-model.
+slots; see `igcore.engine.attention`. `igcore.engine.agreement` tests once whether a model supports
+this.
 
-While a model is `packed`, it reads a prompt once for all methods and groups, see `prefixes`.
+Inside `igcore.engine.prepack.use_prepacked` a prompt is read once for all methods and groups, see
+`prefixes`.
 """
 
 from collections import Counter
@@ -21,8 +22,8 @@ from .attention import Packing, Prompts, Slab
 from .kv_cache import DynamicRows, History, Places, forward, padded, padded_keys
 from .prepack import viewed
 
-MOST_KEPT = 2**28  # bytes of prompts
-PADDING = 1.25  # a batch of prompts is at most so much longer than its shortest
+MOST_KEPT = 2**28  # bytes of prompts in the cache of a view
+PADDING = 1.25  # longest over shortest prompt of a batch, at most: the rest would be padding
 LONG = 256  # tokens; a longer prompt is read without others, and its near ties start from it
 
 
@@ -51,13 +52,15 @@ class SharedRows:
         `watch` is a layer whose output is kept beside o_t.
         """
         read = prefixes(model, prompts, watch)
+        # zip turns the layers of each prompt into the prompts of each layer: (P, heads, L, d)
         keys = list(map(padded_keys, zip(*(prefix.keys for prefix in read), strict=True)))
         values = list(map(padded_keys, zip(*(prefix.values for prefix in read), strict=True)))
-        hidden = torch.stack([prefix.hidden for prefix in read])
-        logits = torch.stack([prefix.logits for prefix in read])
+        hidden = torch.stack([prefix.hidden for prefix in read])  # (P, H)
+        logits = torch.stack([prefix.logits for prefix in read])  # (P, V)
         _, mask = padded(prompts, hidden.device)
         numbers = list(range(len(prompts)))
         shared = Prompts(numbers, keys, values, mask.bool())
+        # one slot per prompt and no column: no new token yet
         slab = Slab.empty(shared, 1, 0, hidden)
         lengths = [0] * len(prompts)
         return cls(model, shared, slab, numbers[:], lengths, hidden, logits, watch)
@@ -73,13 +76,16 @@ class SharedRows:
         The sources do not change. Each slot has space for `room` more tokens.
         """
         owners = [state.owner(row) for state, row in sources]
-        ids = [i for i in self.prompts.ids if i in owners]
-        width = max(map(owners.count, ids))  # every prompt has as many slots as the one with most
-        # the first free slot of its prompt for each row
+        ids = [i for i in self.prompts.ids if i in owners]  # prompts without a row are dropped
+        # the same number of slots for every prompt, so that one matrix product serves them all; it
+        # is that of the prompt with most rows, and the others have empty slots
+        width = max(map(owners.count, ids))
+        # each row gets the first free slot of its prompt
         slots = [ids.index(o) * width + owners[:i].count(o) for i, o in enumerate(owners)]
         lengths = [state.lengths[row] for state, row in sources]
         prompts = self.prompts.take(ids)
         slab = Slab.empty(prompts, width, max(lengths) + room, self.hidden)
+        # one copy per source state and not per row: few large copies are faster than many small
         states = {id(state): state for state, _ in sources}
         for state in states.values():
             chosen = [i for i, (source, _) in enumerate(sources) if source is state]
@@ -95,9 +101,10 @@ class SharedRows:
         """Append one token to each row that goes on."""
         rows = self
         owners = Counter(map(self.owner, going))
-        # slots needed by the rows that go on: every prompt has as many as the one with most rows
+        # slots that `gather` would make for the rows that go on
         needed = len(owners) * max(owners.values())
-        if 2 * needed <= len(self.slab.hidden):  # a copy pays when it frees half of the slots
+        # a copy pays only when it frees half of the slots; until then ended rows leave theirs empty
+        if 2 * needed <= len(self.slab.hidden):
             room = self.slab.hidden.shape[1] - max(self.lengths)
             rows = self.gather([(self, row) for row in going], room)
             going = range(len(going))
@@ -110,10 +117,12 @@ class SharedRows:
         """Append one token or more to every row, in place and in one pass."""
         counts = [len(row) for row in tokens]
         packing = Packing(self.prompts, self.slab, self.slots, self.lengths, counts)
-        packed = [token for row in tokens for token in row]
+        # rows one after the other, as one sequence without padding; the model's other layers treat
+        # tokens one by one, and `attend` keeps rows apart
+        sequence = [token for row in tokens for token in row]
         inputs = {
-            "input_ids": torch.tensor([packed], device=packing.slot.device),  # (1, T)
-            "position_ids": packing.position[None],
+            "input_ids": torch.tensor([sequence], device=packing.slot.device),  # (1, T)
+            "position_ids": packing.position[None],  # of each row's text, not of the sequence
             "cache": packing,
             "logits_to_keep": 0,  # all: rows end anywhere in the packed sequence
         }
@@ -131,12 +140,15 @@ class SharedRows:
     def alone(self, row: int, sequence: Sequence[int]) -> "DynamicRows | SharedRows":
         """Read a sequence that grew from a row's prompt, in one piece and without others.
 
-        Of a long prompt, which was read without others, only the last token is read again.
+        A long prompt was read without others already: only its last token is read again.
         """
+        # a short prompt was read beside others, padded, so its cache has their rounding
         prompt = self.slots[row] // self.slab.width
         length = int(self.prompts.mask[prompt].sum())
         if length <= LONG:
             return DynamicRows.open(self.model, [sequence])
+        # all but the last token: a pass needs one token to read, and starts with this one. Padding
+        # is on the left, so the last `length` columns are the prompt
         keys = [layer[[prompt], :, -length:-1] for layer in self.prompts.keys]
         values = [layer[[prompt], :, -length:-1] for layer in self.prompts.values]
         known = Prompts([0], keys, values, self.prompts.mask[[prompt], -length:-1])
@@ -146,9 +158,9 @@ class SharedRows:
         return state.read([rest])
 
     def last_hidden(self, row: int, length: int, count: int = 1) -> Tensor:
-        """Return o_t (count, H) of the last of a row's first `length` new tokens.
+        """Return o_t (count, H) of the last `count` of a row's first `length` new tokens.
 
-        Where there is none, it is that of its prompt, (1, H).
+        With `length` 0 it is o_t of its prompt, (1, H).
         """
         if not length:
             return self.hidden[row][None]
@@ -157,14 +169,15 @@ class SharedRows:
     def history(self, rows: Sequence[int], keys: bool = True) -> History:
         """Copy the states of these rows, which a critic reads, with the KV cache if `keys`."""
         slots = [self.slots[row] for row in rows]
-        n = max(self.lengths[row] for row in rows)
-        layers, given = len(self.slab.keys) if keys else 0, self.prompts
+        n = max(self.lengths[row] for row in rows)  # rows of one length, as the engine asks
+        layers, prefix = len(self.slab.keys) if keys else 0, self.prompts
+        # indexing by a list copies: later steps write into the slab
         return History.of(
             self.slab.hidden[slots, :n],
             self.watch,
             keys=[x[slots, :, :n] for x in self.slab.keys[:layers]],
             values=[x[slots, :, :n] for x in self.slab.values[:layers]],
-            prompts=History(given.mask, keys=given.keys, values=given.values) if keys else None,
+            prompts=History(prefix.mask, keys=prefix.keys, values=prefix.values) if keys else None,
             owner=[slot // self.slab.width for slot in slots],
         )
 
@@ -174,7 +187,7 @@ class SharedRows:
 
 @dataclass
 class Prefix:
-    """What a model keeps of a prompt of l tokens."""
+    """The cached KV cache of a prompt of l tokens, and its last states."""
 
     keys: list[Tensor]  # (heads, l, head_dim) per layer
     values: list[Tensor]
@@ -183,7 +196,7 @@ class Prefix:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Size in bytes."""
         return sum(x.nbytes for x in [*self.keys, *self.values, self.hidden, self.logits])
 
 
@@ -192,27 +205,31 @@ def prefixes(
 ) -> list[Prefix]:
     """Return the keys and values of each prompt; cached prompts are not read again.
 
-    Of what it has read, `MOST_KEPT` bytes are kept, as long as its view.
+    The cache lives as long as the model's view and holds at most `MOST_KEPT` bytes; the prompts
+    that were used last stay.
     """
-    kept = viewed(model).kept
+    cache = viewed(model).prefixes
     wanted = [(watch, tuple(prompt)) for prompt in prompts]
-    found = {key: kept.pop(key) for key in set(wanted) & kept.keys()}
-    missing = sorted(set(wanted) - found.keys(), key=lambda key: (len(key[1]), key[1]))
+    # taken out here and put back below: the order of the dictionary is the order of use
+    read = {key: cache.pop(key) for key in set(wanted) & cache.keys()}
+    # sorted, because a set has no fixed order and the batch decides the last bits of its prompts
+    missing = sorted(set(wanted) - read.keys(), key=lambda key: (len(key[1]), key[1]))
     while missing:
-        # prompts of about one length together need little padding
+        # prompts of about one length together need little padding; a long one is read alone
         most = min(PADDING * len(missing[0][1]), LONG)
         part = [key for key in missing if len(key[1]) <= most] or missing[:1]
         missing = missing[len(part) :]
         rows = DynamicRows.open(model, [prompt for _, prompt in part], watch)
         for i, key in enumerate(part):
-            found[key] = Prefix(
+            # clones without the padding: slices would keep the large tensors of the whole batch
+            read[key] = Prefix(
                 [layer.keys[i, :, -len(key[1]) :].clone() for layer in rows.cache.layers],
                 [layer.values[i, :, -len(key[1]) :].clone() for layer in rows.cache.layers],
                 rows.hidden[i],
                 rows.logits[i].clone(),
             )
-    kept.update({key: found[key] for key in wanted})  # the last used stand last
-    size = sum(prefix.nbytes for prefix in kept.values())
-    while size > MOST_KEPT:
-        size -= kept.popitem(last=False)[1].nbytes
-    return [found[key] for key in wanted]
+    cache.update({key: read[key] for key in wanted})  # the last used come last
+    size = sum(prefix.nbytes for prefix in cache.values())
+    while size > MOST_KEPT:  # evict the least recently used
+        size -= cache.popitem(last=False)[1].nbytes
+    return [read[key] for key in wanted]

@@ -1,12 +1,15 @@
-"""How a call uses a model: in turn, through a view of its own, with copies of linear layers.
+"""Use a model in a call: one thread at a time, through a view, with prepacked linear layers.
 
-A decoding step multiplies few rows by every weight. torch multiplies by the weights in their own
-layout; oneDNN, which is part of torch, is faster on a copy in a blocked layout, most of all for few
-rows. The copies live as long as a search, so that a change of weights between searches is never
-missed::
+Prepacking is optional and only saves time. A decoding step multiplies few rows by every weight.
+torch multiplies by the weights in their own layout; oneDNN, which is part of torch, is faster on a
+copy in a blocked layout, most of all for few rows. The copies live as long as a search, so that a
+change of weights between searches is never missed::
 
-    with packed(model):
+    with use_prepacked(model):
         forward(model, ...)  # runs `viewed(model)`, whose layers multiply by their copies
+
+The product is a private operator of torch. It is tested before it is used; where it is missing,
+wrong, or for another device, the layers multiply as always.
 
 The copies change the order of float sums. So whether there are copies must not change between runs:
 it depends on the model and on the memory of the machine, never on the memory that is free.
@@ -33,18 +36,19 @@ Product = Callable[[Tensor], Tensor]
 
 
 @dataclass
-class Packed:
-    """A view of a model in use, and what is kept as long as its weights stay."""
+class View:
+    """A view of a model in use, and its cache of prompts, see `igcore.engine.prefix_cache`."""
 
     model: Any
-    kept: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
+    # with the view, because it is stale when the weights change
+    prefixes: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
 
 
 class _Thread(threading.local):
-    """What one thread uses: views, and whether it is in a call, which it had to wait for."""
+    """The views that one thread uses, and whether it is inside a `turn`."""
 
     def __init__(self) -> None:
-        self.packed: WeakKeyDictionary[Any, Packed] = WeakKeyDictionary()
+        self.views: WeakKeyDictionary[Any, View] = WeakKeyDictionary()
         self.in_turn = False
 
 
@@ -53,30 +57,31 @@ _TURNS: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
 
 
 @contextmanager
-def packed(*models: nn.Module) -> Iterator[None]:
-    """Use models in a with-block: through views with copies of their linear layers, and in turn.
+def use_prepacked(*models: nn.Module) -> Iterator[None]:
+    """Use models in a with-block, one thread at a time, through views with prepacked layers.
 
-    Threads use one model one after the other, so that they need the memory of one. Models on
-    another device, or too large for the machine, have no copies.
+    Threads use a model one after the other, so that they need the memory of one. A model on another
+    device than the CPU, or too large for the machine, has a view without copies.
     """
     with turn(*models):
         # nested blocks share the copies of the outer one
-        missing = [model for model in set(models) if model not in _HERE.packed]
-        # all copies are made before any is kept: one that fails leaves none behind
-        new = {model: Packed(prepacked(model)) for model in missing}
-        _HERE.packed.update(new)
+        missing = [model for model in set(models) if model not in _HERE.views]
+        # all copies are made before any is stored: if one fails, for want of memory, none is left
+        new = {model: View(prepacked(model)) for model in missing}
+        _HERE.views.update(new)
         try:
             yield
         finally:
             for model in new:
-                del _HERE.packed[model]
-            new.clear()  # freed before the turn ends
+                del _HERE.views[model]
+            new.clear()  # freed before the next thread makes its own
 
 
 @contextmanager
 def turn(*models: nn.Module) -> Iterator[None]:
     """Wait until no other thread uses these models."""
-    if _HERE.in_turn:  # a call inside a call, as of a guard in a scorer: it must not wait for it
+    # a call inside a call, as of a guard in a scorer, must not wait for its own thread
+    if _HERE.in_turn:
         yield
         return
     with ExitStack() as turns:
@@ -90,30 +95,31 @@ def turn(*models: nn.Module) -> Iterator[None]:
             _HERE.in_turn = False
 
 
-def viewed(model: Any) -> Packed:
-    """Return the view of a model that this thread uses; outside `packed`, one for one call."""
-    return _HERE.packed.get(model) or Packed(view_of(model))
+def viewed(model: Any) -> View:
+    """Return this thread's view of a model; outside `use_prepacked`, a new one without copies."""
+    return _HERE.views.get(model) or View(view_of(model))
 
 
-def keep_packed(model: nn.Module) -> None:
-    """Keep a view for this thread while its model lives; the model's weights must not change."""
-    _HERE.packed[model] = Packed(prepacked(model))
+def keep_prepacked(model: nn.Module) -> None:
+    """Keep a prepacked view for this thread while its model lives; its weights must not change."""
+    _HERE.views[model] = View(prepacked(model))
 
 
 def prepacked(model: Any) -> Any:
     """Return a view of a model whose linear layers multiply by copies of their weights."""
     view = view_of(model)
-    shared = set(model.modules())  # those that stand in the view as they are
+    # a view may contain modules of the model itself (see `view_of`): these must not be changed
+    shared = set(model.modules())
     for layer in _layers(view):
         if layer not in shared:
-            # shadows the method of the class
+            # an attribute of the instance shadows the method of the class, for this view alone
             vars(layer)["forward"] = _product(layer.weight, layer.bias)
     return view
 
 
 def missing_bytes(*models: nn.Module) -> int:
-    """Return the bytes that `packed` will take for models that have no copies yet."""
-    layers = [layer for model in models if model not in _HERE.packed for layer in _layers(model)]
+    """Return the bytes that `use_prepacked` will take for models that have no copies yet."""
+    layers = [layer for model in models if model not in _HERE.views for layer in _layers(model)]
     return sum(layer.weight.nbytes for layer in layers)
 
 
@@ -121,17 +127,21 @@ def _layers(model: nn.Module) -> list[nn.Linear]:
     """Return the layers to copy: all or none."""
     layers = []
     for layer in model.modules():
-        if type(layer) is not nn.Linear or "forward" in vars(layer):  # patched ones stay
+        # subclasses (quantised, LoRA) and layers with a replaced forward (offloaded) compute
+        # something else than x W^T + b, or keep their weight elsewhere
+        if type(layer) is not nn.Linear or "forward" in vars(layer):
             continue
         if layer.weight.device.type == "cpu" and _multiplies(layer.weight.dtype):
             layers.append(layer)
     size = sum(layer.weight.nbytes for layer in layers)
+    # all or none, by installed memory: a resumed run must make the same choice and round alike
     return layers if size <= COPIES_SHARE * installed_bytes() else []
 
 
 @torch.inference_mode()
 def _product(weight: Tensor, bias: Tensor | None) -> Product:
     """Return x -> x W^T + b with a copy of W (out, in)."""
+    # private operators, which `torch.compile` uses on CPUs; `_multiplies` tests them first
     copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
 
     def product(x: Tensor) -> Tensor:
@@ -147,11 +157,12 @@ def _multiplies(dtype: torch.dtype) -> bool:
 
     The operator is not public: another build may lack it or mean something else by it.
     """
+    # a small product of unequal sizes: a transposed or misread weight gives another result or shape
     numbers = torch.linspace(-1, 1, 40).to(dtype)
     weight, bias, x = numbers.view(5, 8), numbers[:5], numbers[:24].view(3, 8)
     try:
         result = _product(weight, bias)(x)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
-        return False
+        return False  # no such operator, type or signature: fall back to the public product
     tolerance = 8 * torch.finfo(dtype).eps
     return torch.allclose(result, linear(x, weight, bias), rtol=tolerance, atol=tolerance)

@@ -80,7 +80,7 @@ def draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
     PolicyError
         When a probability is not finite: NaN would look like the last token of the vocabulary.
     """
-    if logits.device.type == "mps":  # Apple's has no float64
+    if logits.device.type == "mps":  # Apple's GPUs have no float64
         logits = logits.cpu()
     u = u.to(logits.device)
     # on a CPU a few rows at a time, so that their probabilities stay in the cache
@@ -101,7 +101,7 @@ def draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
 def _changes_of(factors: RowFactors, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return tokens and their factors for each row, both (R, P)."""
     own = [factors.get(row) or UNCHANGED for row in range(rows)]
-    # a table with a line for each object, however many rows share it
+    # one line of the table per object, however many rows share it
     _, first, lines = np.unique([id(f) for f in own], return_index=True, return_inverse=True)
     distinct = [own[row] for row in first]
     width = max(map(len, distinct))
@@ -176,6 +176,7 @@ def _choose(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     An edge is near where logits that move by `NEAR_TIE` could move it across u. Logits that move by
     at most e move an edge at F by at most 2 e F (1 - F).
     """
+    # float64: near 0 and 1 the tolerance below is smaller than the rounding of a float32 sum
     edges = weights.double().cumsum(1)
     edges = edges / edges[:, -1:]
     u = u[:, None]

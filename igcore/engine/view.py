@@ -1,15 +1,15 @@
-"""A view of a model: igcore's changes to it are invisible elsewhere.
+"""A view of a model: igcore's changes to it are invisible to the model's user.
 
 Decoding needs another attention, other products, evaluation mode and hooks. A view has them: a tree
-of shallow copies of a model's modules, made for one call, beside the model that its user goes on
-using. Weights are shared, not copied::
+of shallow copies of a model's modules, made for one call. The user can go on using the model.
+Weights are shared, not copied::
 
     view = view_of(model)
     view(input_ids=ids)     the model's own result, in evaluation mode
 
-It shares with the model every parameter and buffer. It has for itself the dictionaries that hold
-them (a module may replace a buffer, and accelerate loads offloaded weights), those of hooks, the
-configuration, and accelerate's hooks.
+The view shares every parameter and buffer with the model. Its own are the dictionaries that hold
+them (a module may replace a buffer, and accelerate loads offloaded weights), the dictionaries of
+hooks, the configuration, and accelerate's hooks.
 """
 
 import copy
@@ -29,11 +29,12 @@ HOOK = "_hf_hook"  # where accelerate keeps what places a module's weights
 
 
 def view_of(model: Any) -> Any:
-    """Return a view of a model as it is now; of what is no module of torch, itself.
+    """Return a view of a model as it is now; an object that is no torch module is returned itself.
 
-    A module whose ``forward`` somebody replaced by a function of their own is in it as it stands,
-    with everything below it: the function may call anything. Methods of the model's modules, what
-    `torch.compile` made of them, and accelerate's wrappers are bound to the view.
+    If the ``forward`` of a module was replaced by a user's function, the view contains the module
+    itself, with everything below it: the function may call anything. Methods of the model's
+    modules, their compiled versions (`torch.compile`), and accelerate's wrappers are bound to the
+    view.
 
     Raises
     ------
@@ -42,17 +43,22 @@ def view_of(model: Any) -> Any:
     """
     if not isinstance(model, nn.Module):  # its weights are not loaded, or are in a server
         return model
+    # 1. an empty object per module, before any attribute is copied: modules refer to each other
     views: dict[nn.Module, nn.Module] = dict.fromkeys(model.modules(), model)
     foreign = [module for module in views if _is_foreign(module, views)]
     shared = {part for module in foreign for part in module.modules()}
     for module in views:
+        # no __init__, which would allocate weights again
         views[module] = module if module in shared else object.__new__(type(module))
+    # a shared module cannot be put into evaluation mode without changing the user's model
     if training := [module for module in shared if module.training]:
         raise PolicyError(
             f"{type(training[0]).__name__} is in training mode, and its forward was replaced by "
             "a function that igcore cannot follow; call model.eval() first"
         )
-    copied: dict[int, Any] = {}  # configurations, which modules share
+    # 2. their attributes. Modules share one configuration, and so must their views: deepcopy
+    # returns the copy that it finds in this table
+    copied: dict[int, Any] = {}
     for module, view in views.items():
         if view is not module:
             for name, value in vars(module).items():
@@ -75,24 +81,26 @@ def _owned(
 ) -> Any:
     """Return a view's counterpart of its module's attribute."""
     if name in OWN:
-        own = copy.copy(value)
+        own = copy.copy(value)  # a new dictionary of the same tensors or hooks
         if name == "_modules":
             own.update((key, views[part]) for key, part in value.items() if part is not None)
         return own
     if name == HOOK:
         return _hook(value)
-    if name == "_compiled_call_impl":  # a graph of the module itself
+    if name == "_compiled_call_impl":  # it was compiled from the module itself, and would run that
         return None
     if isinstance(value, PretrainedConfig):
+        # a config of its own: `attention_of` writes to it
         return copy.deepcopy(value, copied)
-    if isinstance(value, nn.Module):  # kept beside its registered children
+    if isinstance(value, nn.Module):  # an attribute outside of the registered children
         return views.get(value, value)
     bound = _bound(value, views)
     return value if bound is None else bound
 
 
 def _bound(function: Any, views: Mapping[Any, nn.Module]) -> Callable[..., Any] | None:
-    """Return a method or partial function of a module as one of its view; None for all else."""
+    """Return a method or partial function of a module, bound to its view; None for all else."""
+    # else the view would call the module itself, with its hooks, attention and training mode
     if isinstance(function, MethodType) and function.__self__ in views:
         return MethodType(function.__func__, views[function.__self__])
     if isinstance(function, partial):
@@ -106,7 +114,9 @@ def _bound(function: Any, views: Mapping[Any, nn.Module]) -> Callable[..., Any] 
 
 
 def _hook(hook: Any) -> Any:
-    """Return a copy of a hook of accelerate that keeps account of its own of what it loads."""
+    """Return a copy of a hook of accelerate, with its own table of the weights that it loads."""
+    # accelerate loads a weight before a module runs and drops it after; with one table for both, a
+    # pass of the view could drop weights that a pass of the model is using
     own = copy.copy(hook)
     if parts := getattr(hook, "hooks", None):  # a sequence of hooks
         own.hooks = [_hook(part) for part in parts]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..engine.agreement import fits
+from ..engine.agreement import supports_shared_prefix
 from ..engine.kv_cache import forward, inputs_of, padded
 from ..engine.prefix_cache import SharedRows
 from ..errors import ParameterError
@@ -219,7 +219,7 @@ class Session:
         self.encoded = 0
         self.root: SharedRows | None = None  # row by row the prefixes
         self.known: dict[str, list[CachedText]] = {}
-        if fits(backbone.model) and all(self.prefixes.values()):
+        if supports_shared_prefix(backbone.model) and all(self.prefixes.values()):
             prefixes = list(self.prefixes.values())
             self.root = SharedRows.open(backbone.model, prefixes)
             self.encoded = sum(map(len, prefixes))

@@ -26,7 +26,7 @@ from igcore.critic.files import Network
 from igcore.critic.network import Critic, load_critic
 from igcore.critic.rollouts import Rollout
 from igcore.critic.training import SharedSources, names_of, train
-from igcore.engine.prepack import packed
+from igcore.engine.prepack import use_prepacked
 from igcore.errors import ParameterError
 from igcore.files import digest_of, replace_file, root
 from igcore.guard import Guard
@@ -117,7 +117,7 @@ def critic_run(params: CriticParams) -> CriticRun:
     folder = root() / "runs" / params.profile / "critics" / params.run
     (folder / "manifest.json").unlink(missing_ok=True)
     scorers = {"cost": cost, "reward": reward}
-    with packed(policy.model):
+    with use_prepacked(policy.model):
         train_ = _rollouts(params, folder / "rollouts-train", learnt, policy, scorers)
         test = _rollouts(params, folder / "rollouts-test", held_out, policy, scorers)
         # what weights depend on besides the settings of their training

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from igcore.beams import method_of
-from igcore.engine.prepack import keep_packed
+from igcore.engine.prepack import keep_prepacked
 from igcore.files import root
 from igcore.guard import Guard, decode
 from igcore.policy import Prompt
@@ -137,7 +137,7 @@ def guard_of(params: DecodeParams) -> Guard:
     files = file_stamps(guard.policy)
     # not one without a digest, nor one in a server, which may change
     if not same and files and not getattr(guard.policy, "served", None):
-        keep_packed(guard.policy.model)
+        keep_prepacked(guard.policy.model)
         _LAST.update(named=named, policy=guard.policy, files=files)
     return guard
 

@@ -17,7 +17,7 @@ from igcore.critic.rollouts import Rollout
 from igcore.engine.block import Block
 from igcore.engine.local import LocalEngine
 from igcore.engine.memory import halving
-from igcore.engine.prepack import packed
+from igcore.engine.prepack import use_prepacked
 from igcore.engine.sampling import random_key
 from igcore.errors import ParameterError, RunError
 from igcore.policy import Policy, Prompt
@@ -76,7 +76,7 @@ def roll_out(
         work = partial(_lines, policy, config, cost, reward, tallies)
         return list(halving(group, len(group), work))
 
-    with open_run(folder, identity) as run, packed(policy.model):
+    with open_run(folder, identity) as run, use_prepacked(policy.model):
         run.fill([(METHOD, group) for group in groups], lines_of, f"rollouts {policy.name}")
         seconds = sum(line["generate_s"] + line["score_s"] for line in run.lines)
         run.finish({"lines": len(run.lines), "seconds": seconds})
