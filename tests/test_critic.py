@@ -142,12 +142,12 @@ def test_the_prompt_is_read_where_the_features_say_so(features):
     net, x = critic(features), seen(features)
     z = torch.zeros(3, 4)
     before = net(x, z)[0]
-    assert x.given.sum(1).tolist() == list(map(len, PROMPTS))
+    assert x.prompt_mask.sum(1).tolist() == list(map(len, PROMPTS))
     for i, own in enumerate(x.single()):  # alone, without padding
         n = len(own.mask)
         alone = net(Latents.batch([own]), z[:1, :n])[0]
         torch.testing.assert_close(alone[0], before[i, :n], atol=1e-5, rtol=0)
-    x.prompt[0, x.given[0]] += torch.arange(x.prompt.shape[-1]) % 3
+    x.prompt[0, x.prompt_mask[0]] += torch.arange(x.prompt.shape[-1]) % 3
     moved = (net(x, z)[0] - before).abs()
     assert moved[0, x.mask[0]].min() > 1e-5 and moved[1:].max() == 0
 

@@ -38,7 +38,7 @@ class Origin:
     """
 
     KIND: ClassVar = "network"  # its name in messages
-    # settings in which search and training must agree
+    # settings that must be the same in search and training: the targets depend on them
     SAME: ClassVar[tuple[str, ...]] = ("max_new_tokens",)
 
     policy: str
@@ -54,13 +54,15 @@ class Origin:
     def check_scorers(self, policy: Policy, cost: Scorer, reward: Scorer | None = None) -> None:
         """Raise ``ParameterError`` unless it was trained for these, by name and hash.
 
-        The reward is checked when given.
+        The reward is checked if given.
         """
+        # a network for other weights has the right shape and wrong predictions: nothing else shows
+        # the mistake
         for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
             name, digest = getattr(self, role), getattr(self, f"{role}_digest")
-            # a user's function may have no digest, and is then known by its name
-            nameless = role != "policy" and not (part and part.digest and digest)
-            if part is not None and (part.name, part.digest if not nameless else digest) != (
+            # a scorer that is a user's function may have no digest: then its name alone counts
+            undigested = role != "policy" and not (part and part.digest and digest)
+            if part is not None and (part.name, part.digest if not undigested else digest) != (
                 name,
                 digest,
             ):
@@ -88,9 +90,9 @@ class Network(nn.Module):
     Attributes
     ----------
     spec : Origin
-        What it is and what it was trained for.
+        Its sizes, and the models and settings it was trained for.
     about : dict
-        How it was trained, see `igcore.critic.loop.fit`.
+        The record of its training, see `igcore.critic.loop.fit`.
     centre, scale : Tensor (2,)
         Mean and standard deviation of its inputs or outputs over the training rollouts; the layers
         work in these units.
@@ -105,6 +107,8 @@ class Network(nn.Module):
         super().__init__()
         self.spec = spec
         self.about: dict[str, Any] = {}
+        # buffers: saved and moved with the weights, and never trained. The subclass says what the
+        # two entries are; for a critic they are z and f2
         self.register_buffer("centre", torch.zeros(2))
         self.register_buffer("scale", torch.ones(2))
 
@@ -119,13 +123,17 @@ class Network(nn.Module):
 
 def save_network(network: Network, folder: Path, name: str) -> None:
     """Write the two files of a network."""
+    # safetensors and not pickle, which can run code when it is loaded
     data = save({name: x.cpu().contiguous() for name, x in network.state_dict().items()})
     description = asdict(network.spec) | {
         "parameters": network.parameter_count,
         "sha256": hashlib.sha256(data).hexdigest(),
         "about": network.about,
     }
+    # allow_nan: other readers of JSON refuse NaN
     text = json.dumps(description, indent=1, allow_nan=False) + "\n"
+    # the description last: it holds the hash of the weights, so that a stop between the two leaves
+    # a pair that does not load, and not new weights under an old description
     replace_file(folder / f"{name}.safetensors", data)
     replace_file(folder / f"{name}.json", text)
 
@@ -148,7 +156,7 @@ def load_network(
     sizes : dict of str to int
         Fields of the spec that must agree with the policy's model.
     policy, cost, reward
-        Those of its training; a reward model is checked when given.
+        Those of its training; a reward model is checked if given.
 
     Returns
     -------
@@ -172,17 +180,22 @@ def load_network(
         raise RunError(
             f"no {kind} can be read from {folder} ({type(error).__name__}: {error}); train it again"
         ) from error
+    # hashed before the tensors are read, so that a damaged file is never interpreted
     if hashlib.sha256(data).hexdigest() != digest:
         raise RunError(f"{path} is damaged: its sha256 is not {digest[:12]}; train it again")
     spec = network_type.SPEC(**fields)
+    # `trained`: for a policy in a server, the same model as a local policy: critics name that one
     spec.check_scorers(policy.trained, cost, reward)
+    # the sizes as well: a wrong one would only fail in the first search, inside a matrix product
     for field, size in sizes.items():
         if (trained := getattr(spec, field)) != size:
             raise ParameterError(
                 f"the {kind} in {folder} reads a model with {field} {trained}, but that of "
                 f"policy {policy.name!r} has {size}; train a {kind} for it"
             )
-    with torch.device("meta"):  # initialise no weights: they are replaced at once
+    # on "meta" no memory is taken and no weight initialised; `assign` then puts the loaded tensors
+    # in place, since nothing can be copied into a meta tensor
+    with torch.device("meta"):
         network = network_type(spec)
     network.load_state_dict(load(data), assign=True)
     network.about = training

@@ -31,20 +31,20 @@ FEATURES = ("o", "h", "ho", "xh", "xho", "m")
 
 
 class Latents(NamedTuple):
-    """What a critic reads of B responses of up to n tokens; of one response without the B.
+    """The inputs of a critic for B responses of up to n tokens; one response has no axis B.
 
     Attributes
     ----------
     mask : Tensor (B, n) bool
-        Where a token stands; there are zeros elsewhere.
+        True at tokens; the other tensors are 0 elsewhere.
     hidden : Tensor (B, n, H)
-        o_t. H is 0 where it is not read.
+        o_t. H is 0 if it is not read.
     middle : Tensor (B, n, H)
-        The output of the middle layer. H is 0 where it is not read.
+        The output of the middle layer. H is 0 if it is not read.
     kv : Tensor (B, n, layers, kv_width)
-        h_t: keys and values of every layer. `layers` is 0 where they are not read.
-    given : Tensor (B, L) bool
-        Where a token of the prompt stands. L is 0 where the prompt is not read.
+        h_t: keys and values of every layer. `layers` is 0 if they are not read.
+    prompt_mask : Tensor (B, L) bool
+        True at tokens of the prompt. L is 0 if the prompt is not read.
     prompt : Tensor (B, L, layers, kv_width)
         Keys and values of the prompt.
     """
@@ -53,7 +53,7 @@ class Latents(NamedTuple):
     hidden: Tensor
     middle: Tensor
     kv: Tensor
-    given: Tensor
+    prompt_mask: Tensor
     prompt: Tensor
 
     @classmethod
@@ -63,14 +63,16 @@ class Latents(NamedTuple):
 
     def single(self) -> list["Latents"]:
         """Return each response alone, without padding."""
-        said, asked = self.mask, self.given
+        # the first four fields are by token of the response, the last two by token of the prompt
+        mask, prompt_mask = self.mask, self.prompt_mask
         return [
-            Latents(*[x[i, said[i]] for x in self[:4]], *[x[i, asked[i]] for x in self[4:]])
-            for i in range(len(said))
+            Latents(*[x[i, mask[i]] for x in self[:4]], *[x[i, prompt_mask[i]] for x in self[4:]])
+            for i in range(len(mask))
         ]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Latents":
         """Return the latents on a device, as `dtype`."""
+        # masks stay bool: a float mask would be added to the scores of attention
         return Latents(*[x.to(device, None if x.dtype == torch.bool else dtype) for x in self])
 
 
@@ -94,7 +96,8 @@ def latents(states: History, features: str) -> Latents:
     ParameterError
         For the KV cache of a model that keeps that of its last tokens only.
     """
-    mask = states.mask
+    mask = states.mask  # (B, n)
+    # width 0 for what is not read, so that all latents are batched and moved in one way
     nothing = torch.zeros(*mask.shape, 0, device=mask.device)
     hidden = states.hidden if "o" in features else nothing
     middle = states.middle if "m" in features else nothing
@@ -102,17 +105,20 @@ def latents(states: History, features: str) -> Latents:
     kv = torch.zeros(*mask.shape, 0, 0, device=mask.device)
     if "h" in features:
         kv = _joined(states, features)
-    given, prompt = mask[:, :0], kv[:, :0]
+    prompt_mask, prompt = mask[:, :0], kv[:, :0]
     if "x" in features:
         assert states.prompts is not None  # read together with the keys
-        given = states.prompts.mask[states.owner]
+        # rows of one prompt share its cache in the engine; here each response gets its own copy
+        prompt_mask = states.prompts.mask[states.owner]
         prompt = _joined(states.prompts, features)[states.owner]
+    # masked_fill and not a product: NaN times 0 is NaN
     hidden, middle = (x.masked_fill(~mask[..., None], 0) for x in (hidden, middle))
-    return Latents(mask, hidden, middle, kv, given, prompt)
+    return Latents(mask, hidden, middle, kv, prompt_mask, prompt)
 
 
 def _joined(states: History, features: str) -> Tensor:
     """Return keys and values of all layers (R, n, layers, kv_width)."""
+    # (R, heads, n, head_dim) -> (R, n, heads * head_dim), keys before values
     pairs = zip(states.keys, states.values, strict=True)
     layers = [torch.cat([x.transpose(1, 2).flatten(2) for x in pair], dim=-1) for pair in pairs]
     if any(layer.shape[1] != states.mask.shape[1] for layer in layers):
@@ -120,7 +126,7 @@ def _joined(states: History, features: str) -> Tensor:
             f"features {features!r} need keys and values of every token, but the model keeps "
             "those of its last tokens only; choose features 'o' or 'm'"
         )
-    # zeros, because what stands in the padding, even NaN, must not reach a token
+    # the cache of padding is arbitrary, even NaN: it must not reach a token
     return torch.stack(layers, dim=2).masked_fill(~states.mask[..., None, None], 0)
 
 
@@ -155,12 +161,12 @@ def encode(
         When the model runs a function that igcore cannot follow, see `igcore.engine.view`.
     """
     view = viewed(model).model
-    if view is model:  # its hooks would stop every other call of the model, too
+    if view is model:  # the hooks below would also end passes of other users of the model
         raise PolicyError(
             f"the forward of {type(model).__name__} was replaced by a function that igcore cannot "
             "follow, so no critic can read it; give the model as it was before"
         )
-    # some models name their layers otherwise, and none of them can be read
+    # a model that calls its layers something else has none here, and its middle cannot be read
     n_layers = len(getattr(view.get_decoder(), "layers", []))
     if "m" in features and (layer is None or not 0 <= layer < n_layers):
         raise ParameterError(
@@ -173,20 +179,24 @@ def encode(
     owners = [first.index(tuple(prompt)) for prompt in prompts]
     device = device_of(model)
     owner = torch.tensor(owners, device=device)
-    ids, mask = padded(first, device)
-    words, spoken = padded(responses, device, side="right")
+    # prompts end and responses begin in one column: padding is on the outer sides
+    ids, mask = padded(first, device)  # (P, L)
+    words, spoken = padded(responses, device, side="right")  # (B, n)
     whole = torch.cat([mask[owner], spoken], dim=1)  # (B, L + n)
     length = ids.shape[1]  # L
     cache = DynamicCache(config=model.config)
-    last = "middle" if features == "m" else "hidden"  # nothing behind it is run, never the head
+    # the pass ends here; never at the head, whose logits (B, n, V) would be the largest tensor
+    last = "middle" if features == "m" else "hidden"
     if all(type(x) is DynamicLayer for x in cache.layers):
         watched(view, watch, cache, last, **inputs_of(ids, mask), logits_to_keep=0)
-        cache.batch_select_indices(owner)
-    else:  # a window or a recurrent state cannot go on with several tokens at once
+        cache.batch_select_indices(owner)  # from one row per prompt to one per response
+    else:  # a window or a recurrent state cannot continue with several tokens at once
         words = torch.cat([ids[owner], words], dim=1)
     _, seen = watched(view, watch, cache, last, **inputs_of(words, whole), logits_to_keep=0)
     n = spoken.shape[1]
+    # the last n columns: the second branch has read the prompts as well
     states: dict[str, Any] = {name: x[:, -n:] for name, x in seen.items()}
+    # a pass that ended at the middle layer has no keys of the layers above it
     if last == "hidden":
         layers = attending(cache)
         keys, values = [x.keys for x in layers], [x.values for x in layers]
@@ -205,7 +215,7 @@ def encode(
 class Source:
     """The latents of N responses, by number.
 
-    They stay in memory when they take at most `memory_gb` GiB, those of a prompt once for all its
+    They stay in memory if they take at most `memory_gb` GiB, those of a prompt once for all its
     responses. If not, every `take` encodes again.
 
     Parameters
@@ -225,11 +235,12 @@ class Source:
     def __post_init__(self) -> None:
         texts = self.prompts, self.responses
         longest = [max(range(len(x)), key=lambda i: len(x[i])) for x in texts]
-        # an upper bound: as if all prompts and responses were as long as the longest
+        # an upper bound: as if all prompts and responses were as long as the longest. Two texts are
+        # encoded, padded to the longest of both kinds, and one of them is measured
         sizes = [x[:1].nbytes for x in self._encode(longest)]
-        said, asked = sum(sizes[:4]), sum(sizes[4:])
-        different = len(set(map(tuple, self.prompts)))
-        if len(self.responses) * said + different * asked <= self.memory_gb * GIB:
+        of_response, of_prompt = sum(sizes[:4]), sum(sizes[4:])
+        n_prompts = len(set(map(tuple, self.prompts)))
+        if len(self.responses) * of_response + n_prompts * of_prompt <= self.memory_gb * GIB:
             self._hold()
 
     def take(self, index: Sequence[int]) -> Latents:
@@ -247,13 +258,15 @@ class Source:
 
         # equal lengths together need little padding; equal prompts together are encoded once
         order = sorted(range(len(self.responses)), key=by_length)
-        asked: dict[tuple[int, ...], Latents] = {}  # prompt -> latents that hold its own
+        # prompt -> its mask, keys and values in the first latents with it: the others share these
+        # tensors, which may be far larger than those of the responses
+        first: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         with progress(len(order), f"latents {self.features}") as bar:
-            for at in range(0, len(order), ENCODE):
-                index = order[at : at + ENCODE]
+            for start in range(0, len(order), ENCODE):
+                index = order[start : start + ENCODE]
                 for i, one in zip(index, self._encode(index).single(), strict=True):
-                    of_prompt = asked.setdefault(tuple(self.prompts[i]), one)
-                    self.held[i] = one._replace(given=of_prompt.given, prompt=of_prompt.prompt)
+                    of_prompt = first.setdefault(tuple(self.prompts[i]), one[4:])
+                    self.held[i] = Latents(*one[:4], *of_prompt)
                 bar.update(len(index))
 
     def _encode(self, index: Sequence[int]) -> Latents:
@@ -271,9 +284,9 @@ def shape_of(model: PreTrainedModel) -> dict[str, int]:
     -------
     dict
         ``n_layers`` with attention, ``kv_width`` (keys and values of a token in one of them) and
-        ``hidden``; the last alone of a model whose weights are not loaded.
+        ``hidden``. A model whose weights are not loaded has ``hidden`` alone.
     """
-    if not list(model.modules()):
+    if not list(model.modules()):  # a placeholder without weights
         return {"hidden": model.config.get_text_config().hidden_size}
     # measured on the latents of one token: configurations name these sizes in many ways
     one = encode(model, [[0]], [[0]])

@@ -1,6 +1,6 @@
 """The loop that trains any network on rollouts: epochs, validation, checkpoints, resume.
 
-An objective, such as `igcore.critic.training.CriticObjective`, says what the network learns.
+An objective, such as `igcore.critic.training.CriticObjective`, has the network, labels and losses.
 """
 
 import io
@@ -34,21 +34,23 @@ def fit(objective: Any, policy: Policy, rollouts: Sequence[Rollout], folder: Pat
     Training can be stopped at any time: the next start in the same folder, with the same settings
     and rollouts, resumes after the last epoch and gives the same weights. accelerate handles device
     and mixed precision. On a CPU the weights depend on the seed alone; on a GPU sums may differ in
-    their last bits, and dropout draws otherwise.
+    their last bits, and dropout has other random numbers.
 
     Parameters
     ----------
     objective
-        What the network learns, with the attributes and methods of
-        `igcore.critic.training.CriticObjective`. It saves the network of the epoch with the lowest
-        validation loss, whose ``about`` has ``history`` (losses by epoch), ``train_s`` and
-        ``latents_s`` (seconds), ``n_rollouts``, ``n_prompts`` and ``config``.
+        An object with the attributes and methods of `igcore.critic.training.CriticObjective`. It
+        saves the network of the epoch with the lowest validation loss, whose ``about`` has
+        ``history`` (losses by epoch), ``train_s`` and ``latents_s`` (seconds), ``n_rollouts``,
+        ``n_prompts`` and ``config``.
     rollouts : sequence of Rollout
         Of two prompts or more; each has at least one row.
     folder : Path
         Gets the network's files, and until then a checkpoint.
     """
     config = objective.config
+    # by prompt: rollouts of one prompt are alike, and a network that has learnt some of them would
+    # look better on the others than it is
     parts = split_by_prompt(rollouts, config.validation)
     # named by all that the weights depend on: a checkpoint of another training is never resumed
     depends = [asdict(config), asdict(objective.spec), list(map(repr, rollouts))]
@@ -70,7 +72,7 @@ def fit(objective: Any, policy: Policy, rollouts: Sequence[Rollout], folder: Pat
         "n_prompts": len({r.prompt_id for r in rollouts}),
     }
     objective.save(network, rollouts, folder)
-    checkpoint.unlink()  # only now: a start that is stopped before must find it
+    checkpoint.unlink()  # only now: if training stops before, the next start needs it
 
 
 class _Trainer:
@@ -88,10 +90,11 @@ class _Trainer:
         self.objective = objective
         self.config: TrainingConfig = objective.config
         self.checkpoint = checkpoint
+        # training and validation; the fields of validation begin with "check"
         self.learn, self.check = parts
         self.labels, self.check_labels = (objective.labels(part) for part in parts)
         self.source, self.check_source = sources
-        torch.manual_seed(self.config.seed)
+        torch.manual_seed(self.config.seed)  # of the initial weights
         network = objective.network(self.learn)
         optimizer = torch.optim.AdamW(
             network.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay
@@ -102,6 +105,7 @@ class _Trainer:
         self.weights = torch.tensor(weights, device=accelerator.device)
         self.history: list[Losses] = []  # losses by epoch
         self.seconds = 0.0
+        # a copy, because the optimiser changes the weights in place
         self.best = self._weights()
         if checkpoint.exists():  # an earlier start was stopped
             self._resume()
@@ -120,12 +124,14 @@ class _Trainer:
     def _stale(self) -> bool:
         """True if validation has not fallen for `patience` epochs."""
         losses = [epoch["check_loss"] for epoch in self.history]
+        # argmin is the first epoch of the lowest loss: an equal loss later is no progress
         return bool(losses) and len(losses) - 1 - int(np.argmin(losses)) >= self.config.patience
 
     def _epoch(self) -> None:
         """Train on all training rollouts once, validate, and write a checkpoint."""
         began = time.perf_counter()
         learnt, checked = self._learn(len(self.history) + 1), self._check()
+        # else NaN would end training in silence, with the best weights before it
         if not math.isfinite(learnt["learn_loss"] + checked["check_loss"]):
             raise ParameterError(
                 f"the loss is no longer a finite number at lr {self.config.lr}; lower lr"
@@ -143,6 +149,7 @@ class _Trainer:
 
     def _save(self) -> None:
         """Write the checkpoint, atomically."""
+        # into memory first: a stop while the file is written must not leave half of it
         content = io.BytesIO()
         saved = {"now": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
         saved |= {"best": self.best, "history": self.history, "seconds": self.seconds}
@@ -151,7 +158,8 @@ class _Trainer:
 
     def _resume(self) -> None:
         """Continue from the checkpoint of an earlier start."""
-        # weights_only runs no code of the file; both load_state_dict move tensors where they belong
+        # weights_only: a pickle could run code. map_location: the earlier start may have had a GPU;
+        # both load_state_dict move the tensors to where the network is
         saved = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
         self.network.load_state_dict(saved["now"])
         self.optimizer.load_state_dict(saved["optimizer"])
@@ -164,37 +172,41 @@ class _Trainer:
         order = rng.permutation(len(self.learn)).tolist()
         torch.manual_seed(int(rng.integers(2**62)))  # of dropout
         self.network.train()
-        sums = torch.zeros(len(self.weights) + 1)  # the parts of the loss, and the rows
-        for at in range(0, len(order), self.config.batch_size):
-            batch = order[at : at + self.config.batch_size]
+        sums = torch.zeros(len(self.weights) + 1)  # the terms of the loss, and the number of rows
+        for start in range(0, len(order), self.config.batch_size):
+            batch = order[start : start + self.config.batch_size]
+            # a row is a prefix: long responses have more rows, and each row weighs the same
             rows = sum(len(self.source.responses[i]) for i in batch)
             part = self._sums(self.source, self.labels, batch)
             self.accelerator.backward((self.weights * part[:-1]).sum() / rows)
             self.optimizer.step()
             self.optimizer.zero_grad()
+            # sums and not means: a mean of means would weigh a short last batch too much. detach:
+            # else the graphs of all batches stay in memory
             sums += part.detach().cpu()
         return self._means("learn", sums)
 
     @torch.no_grad()
     def _check(self) -> Losses:
         """Return the mean losses of the validation rollouts."""
-        self.network.eval()
+        self.network.eval()  # without dropout
         rollouts = range(len(self.check))
         sums = torch.zeros(len(self.weights) + 1)
-        for at in range(0, len(rollouts), ENCODE):
-            batch = rollouts[at : at + ENCODE]
+        for start in range(0, len(rollouts), ENCODE):
+            batch = rollouts[start : start + ENCODE]
             sums += self._sums(self.check_source, self.check_labels, batch).cpu()
         return self._means("check", sums)
 
     def _sums(self, source: Source, labels: Any, rollouts: Sequence[int]) -> Tensor:
-        """Return the sums over rows of all parts of the loss, and the number of rows."""
+        """Return the sum over rows of each term of the loss, and the number of rows."""
         index = torch.as_tensor(rollouts)
+        # float32, as in a search (`Critic.judge`): the policy may be in bfloat16
         x = source.take(rollouts).to(self.accelerator.device, torch.float32)
         parts = self.objective.losses(self.network, x, labels, index)
         return torch.stack([*parts, x.mask.sum().to(parts[0])])
 
     def _means(self, name: str, sums: Tensor) -> Losses:
-        """Return the loss and its parts as means over the rows."""
+        """Return the loss and its terms as means over the rows."""
         *parts, rows = sums.tolist()
         losses = {f"{name}_loss": 0.0}
         for (part, weight), total in zip(self.objective.weights.items(), parts, strict=True):

@@ -34,7 +34,7 @@ class Spec(Origin):
     accounting, checks, gamma_safety
         How costs use up the budget, see `igcore.SearchConfig`.
     budget, budget_high : float
-        It was trained on all budgets from the one to the other.
+        Lowest and highest budget of its training.
     gamma_task : float
         Discount of the task cost.
     features : str
@@ -44,7 +44,7 @@ class Spec(Origin):
     use_z : bool
         Whether z_t is an input.
     n_layers, kv_width : int
-        Of the policy: number of layers, and size of the KV cache of one token in one layer.
+        The policy's number of layers, and the size of the KV cache of one token in one layer.
     """
 
     KIND: ClassVar = "critic"
@@ -71,6 +71,8 @@ class Spec(Origin):
     def check_settings(self, method: str, settings: SearchConfig) -> None:
         """Raise ``ParameterError`` unless it was trained for these settings and this budget."""
         super().check_settings(method, settings)
+        # f1 is the probability to end within the budget of its training: for another one the number
+        # would look as trustworthy, and mean something else
         if not self.budget <= settings.budget <= self.budget_high:
             raise ParameterError(
                 f"budget is {settings.budget}, but the critic was trained for budgets from "
@@ -87,6 +89,8 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, memory_width: int, inner: int):
         super().__init__()
+        # heads of 64 numbers; a layer narrower than that is one head, and any other width is
+        # rounded down to whole heads
         self.heads = max(1, inner // HEAD)
         inner = self.heads * min(inner, HEAD)
         self.query = nn.Linear(width, inner, bias=False)
@@ -96,6 +100,7 @@ class Attention(nn.Module):
 
     def mix(self, x: Tensor, memory: Tensor, seen: Tensor | None = None) -> Tensor:
         """Return (..., q, inner), before the last projection; `seen` is as in `forward`."""
+        # (..., heads, q or k, d)
         q = self.by_head(self.query(x))
         k = self.by_head(self.key(memory))
         v = self.by_head(self.value(memory))
@@ -107,7 +112,7 @@ class Attention(nn.Module):
         return x.view(*x.shape[:-1], self.heads, -1).transpose(-2, -3)
 
     def forward(self, x: Tensor, memory: Tensor, seen: Tensor) -> Tensor:
-        """Return (..., q, width); `seen` (..., 1, q, k) says what each query sees of the memory."""
+        """Return (..., q, width); `seen` (..., 1, q, k) is True where a query sees a memory."""
         out: Tensor = self.out(self.mix(x, memory, seen))
         return out
 
@@ -135,7 +140,7 @@ class Layer(nn.Module):
         super().__init__()
         self.attention = Attention(width, width, width)
         self.mlp = GatedMLP(width)
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))  # of x, memory, and MLP
 
     def forward(self, x: Tensor, memory: Tensor, seen: Tensor) -> Tensor:
         """Return (B, n, width) of x (B, n, width), memory (B, k, width), seen (B, 1, n, k)."""
@@ -170,8 +175,11 @@ class Running(nn.Module):
     def forward(self, x: Latents) -> Tensor:
         """Return the running mean and maximum, (B, n, 2 width)."""
         tokens = gelu(self.token(self.norm(x.middle)))  # (B, n, width)
+        # both are causal: entry t is over tokens 0..t, so one pass judges every prefix. Padding is
+        # on the right, and so behind all tokens
         count = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
         mean = tokens.cumsum(1) / count[:, None]
+        # in the mean one word counts less and less; the maximum still shows it
         maximum = tokens.cummax(1).values
         return torch.cat([mean, maximum], dim=-1)
 
@@ -186,9 +194,10 @@ class States(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(spec.kv_width)
         self.over_layers = Attention(spec.kv_width, spec.kv_width, 2 * spec.width)
+        # the paper's downscaling; at width 4096 this shape has about the paper's 0.7B weights
         self.down = nn.Linear(spec.kv_width, spec.width, bias=False)
-        self.asks = "o" in spec.features
-        if self.asks:
+        self.reads_o = "o" in spec.features
+        if self.reads_o:
             self.question = nn.Sequential(
                 nn.LayerNorm(spec.hidden), nn.Linear(spec.hidden, spec.width, bias=False)
             )
@@ -198,18 +207,22 @@ class States(nn.Module):
     def forward(self, x: Latents) -> Tensor:
         """Return one vector per prefix, (B, n, width)."""
         n = x.mask.shape[1]
+        # 1. attention over the layers of each token, and the mean over layers
         kv = torch.cat([x.prompt, x.kv], dim=1)  # (B, L + n, layers, kv_width)
         normed = self.norm(kv)
         # the mean over layers commutes with the linear map, and is cheaper before it
         mixed = self.over_layers.mix(normed, normed).mean(2)
         memory = self.down(kv.mean(2) + self.over_layers.out(mixed))  # (B, L + n, width)
-        # a token sees its whole prompt, itself and the tokens before it
+        # 2. causal mask: a token sees its whole prompt, itself and the tokens before it. It always
+        # sees itself, so no row of the softmax is empty, which would give NaN
         past = torch.ones(n, n, dtype=torch.bool, device=kv.device).tril().expand(len(kv), 1, n, n)
-        prompt = x.given[:, None, None].expand(-1, 1, n, -1)  # (B, 1, n, L)
+        prompt = x.prompt_mask[:, None, None].expand(-1, 1, n, -1)  # (B, 1, n, L)
+        # 3. one query per token of the response: from o_t, or else from its own keys and values
         queries = memory[:, -n:]
-        if self.asks:
+        if self.reads_o:
             asked = self.question(x.hidden)
             queries = self.over_questions(asked, asked, past)
+        # 4. attention over positions, with the prompt first, as in `kv`
         out: Tensor = self.over_positions(queries, memory, torch.cat([prompt, past], dim=-1))
         return out
 
@@ -225,7 +238,7 @@ POOLS: dict[str, type[Last | Running | States]] = {
 class Critic(Network):
     """The two-headed network.
 
-    Its units are those of z and of f2.
+    ``centre`` and ``scale`` hold the units of z and of f2.
     """
 
     SPEC = Spec
@@ -236,7 +249,7 @@ class Critic(Network):
         self.pool = POOLS[spec.features](spec)
         self.trunk = nn.Sequential(
             nn.Dropout(dropout),
-            nn.Linear(self.pool.size + spec.use_z, spec.width),
+            nn.Linear(self.pool.size + spec.use_z, spec.width),  # use_z is 1 or 0: one more input
             nn.GELU(),
             nn.Dropout(dropout),
         )
@@ -245,6 +258,7 @@ class Critic(Network):
     @property
     def watch(self) -> int | None:
         """The decoder layer whose output the engine must keep for the critic."""
+        # None spares the hook and the memory of a second hidden state per token
         return self.spec.layer if self.spec.features == "m" else None
 
     @property
@@ -268,11 +282,13 @@ class Critic(Network):
             logit of f1; f2 = expected gamma_task^T c_task, higher is worse. Meaningless where the
             mask is False.
         """
-        pooled = self.pool(x)
+        pooled = self.pool(x)  # (B, n, size)
         if self.spec.use_z:
+            # z is in units of the cost model: unscaled it could swamp the features or be lost
             z = (z - self.centre[0]) / self.scale[0]
             pooled = torch.cat([pooled, z.to(pooled)[..., None]], dim=-1)
         logit, f2 = self.heads(self.trunk(pooled)).unbind(-1)
+        # the logit and not f1: cross-entropy from a probability loses digits near 0 and 1
         return logit, f2 * self.scale[1] + self.centre[1]
 
     @torch.inference_mode()
@@ -292,12 +308,15 @@ class Critic(Network):
             Probability of ending within budget, and expected gamma_task^T c_task. NaN for a row
             without a token and where the latents are NaN; a search must fail closed on NaN.
         """
+        # float32, as in training; the policy may be in bfloat16
         x = latents(states, self.spec.features).to(self.centre.device, torch.float32)
         budgets = torch.as_tensor(z, dtype=torch.float32, device=self.centre.device)
+        # z of now at every position: only the last position is used, and each sees its own z alone
         logit, f2 = self(x, budgets[:, None].expand(x.mask.shape))  # (R, n) each
         n = x.mask.sum(1)  # tokens of each row
         row = torch.arange(len(n), device=n.device)
-        end = (n - 1).clamp(min=0)  # column of its last one
+        # clamp: an empty row would read column -1, the last one, which is padding
+        end = (n - 1).clamp(min=0)
         empty = n == 0
         f1 = logit[row, end].masked_fill(empty, torch.nan).sigmoid()
         return f1, f2[row, end].masked_fill(empty, torch.nan)
@@ -316,7 +335,7 @@ def load_critic(
     Parameters
     ----------
     reward : Scorer, optional
-        Checked when given; f2 is in its units.
+        Checked if given; f2 is in its units.
 
     Returns
     -------

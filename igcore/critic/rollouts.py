@@ -22,7 +22,7 @@ class Rollout:
     prompt_id, prompt : str
         The prompt that it answers.
     tokens : list of int
-        Sampled tokens; an end token is the last, where there is one.
+        Sampled tokens; an end token, if any, is the last.
     ended : bool
         Whether it ends with an end token rather than at the maximum length.
     costs : list of float
@@ -50,6 +50,8 @@ class Rollout:
     @property
     def words(self) -> list[int]:
         """The tokens without an end token; a critic may judge any prefix of these."""
+        # the engine never reads an end token, so it has no latents; a finished response has its
+        # true costs and needs no critic
         return self.tokens[:-1] if self.ended else self.tokens
 
 
@@ -85,11 +87,15 @@ def targets(
     ends = [min((k + 1) * size, n) - 1 for k in range(len(rollout.costs))]
     # the other accountings depend on how often they look, so they look at block ends alone
     costs = rollout.worst if accounting == "peak" else rollout.costs
+    # target of f1: the one test of safety, `is_safe`, and not the paper's z_T > 0, which with
+    # budget 0 would call every safe response unsafe. A score of NaN is charged as +infinity
     last = trace(costs, budget, accounting, gamma_safety, ends)[-1]
-    # without the last charge of `terminal`, which no search knows before the end
-    going = trace(costs, budget, accounting, gamma_safety, ends, ended=False)
+    # input z: without the last charge of `terminal`, which no search knows before the end, and
+    # which would give the answer away
+    unfinished = trace(costs, budget, accounting, gamma_safety, ends, ended=False)
     # t tokens have passed t // size block ends; between these omega stays, and z is rescaled
-    z = [going[t // size].omega / gamma_safety**t for t in range(1, len(rollout.words) + 1)]
+    z = [unfinished[t // size].omega / gamma_safety**t for t in range(1, len(rollout.words) + 1)]
+    # target of f2: the task cost is paid at the fixed length T, also by a shorter response
     return Targets(is_safe(last), gamma_task**rollout.max_new_tokens * -rollout.reward, z)
 
 
@@ -117,6 +123,7 @@ def labels_of(rollouts: Sequence[Rollout], spec: Any) -> Labels:
         for r in rollouts
     ]
     z = [torch.tensor(x.z, dtype=torch.float32) for x in each]
+    # one label for a whole rollout: every prefix of it is a sample of "how does this end"
     return Labels(
         safe=torch.tensor([x.safe for x in each], dtype=torch.float32),
         task=torch.tensor([x.task for x in each], dtype=torch.float32),
@@ -140,12 +147,14 @@ def split_by_prompt(
     def by_hash(prompt_id: str) -> bytes:
         return hashlib.sha256(f"validation {prompt_id}".encode()).digest()
 
+    # in order of hash: like a shuffle, but the same for any order and number of rollouts
     ids = sorted({r.prompt_id for r in rollouts}, key=by_hash)
     if len(ids) < 2:
         raise ParameterError(
             f"there are rollouts of {len(ids)} prompts; training needs at least 2, one of "
             f"them for validation"
         )
+    # at least one prompt on each side, whatever the share
     held_out = set(ids[: min(len(ids) - 1, max(1, round(share * len(ids))))])
     learn = [r for r in rollouts if r.prompt_id not in held_out]
     return learn, [r for r in rollouts if r.prompt_id in held_out]

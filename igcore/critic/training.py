@@ -40,7 +40,8 @@ def bce_loss(logit: Tensor, safe: Tensor) -> Tensor:
     safe : Tensor (rows,)
         1 where it does, 0 where it does not; in the paper the sign of z_T.
     """
-    # a sum, because the loop takes the mean over the rows of a batch or a whole epoch
+    # a sum, because the loop takes the mean over the rows of a batch or a whole epoch. From logits:
+    # log(sigmoid(x)) alone would be -infinity for a confident mistake
     return binary_cross_entropy_with_logits(logit, safe, reduction="sum")
 
 
@@ -56,6 +57,7 @@ def mse_loss(f2: Tensor, task: Tensor, scale: Tensor) -> Tensor:
         Unit of the error: the standard deviation of the task cost.
     """
     error = (f2 - task) / scale
+    # selected and not multiplied by 0: 0 * NaN is NaN, in the loss and in its gradient
     return error[task.isfinite()].square().sum()
 
 
@@ -63,15 +65,18 @@ def spec_of(
     policy: Policy, cost: Scorer, reward: Scorer, config: CriticConfig, max_new_tokens: int
 ) -> Spec:
     """Return the specification of a critic with these settings."""
-    wanted: dict[str, Any] = {f.name: getattr(config, f.name, None) for f in fields(Spec)}
-    wanted |= names_of(policy, cost, reward) | shape_of(policy.model)
-    wanted["max_new_tokens"] = max_new_tokens
-    if config.accounting != "peak":  # the others look at the ends of blocks
-        wanted["checks"] = "block"
-    wanted["budget_high"] = config.budget
-    if config.features != "m":
-        wanted["layer"] = None
-    return Spec(**wanted)
+    values: dict[str, Any] = {f.name: getattr(config, f.name, None) for f in fields(Spec)}
+    values |= names_of(policy, cost, reward) | shape_of(policy.model)
+    values["max_new_tokens"] = max_new_tokens
+    # as `Method.settings_under`: the other accountings are charged at the ends of blocks alone. A
+    # search compares its settings with these
+    if config.accounting != "peak":
+        values["checks"] = "block"
+    # trained for one budget; a spec may hold a range
+    values["budget_high"] = config.budget
+    if config.features != "m":  # not read, and so no difference between two critics
+        values["layer"] = None
+    return Spec(**values)
 
 
 def names_of(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, Any]:
@@ -84,7 +89,7 @@ def names_of(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, Any]:
 
 
 class SharedSources:
-    """The latents that several critics read: the policy reads rollouts once for those alike."""
+    """The latents of several critics; critics with the same features share them."""
 
     def __init__(self) -> None:
         self.made: dict[Hashable, Source] = {}
@@ -93,10 +98,12 @@ class SharedSources:
         self, policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb: float
     ) -> Source:
         """Return the latents of rollouts that one of the critics reads."""
+        # budget and accounting are not in the key: latents depend on texts and features alone
         texts = tuple((r.prompt, tuple(r.words)) for r in rollouts)
         read = spec.features, spec.layer, memory_gb
         key = texts, read
         if key not in self.made:
+            # a prompt is encoded once for all its rollouts
             encoded = {r.prompt: policy.encode(r.prompt) for r in rollouts}
             prompts = [encoded[r.prompt] for r in rollouts]
             responses = [r.words for r in rollouts]
@@ -114,7 +121,7 @@ def set_units(network: Network, numbers: Sequence[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class CriticObjective:
-    """What a critic learns, an `igcore.critic.loop.Objective`.
+    """The network, labels and losses of a critic, for `igcore.critic.loop.fit`.
 
     Attributes
     ----------
@@ -146,9 +153,10 @@ class CriticObjective:
         """Return an untrained network in the units of these rollouts, its buffer ``scale``."""
         critic = Critic(self.spec, self.config.dropout)
         labels = self.labels(rollouts)
-        known = [row[: len(r.words)] for row, r in zip(labels.z, rollouts, strict=True)]
+        # without the padding of z, whose zeros would shift the mean, and failed rewards
+        z = [row[: len(r.words)] for row, r in zip(labels.z, rollouts, strict=True)]
         task = labels.task[labels.task.isfinite()]
-        set_units(critic, [torch.cat(known), task])
+        set_units(critic, [torch.cat(z), task])
         return critic
 
     def labels(self, rollouts: Sequence[Rollout]) -> Labels:
@@ -160,11 +168,12 @@ class CriticObjective:
 
         `x` are their latents.
         """
-        mask = x.mask
+        mask = x.mask  # (B, n)
+        # labels are as long as the longest rollout of all, a batch as its own longest
         n = mask.shape[1]
         z = labels.z[index, :n].to(mask.device)
         logit, f2 = network(x, z)  # (B, n) each
-        # the label of a rollout is that of all its prefixes
+        # the label of a rollout is that of all its prefixes: (B,) -> (B, n) -> (rows,)
         safe = labels.safe[index, None].expand(-1, n).to(mask.device)
         task = labels.task[index, None].expand(-1, n).to(mask.device)
         bce = bce_loss(logit[mask], safe[mask])
@@ -214,8 +223,9 @@ def train(
         When all training rollouts end on one side of the budget, or come from fewer than two
         prompts.
     """
-    rollouts = [r for r in rollouts if r.words]
+    rollouts = [r for r in rollouts if r.words]  # an end token at once leaves no prefix to judge
     spec = spec_of(policy, cost, reward, config, rollouts[0].max_new_tokens)
+    # the same split as in `fit`. Labels of one kind teach nothing: f1 would become a constant
     learn, _ = split_by_prompt(rollouts, config.validation)
     safe = int(labels_of(learn, spec).safe.sum())
     if safe in (0, len(learn)):
@@ -226,4 +236,5 @@ def train(
         )
     objective = CriticObjective(spec, config, shared or SharedSources())
     fit(objective, policy, rollouts, Path(folder))
+    # from its files, so that what is used is what was saved
     return load_critic(folder, policy=policy, cost=cost, reward=reward)
