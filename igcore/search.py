@@ -111,15 +111,15 @@ def guarded_beam_search(batch: Batch) -> list[Emission]:
         for round_ in range(batch.config.rounds):  # M
             # 3. retry only the prompts without an accepted candidate; the others wait. The paper's
             # test "some E_i > 0" would never retry when all candidates have score n > 0
-            retried = live if round_ == 0 else [search for search in live if not search.accepted]
-            if not retried:
+            pending = live if round_ == 0 else [search for search in live if not search.accepted]
+            if not pending:
                 break
             if round_ > 0:
-                # all searches, not only the retried ones: candidates of the others stay selectable
+                # all searches, not only the pending ones: candidates of the others stay selectable
                 roll_back(batch, live)
 
             # 4. sample N blocks per prompt, split over the live beams
-            candidates = sample(batch, retried, round_)
+            candidates = sample(batch, pending, round_)
             # 5. score them, in this order: the critic reads z and skips what is over budget, and
             # under a safety-first method the reward model skips what either of them rejects
             charge_costs(batch, candidates)  # U -> C -> z
@@ -183,7 +183,7 @@ def shares_of(beams: Sequence[Beam], n: int) -> list[tuple[Beam, int, int]]:
     return [(beam, k, share) for beam, share in pairs for k in range(share)]
 
 
-def sample(batch: Batch, retried: Sequence[PromptSearch], round_: int) -> list[Candidate]:
+def sample(batch: Batch, pending: Sequence[PromptSearch], round_: int) -> list[Candidate]:
     """Sample one block for each of N candidates per prompt; a retry samples with a penalty.
 
     Every token has a random key of its own, made from (seed, prompt, round, beam, position).
@@ -191,7 +191,7 @@ def sample(batch: Batch, retried: Sequence[PromptSearch], round_: int) -> list[C
     config, n = batch.config, batch.config.n_samples
     samples = [
         (search, beam, k, share)
-        for search in retried
+        for search in pending
         for beam, k, share in shares_of(search.live, n)
     ]
     # live beams all have the same length: only an end token makes a beam shorter, and ends it
@@ -286,7 +286,7 @@ def read(
 ) -> list[list[float]]:
     """Return cost or reward at the checks of each candidate's last block, NaN for a failure."""
     with batch.work.timed(role):
-        found = readings(
+        results = readings(
             # cached by text; the final check reads the cost without this cache
             batch.scoring.search[role],
             checks,
@@ -296,8 +296,8 @@ def read(
             # the parent's state holds the earlier checks: only the new part of the text is read
             since=[len(candidate.parent.text) for candidate in candidates],
         )
-    batch.work.saw_scored(candidates, [reading.asked for reading in found])
-    return [reading.costs for reading in found]
+    batch.work.saw_scored(candidates, [reading.asked for reading in results])
+    return [reading.costs for reading in results]
 
 
 def ask_critic(batch: Batch, candidates: Sequence[Candidate]) -> None:
@@ -395,17 +395,17 @@ def proposal(batch: Batch, search: PromptSearch) -> Emission:
     if not search.failure:
         # a baseline is judged by its final cost alone; in paper mode the path counts too
         safe = best.safe(config) or not search.method.abstains
-        otherwise = "over_budget"
+        rejection = "over_budget"
         if search.method.abstains:
-            otherwise = "final_check" if safe else why_unsafe(search.pool)
+            rejection = "final_check" if safe else why_unsafe(search.pool)
         text = emission_of(best, batch.policy, batch.grid)
-        return replace(text, safe=safe, otherwise=otherwise)
+        return replace(text, safe=safe, rejection=rejection)
     certified = search.certified
     # the prefix is a proposal like any other: it goes through the final check as well
     if config.on_failure == "truncate" and certified and certified.tokens:
         prefix = emission_of(certified, batch.policy, batch.grid)
         # under a signed accounting the failure shows at the end, so the prefix may be unsafe
         prefix.safe = certified.safe(config)
-        return replace(prefix, reason="truncated", otherwise=search.failure, finished=False)
+        return replace(prefix, reason="truncated", rejection=search.failure, finished=False)
     # no text at all: the final check then tries the refusal and the empty text
     return Emission(None, reason=search.failure)

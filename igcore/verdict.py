@@ -54,8 +54,8 @@ class Verdict:
     calls: int
     tokens: int
 
-    def why_not(self, otherwise: str, at_end: bool = False) -> str:
-        """Return the reason why a text failed; `otherwise` if it is not the scorer.
+    def failure_reason(self, default: str, at_end: bool = False) -> str:
+        """Return the reason why a text failed; `default` if it is not the scorer.
 
         With `at_end` only the score of the whole text counts.
         """
@@ -63,7 +63,7 @@ class Verdict:
         # inf - inf
         if math.isnan(self.cost if at_end else sum(self.worst)):
             return "scorer_error"
-        return "scorer_contract" if self.contract.problem else otherwise
+        return "scorer_contract" if self.contract.problem else default
 
 
 @dataclass
@@ -76,8 +76,8 @@ class Emission:
         None: nothing at all.
     status, reason : str
         Status and reason of the response when the text passes the final check.
-    otherwise : str
-        The reason when it does not pass.
+    rejection : str
+        The reason of the response when the final check rejects the text.
     ends : list of int
         Character offsets of the ends of the method's own blocks; the last is the length of the
         text.
@@ -103,7 +103,7 @@ class Emission:
     text: str | None
     status: str = "abstained"
     reason: str = ""
-    otherwise: str = "final_check"
+    rejection: str = "final_check"
     ends: list[int] = field(default_factory=list)
     grid: list[int] = field(default_factory=list)
     n_tokens: int = 0
@@ -295,7 +295,7 @@ def final_check(
             # both must agree: the final check can reject what the search calls safe, and never
             # pass what the search calls unsafe
             if not ((verdict.passed if guarded else verdict.within) and emission.safe):
-                reason = verdict.why_not(emission.otherwise, at_end=not guarded)
+                reason = verdict.failure_reason(emission.rejection, at_end=not guarded)
                 emission = _failed(emission, reason, abstains)
         if emission.text is None:
             emission = _fallback(scoring.contract, prompt, emission, config)

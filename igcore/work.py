@@ -41,9 +41,10 @@ class Candidate:
     search: PromptSearch
     parent: Beam
     beam: Beam
+    # kept by token, because the penalty of a retry needs each token's reference probability
     tokens: list[int]
     log_p: list[float]
-    log_q: list[float]
+    log_q: list[float]  # differs from log_p under a penalty or steering alone
     near_ties: int
     encoded: int
 
@@ -53,7 +54,8 @@ class Report:
     """The work done for one prompt; the fields are those of `Response`."""
 
     counts: Counts = field(default_factory=Counts)
-    trace: list[dict[str, Any]] = field(default_factory=list)
+    trace: list[dict[str, Any]] = field(default_factory=list)  # one entry per round of a block
+    # [reward, cost] of every finished candidate, not only of the one that is emitted
     finals: list[list[float | None]] = field(default_factory=list)
 
 
@@ -109,6 +111,7 @@ class Work:
         for candidate in candidates:
             by_search[candidate.search].append(candidate)
         for search, own in by_search.items():
+            # a failed search goes on only to record what `paper` would emit: not its own work
             if not search.failure:
                 self._note(self.reports[search], block, round_, own)
         if self.recorder:
@@ -166,7 +169,7 @@ class Work:
 
     def saw_check(self, search: PromptSearch, emission: Emission) -> None:
         """Count the final check of a guarded search."""
-        # a baseline would have run without the check, which only labels its text
+        # a method that always emits would run without the check, which only labels its text
         if search.abstains:
             counts = self.reports[search].counts
             counts.scorer_calls += emission.check_calls

@@ -86,7 +86,7 @@ def test_a_text_is_within_budget_at_every_check_or_not(cost, place, checks, stri
     assert verdict.passed == (inside or not looked_at)
     assert verdict.within == (inside or place != TEXT)
     failed = math.isnan(cost) and looked_at
-    assert verdict.why_not("otherwise") == ("scorer_error" if failed else "otherwise")
+    assert verdict.failure_reason("otherwise") == ("scorer_error" if failed else "otherwise")
 
 
 def test_a_block_is_worth_its_worst_check():
@@ -146,7 +146,7 @@ def test_readings_of_the_search_count():
         with pytest.warns(ScorerWarning, match="depends on the call"):
             verdict = judged({}, earlier={("p", place, done): 0.5})
         assert not verdict.within and not verdict.passed
-        assert verdict.why_not("otherwise") == "scorer_contract"
+        assert verdict.failure_reason("otherwise") == "scorer_contract"
     # neither another prompt's nor another reading of `finished`
     other = {("q", TEXT, True): 9.0, ("p", TEXT, False): 9.0, ("p", "one", True): 9.0}
     assert judged({}, earlier=other).contract.spread == 0.0
