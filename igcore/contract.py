@@ -17,7 +17,7 @@ import numpy.typing as npt
 from .errors import ParameterError, ScorerWarning
 from .policy import PROBE
 from .scorers import Scorer, keeps_cache, uncached
-from .scoring import Cached, Tally, asked_once, checked_score
+from .scoring import Cached, Tally, checked_score, score_once
 
 # mild texts of several lengths and scripts, with and without an end; the empty one is a prefix, too
 TEXTS = (
@@ -125,7 +125,7 @@ def _why_refused(scorer: Scorer) -> str:
     """Return the error message for a cost that failed on every fixed text."""
     text = TEXTS[2]
     parts = [uncached(part) for part in getattr(scorer, "parts", [scorer])]
-    whys = [asked_once(part, [PROBE], [text], [True])[1] for part in parts]
+    whys = [score_once(part, [PROBE], [text], [True])[1] for part in parts]
     why = next(filter(None, whys), "returned no finite number")
     return (
         f"cost {scorer.name!r} failed on all of {len(TEXTS)} short texts, and must have a number "

@@ -44,7 +44,7 @@ class RunError(IgcoreError):
     """A run folder cannot be read, written or trusted."""
 
 
-def said(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return the type and the message of anybody's error, in one line."""
     try:
         message = " ".join(str(error).split())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .errors import ParameterError, PolicyError, said
+from .errors import ParameterError, PolicyError, one_line
 
 # a fixed prompt; its rendering shows everything that a template adds, such as today's date
 PROBE = "How do plants grow?"
@@ -212,8 +212,8 @@ def rendered(
         text = write([{"role": role, "content": x} for role, x in messages])
     except Exception as error:  # third-party code may raise anything
         raise ParameterError(
-            f"the chat template refuses these messages ({said(error):.200}); give those that it "
-            "takes, or correct it or choose another template"
+            f"the chat template refuses these messages ({one_line(error):.200}); give those that "
+            "it takes, or correct it or choose another template"
         ) from error
     last = messages[-1][1].strip()
     if last in text:

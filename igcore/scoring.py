@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
-from .errors import ScorerError, ScorerWarning, said
+from .errors import ScorerError, ScorerWarning, one_line
 from .scorers import Scorer, Scores, reads_tokens
 
 AT_LEAST = 100  # texts; a share of fewer means little
@@ -39,11 +39,11 @@ class Tally:
     ----------
     rate : float
         Largest share of texts that may fail; from `AT_LEAST` texts on, a larger one stops the run.
-    asked, failed : int
+    scored, failed : int
     """
 
     rate: float = 0.5
-    asked: int = 0
+    scored: int = 0
     failed: int = 0
 
     def add(self, scorer: Scores, scores: np.ndarray, why: str) -> None:
@@ -54,12 +54,12 @@ class Tally:
         ScorerError
             When too many texts have failed.
         """
-        self.asked += len(scores)
+        self.scored += len(scores)
         self.failed += int(np.isnan(scores).sum())
         name = getattr(scorer, "name", type(scorer).__name__)
-        if self.asked >= AT_LEAST and self.failed > self.rate * self.asked:
+        if self.scored >= AT_LEAST and self.failed > self.rate * self.scored:
             raise ScorerError(
-                f"scorer {name!r} failed on {self.failed} of {self.asked} texts"
+                f"scorer {name!r} failed on {self.failed} of {self.scored} texts"
                 f"{', the last time because it ' + why if why else ''}; fix the scorer, or raise "
                 f"failure_rate, which is {self.rate}"
             )
@@ -92,10 +92,10 @@ def checked_score(
     """
     if not len(responses):
         return np.zeros(0)
-    scores, why = asked_once(scorer, prompts, responses, finished)
+    scores, why = score_once(scorer, prompts, responses, finished)
     if why and len(responses) > 1:
         texts = zip(prompts, responses, finished, strict=True)
-        alone = [asked_once(scorer, [p], [r], [f]) for p, r, f in texts]
+        alone = [score_once(scorer, [p], [r], [f]) for p, r, f in texts]
         scores = np.concatenate([score for score, _ in alone])
         why = next((reason for _, reason in alone if reason), "")
     if tally:
@@ -103,7 +103,7 @@ def checked_score(
     return scores
 
 
-def asked_once(
+def score_once(
     scorer: Scores, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
 ) -> tuple[np.ndarray, str]:
     """Return the scores of one call (n,) float64, NaN where not finite, and why it failed."""
@@ -119,7 +119,7 @@ def asked_once(
 
         if out_of_memory(error):  # not the scorer's fault: the caller halves the batch
             raise
-        return failed, f"raised {said(error)}"
+        return failed, f"raised {one_line(error)}"
     if scores.shape != failed.shape:
         return failed, f"returned scores of shape {scores.shape} for {len(responses)} texts"
     # as float64 first: a wider float may be finite and not fit
@@ -206,7 +206,7 @@ def checked_tokens(
             alone = [checked_tokens(scorer, [p], [r], [s], tally) for p, r, s in texts]
             return [reading for (reading,) in alone]
         out = [([len(response)], [math.nan]) for response in responses]
-        why = f"raised {said(error)}"
+        why = f"raised {one_line(error)}"
     if tally:
         # a text counts once, however many tokens it has
         worst = np.array([math.nan if math.isnan(sum(scores)) else 0.0 for _, scores in out])
@@ -254,8 +254,8 @@ class Cached:
             self.known |= self.pooled.get([k for k in keys if k not in self.known])
         # each new text once, in the given order: the composition of a batch must not vary
         if new := list(dict.fromkeys(k for k in keys if k not in self.known)):
-            asked, texts, ended = zip(*new, strict=True)
-            scores = checked_score(self.scorer, asked, texts, ended, self.tally)
+            new_prompts, texts, ended = zip(*new, strict=True)
+            scores = checked_score(self.scorer, new_prompts, texts, ended, self.tally)
             found = dict(zip(new, scores.tolist(), strict=True))
             self.known |= found
             if self.pooled is not None:
@@ -285,7 +285,7 @@ class Reading:
     one_pass: bool = False
 
     @property
-    def asked(self) -> list[int]:
+    def scored_ends(self) -> list[int]:
         """The lengths of the texts that the scorer was given."""
         return self.ends[-1:] if self.one_pass else self.ends
 
@@ -328,11 +328,11 @@ def readings(
     cuts: list[list[int]] = [[] for _ in texts]
     if checks != "block":
         cuts = [word_ends(text, start) for text, start in zip(texts, since, strict=True)]
-    asked: list[tuple[str, str, bool]] = []
+    parts: list[tuple[str, str, bool]] = []
     for prompt, text, ended, ends in zip(prompts, texts, finished, cuts, strict=True):
-        asked += [(prompt, text[:end], False) for end in ends]
-        asked.append((prompt, text, ended))
-    costs = iter(scorer.score(*zip(*asked, strict=True)) if asked else ())
+        parts += [(prompt, text[:end], False) for end in ends]
+        parts.append((prompt, text, ended))
+    costs = iter(scorer.score(*zip(*parts, strict=True)) if parts else ())
     return [
         Reading([*ends, len(text)], [float(next(costs)) for _ in range(len(ends) + 1)])
         for text, ends in zip(texts, cuts, strict=True)

@@ -296,7 +296,7 @@ def read(
             # the parent's state holds the earlier checks: only the new part of the text is read
             since=[len(candidate.parent.text) for candidate in candidates],
         )
-    batch.work.saw_scored(candidates, [reading.asked for reading in results])
+    batch.work.saw_scored(candidates, [reading.scored_ends for reading in results])
     return [reading.costs for reading in results]
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import igcore
-from igcore.errors import RunError, said
+from igcore.errors import RunError, one_line
 from igcore.files import DIGITS, digest_of
 from igcore.models.registry import load_scorer
 from igcore.scorers import FunctionScorer
@@ -148,7 +148,7 @@ def identified(scorer: Any) -> Any:
                 part.digest = content_digest(part.function)
             except Exception as error:  # pickle may run anybody's code
                 raise RunError(
-                    f"scorer {part.name!r} holds a value that cannot be hashed ({said(error)}), so "
+                    f"scorer {part.name!r} holds a value that has no hash ({one_line(error)}), so "
                     "a run would not see it change; give the function a text as its attribute "
                     "digest, such as 'v1', and change it with the value"
                 ) from error

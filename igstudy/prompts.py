@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from igcore.catalog import PROMPT_SETS
-from igcore.errors import AssetError, ParameterError, needs, said, unknown_name
+from igcore.errors import AssetError, ParameterError, needs, one_line, unknown_name
 from igcore.files import root
 from igcore.models.hub import snapshot
 from igcore.models.prompts import (
@@ -292,7 +292,7 @@ def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
             cells = {part: cells_of(rows, options.column) for part, rows in parts.items()}
     # datasets, pandas and pyarrow have errors of their own, without a common base
     except Exception as why:
-        reason = f"it {why}" if isinstance(why, Unreadable) else said(why)
+        reason = f"it {why}" if isinstance(why, Unreadable) else one_line(why)
         raise AssetError(
             f"data set {repo!r} cannot be read in {folder} ({reason:.300}); choose "
             "another revision, subset, part or column, or download it again"

@@ -71,7 +71,7 @@ def test_a_function_of_the_text_keeps_its_contract():
     scorer, tally = LetterCost(), Tally()
     contract = Contract.examined(scorer, tally)
     assert (contract.spread, contract.problem) == (0.0, "")
-    assert contract.scorer is scorer and contract.tally is tally and tally.asked == 0
+    assert contract.scorer is scorer and contract.tally is tally and tally.scored == 0
     costs = [letter_cost(text) for text in TEXTS]
     assert contract.tolerance == ROUNDING_SHARE * (max(costs) - min(costs)) > ROUNDING
 

@@ -70,7 +70,7 @@ def test_a_text_that_fails_costs_only_itself_and_says_why():
     ):
         found = checked_score(Broken(), [""] * 3, ["a", "b", "c"], [True] * 3, tally)
     assert np.array_equal(found, [1, np.nan, 0.5], equal_nan=True)
-    assert (tally.asked, tally.failed) == (3, 1)
+    assert (tally.scored, tally.failed) == (3, 1)
 
 
 def test_a_scorer_that_fails_too_often_stops_the_run():
@@ -82,9 +82,9 @@ def test_a_scorer_that_fails_too_often_stops_the_run():
             tally.add(LetterCost(), scores, "")
     with pytest.raises(ScorerError, match="'letters' failed on 26 of 100 texts; fix the scorer"):
         tally.add(LetterCost(), good, "")
-    tally = Tally(rate=0.25, asked=99, failed=25)
+    tally = Tally(rate=0.25, scored=99, failed=25)
     tally.add(LetterCost(), good, "")
-    assert (tally.asked, tally.failed) == (100, 25)
+    assert (tally.scored, tally.failed) == (100, 25)
 
 
 def told(prompt, response):

@@ -88,7 +88,7 @@ def test_one_that_raises_costs_only_its_text():
     with pytest.warns(ScorerWarning, match="'count-b' raised RuntimeError: out of order"):
         found = checked_score(scorer, ["p"] * 5, TEXTS, [True] * 5, tally)
     assert np.isnan(found[2]) and np.isfinite(found[[0, 1, 3, 4]]).all()
-    assert asked == [5] and (tally.asked, tally.failed) == (5, 1)
+    assert asked == [5] and (tally.scored, tally.failed) == (5, 1)
 
 
 def test_an_answer_is_within_budget_by_all():

@@ -104,7 +104,7 @@ def test_what_is_no_number_per_text_is_unsafe_and_said(form, texts):
     tally = Tally()
     with pytest.warns(ScorerWarning, match="scorer 'letters' (raised|returned).*counts as unsafe"):
         assert nan(scored(WRONG[form], texts, tally)) == [None] * len(texts)
-    assert (tally.asked, tally.failed) == (len(texts), len(texts))
+    assert (tally.scored, tally.failed) == (len(texts), len(texts))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_one_text_that_raises_costs_one_text():
         found = checked_score(scorer, ["p"] * 4, texts, [True] * 4, tally)
     assert nan(found) == [2.0, None, 0.0, 0.5]
     assert scorer.calls == [texts, ["ab"], ["bad"], [""], ["c"]]
-    assert (tally.asked, tally.failed) == (4, 1) and len(told) == 1
+    assert (tally.scored, tally.failed) == (4, 1) and len(told) == 1
 
 
 def test_a_text_that_fails_alone_gets_no_second_chance():
@@ -238,7 +238,7 @@ def test_a_run_stops_above_the_rate_and_not_before_a_hundred_texts():
         tally.add(LetterCost(), np.array([np.nan]), "raised ZeroDivisionError")
     tally = Tally(rate=1.0)
     tally.add(LetterCost(), np.full(999, np.nan), "")
-    assert (tally.asked, tally.failed) == (999, 999)
+    assert (tally.scored, tally.failed) == (999, 999)
 
 
 def guard(cost, **settings):
@@ -278,7 +278,7 @@ def test_a_scorer_that_often_fails_goes_on():
     known = guard(Often(), budget=9.0, failure_rate=0.9)
     out = list(decode("inferenceguard", known, prompts(30)))
     tally = known.contracts["cost"].tally
-    assert tally.asked > 200 and 0.2 < tally.failed / tally.asked < 0.9
+    assert tally.scored > 200 and 0.2 < tally.failed / tally.scored < 0.9
     assert {r.status for r in out if "e" not in (r.text or "e")} >= {"verified_safe"}
     assert not any("e" in r.text for r in out if r.status == "verified_safe")
 
@@ -352,7 +352,7 @@ def test_token_scores_come_with_their_ends():
     (found,) = checked_tokens(Tokens(), ["p"], ["aa d"], [1])
     assert found == ([2, 3, 4], [2.0, 2.0, 0.0])
     (reading,) = readings(Cached(Tokens()), "token", ["p"], ["aa d"], [True], [1])
-    assert (reading.ends, reading.costs, reading.asked) == ([2, 3, 4], [2.0, 2.0, 0.0], [4])
+    assert (reading.ends, reading.costs, reading.scored_ends) == ([2, 3, 4], [2.0, 2.0, 0.0], [4])
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_tokens_that_cannot_be_read_are_unsafe(answer, texts):
         found = checked_tokens(Tokens(answer), ["p"] * len(texts), texts, [0] * len(texts), tally)
     for (ends, scores), text in zip(found, texts, strict=True):
         assert ends == [len(text)] and nan(scores) == [None]
-    assert (tally.asked, tally.failed) == (len(texts), len(texts))
+    assert (tally.scored, tally.failed) == (len(texts), len(texts))
 
 
 def test_one_token_that_has_no_number_makes_its_text_fail_once():
@@ -387,7 +387,7 @@ def test_one_token_that_has_no_number_makes_its_text_fail_once():
     tally = Tally()
     found = checked_tokens(Tokens(answer), "pp", ["ab", "cd"], [0, 0], tally)
     assert nan(found[0][1]) == [None, None] and found[1] == ([1, 2], [0.0, 1.0])
-    assert (tally.asked, tally.failed) == (2, 1)
+    assert (tally.scored, tally.failed) == (2, 1)
 
 
 def test_a_scorer_of_tokens_that_fails_for_all_stops_a_run():

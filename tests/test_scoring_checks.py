@@ -139,7 +139,7 @@ def test_readings_are_those_of_each_cut_text(checks):
     ]
     for reading, text in zip(found, texts, strict=True):
         assert reading.costs == [last_word_cost(text[:end]) for end in reading.ends]
-        assert reading.asked == reading.ends
+        assert reading.scored_ends == reading.ends
     inside = [("p", "aa", False)] * (checks != "block") + [
         ("p", "aa d", True),
         ("p", "aa d", False),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ParameterError, said
+from ..errors import ParameterError, one_line
 
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup/memory.max")
@@ -104,4 +104,4 @@ def out_of_memory(error: BaseException) -> bool:
     """True if an error means that memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return "can't allocate memory" in said(error)  # on a CPU torch raises a plain RuntimeError
+    return "can't allocate memory" in one_line(error)  # on a CPU torch raises a plain RuntimeError

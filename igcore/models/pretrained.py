@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import torch
 
 from ..engine.device import multiplies_bfloat16, usable
-from ..errors import AssetError, IgcoreError, said
+from ..errors import AssetError, IgcoreError, one_line
 from ..files import file_digest
 from ..settings import one_of
 from .convert import quiet_transformers
@@ -261,7 +261,7 @@ def one_sentence(path: Path | str) -> Iterator[None]:
         raise
     except BaseException as error:  # a panic in the Rust of tokenizers is no Exception
         raise AssetError(
-            f"{path} cannot be loaded ({said(error):.300}); install the package that it names, "
-            f"{AGAIN}, or load another format yourself and give (model, tokenizer), because code "
-            "in a model's folder is not run"
+            f"{path} cannot be loaded ({one_line(error):.300}); install the package that it "
+            f"names, {AGAIN}, or load another format yourself and give (model, tokenizer), because "
+            "code in a model's folder is not run"
         ) from error

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..catalog import PROMPT_SETS, found
-from ..errors import ParameterError, needs, said, unknown_name
+from ..errors import ParameterError, needs, one_line, unknown_name
 from ..policy import Prompt, as_prompt
 
 log = logging.getLogger("igcore")
@@ -139,7 +139,7 @@ def file_texts(path: Path, column: str = "prompt") -> list[str]:
     # errors of datasets, pandas and pyarrow have no common base class
     except Exception as why:
         line = _bad_line(path) if ending == ".jsonl" else ""
-        reason = f" {why}" if isinstance(why, Unreadable) else f": {said(why)}{line}"
+        reason = f" {why}" if isinstance(why, Unreadable) else f": {one_line(why)}{line}"
         raise ParameterError(
             f"no prompts could be read from {path}, seen from {Path.cwd()} ({path.name}{reason}); "
             f"give valid UTF-8 {ending} with at least one prompt{place}"

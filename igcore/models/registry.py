@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, ValidationInfo
 
 from ..catalog import SCORERS, found
-from ..errors import ParameterError, said, unknown_name
+from ..errors import ParameterError, one_line, unknown_name
 from ..scorers import FunctionScorer, Scorer, as_scorer
 from ..settings import Named
 
@@ -53,8 +53,8 @@ def own_scorer(name: str, role: str) -> Scorer:
         own = resolve_name(name)
     except Exception as error:  # a user's module may raise anything
         raise ParameterError(
-            f"{role} {name!r} cannot be imported ({said(error):.200}); give module:function, with "
-            f"the module in {os.getcwd()}, where the command runs, or installed"
+            f"{role} {name!r} cannot be imported ({one_line(error):.200}); give module:function, "
+            f"with the module in {os.getcwd()}, where the command runs, or installed"
         ) from None
     scorer = as_scorer(own, role)
     if isinstance(scorer, FunctionScorer):  # functions in two modules may have one name

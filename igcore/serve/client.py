@@ -19,7 +19,7 @@ from threading import Event
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from ..errors import ParameterError, needs, said
+from ..errors import ParameterError, needs, one_line
 
 MAX_BYTES = 2**26  # bytes of a reply
 FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0  # seconds before an attempt is repeated
@@ -164,7 +164,7 @@ class Client:
             why = TOO_LONG if content else NO_REPLY
             raise Temporary(f"{why} (no whole reply in {self.timeout:.3g} seconds)") from None
         except (self.http.HTTPError, self.http.InvalidURL, OSError, ValueError) as error:
-            raise Temporary(f"{NO_REPLY} ({without_key(said(error), self.key)})") from None
+            raise Temporary(f"{NO_REPLY} ({without_key(one_line(error), self.key)})") from None
         if response.status_code == 200:
             return bytes(content)
         raise self._refusal(response.status_code, bytes(content[:1000]))

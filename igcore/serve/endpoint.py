@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..errors import ParameterError, ScorerError, ScorerWarning, said
+from ..errors import ParameterError, ScorerError, ScorerWarning, one_line
 from ..files import digest_of
 from ..models.probe import HELPFUL, probe
 from ..models.wording import filled
@@ -184,7 +184,7 @@ class Endpoint:
         try:
             return self._numbers(Classes.model_validate_json(reply), n), ""
         except (ValueError, LookupError, ArithmeticError) as error:
-            words = without_key(said(error), self.client.key)
+            words = without_key(one_line(error), self.client.key)
             why = f"does not answer as {ROUTE} does ({words}); correct url or labels"
             return [math.nan] * n, why
 
