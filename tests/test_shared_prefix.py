@@ -40,7 +40,7 @@ def assert_rows(model, rows, sequences, atol=1e-4):
 
 def grown(root, owners, counts, seed=0):
     """Rows of `root`'s prompts with so many new tokens, and each row's (prompt, new tokens)."""
-    rows = root.gather([(root, owner) for owner in owners], room=max(counts))
+    rows = root.gather([(root, owner) for owner in owners], reserve=max(counts))
     new = [tokens_of(n, seed + i) for i, n in enumerate(counts)]
     rows.read(new)
     return rows, list(zip(owners, new, strict=True))
@@ -57,7 +57,7 @@ def test_many_tokens_at_a_time_on_rows_of_several_lengths(name):
         root, [2, 0, 2, 1, 2], [4, 1, 7, 2, 3]
     )  # one prompt has three rows: the others' slots stay empty
     assert_rows(model, rows, sequences)
-    wider = root.gather([(rows, row) for row in (3, 4, 4, 0)], room=6)
+    wider = root.gather([(rows, row) for row in (3, 4, 4, 0)], reserve=6)
     new = [tokens_of(n, 50 + n) for n in (6, 1, 2, 5)]
     wider.read(new)
     sequences = [
@@ -79,7 +79,7 @@ def test_rows_of_several_states_are_gathered_in_any_order_and_left_alone(llama):
         for state in (one, two)
         for x in (*state.slab.keys, *state.slab.values, state.slab.hidden, state.logits)
     ]
-    rows = root.gather([(two, 1), (one, 2), (two, 0), (two, 1), (one, 1), (root, 0)], room=2)
+    rows = root.gather([(two, 1), (one, 2), (two, 0), (two, 1), (one, 1), (root, 0)], reserve=2)
     new = [tokens_of(n, 70 + i) for i, n in enumerate((1, 2, 2, 2, 1, 1))]
     rows.read(new)
     chosen = [in_two[1], in_one[2], in_two[0], in_two[1], in_one[1], (0, [])]
@@ -104,7 +104,7 @@ def test_a_cropped_row_forgets_what_followed(llama):
     rows = root.gather([(old, 0), (old, 1), (old, 2), (old, 2)])
     rows.lengths = [2, 4, 0, 3]
     new = [[1, 2, 3], [4], [5], [6, 7]]
-    rows = root.gather([(rows, i) for i in range(4)], room=1)
+    rows = root.gather([(rows, i) for i in range(4)], reserve=1)
     rows.read(new)
     kept = [sequences[i][1][:n] for i, n in zip((0, 1, 2, 2), (2, 4, 0, 3), strict=True)]
     assert_rows(
@@ -122,7 +122,7 @@ def test_a_cropped_row_forgets_what_followed(llama):
 def test_single_steps(llama, prompts, order, first):
     """Guards the short cuts of a step whose rows are all alike: no mask, or nothing to scatter."""
     root = SharedRows.open(llama, prompts)
-    rows = root.gather([(root, owner) for owner in order], room=4 + max(first))
+    rows = root.gather([(root, owner) for owner in order], reserve=4 + max(first))
     new = [tokens_of(n, 90 + i) for i, n in enumerate(first)]
     if any(first):
         rows.read(new)
@@ -141,7 +141,7 @@ def test_rows_that_end_are_dropped_and_their_slots_given_back(llama):
     in the rows that go on.
     """
     root = SharedRows.open(llama, PROMPTS)
-    rows, room = root.gather([(root, r) for r in (0, 0, 0, 0, 1, 1, 1, 1)], room=7), 7
+    rows, room = root.gather([(root, r) for r in (0, 0, 0, 0, 1, 1, 1, 1)], reserve=7), 7
     sequences, slots = [(owner, []) for owner in (0, 0, 0, 0, 1, 1, 1, 1)], []
     for step, going in enumerate(
         ([7, 6, 5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5, 7], [0, 2, 5], [0, 1, 2], [2, 0], [1], [0])
@@ -164,7 +164,7 @@ def test_slots_are_not_copied_at_every_step(llama, monkeypatch):
     would free none.
     """
     root = SharedRows.open(llama, [[1, 2, 3]] * 4)
-    rows = root.gather([(root, r) for r in range(4) for _ in range(4)], room=9)
+    rows = root.gather([(root, r) for r in range(4) for _ in range(4)], reserve=9)
     copies, gather = [], SharedRows.gather
     monkeypatch.setattr(
         SharedRows,
@@ -222,7 +222,7 @@ def test_a_sequence_of_a_long_prompt_is_read_alone_from_where_the_prompt_ends(
         with Counter(llama) as count:
             rows = SharedRows.open(llama, prompts)
             assert count.shapes == [(1, len(prompt)) for prompt in sorted(prompts, key=len)]
-        rows = rows.gather([(rows, i) for i in range(len(prompts) - 1, -1, -1)], room=2)
+        rows = rows.gather([(rows, i) for i in range(len(prompts) - 1, -1, -1)], reserve=2)
         rows.read([[50 + i] for i in range(len(prompts))])
         with Counter(llama) as count:
             alone = rows.alone(0, long + new)
@@ -283,7 +283,7 @@ def test_half_precision_is_as_good_as_transformers_own():
 
     def hidden(model, kind):
         root = kind.open(model, PROMPTS)
-        rows, out = root.gather([(root, r) for r in (0, 0, 1, 2, 2)], room=20), []
+        rows, out = root.gather([(root, r) for r in (0, 0, 1, 2, 2)], reserve=20), []
         for step in range(20):
             rows = rows.step(range(5), tokens_of(5, step))
             out.append(rows.hidden.float())

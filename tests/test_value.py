@@ -146,7 +146,7 @@ def test_keys_and_values_are_those_of_the_tokens(cache):
     plain = LocalEngine(model, {-1}, cache)
     plain.open(PROMPTS)
     assert plain.sample_block([0, 1, 2], keys).tokens != block.tokens
-    rows = plain.rows.gather([(plain.rows, row) for row in range(3)], room=5)
+    rows = plain.rows.gather([(plain.rows, row) for row in range(3)], reserve=5)
     for step in range(5):
         rows = rows.step(range(3), [row[step] for row in block.tokens])
     ours, theirs = engine.history([0, 1, 2]), rows.history([0, 1, 2])

@@ -123,7 +123,7 @@ def _error(model: PreTrainedModel, kind: Kind) -> float:
     # 2. the second prompt branches into two rows, and all three rows grow by two tokens: siblings
     # must not read each other, and copies must not change their source
     for rows, tokens in (((0, 1, 1), ids[5:8]), ((0, 1, 2), ids[7:10])):
-        branch = state.gather([(state, row) for row in rows], room=1)
+        branch = state.gather([(state, row) for row in rows], reserve=1)
         state = branch.step(range(3), tokens)
         texts = [[*texts[row], token] for row, token in zip(rows, tokens, strict=True)]
         results.append((texts, _log_probs(state.hidden, state.logits)))

@@ -236,7 +236,6 @@ def attend(
 
     # 2. scores over the prompt and over the new tokens, side by side for one softmax: two softmaxes
     # would each sum to 1
-
     over_prompt = by_prompt @ prompt_keys.transpose(2, 3)  # (P, h, width g S, L)
     over_suffix = q @ keys.transpose(2, 3)  # (C, h, g S, n)
     over_prompt = over_prompt.view(p, h, width, g * s, length)

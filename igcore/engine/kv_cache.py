@@ -4,12 +4,12 @@ Every row has its own copy of the prompt's KV cache, and each step copies the ca
 `igcore.engine.prefix_cache` avoids both; `igcore.engine.agreement` chooses between them. Both have
 the same six methods::
 
-    Rows.open(model, prompts)    prefill prompts, one row each
-    rows.gather(sources, room)   copy rows of one or more states, with room for that many tokens
-    rows.step(going, tokens)     append one token to the rows that go on; the others are dropped
-    rows.read(tokens)            append the same number of tokens to every row
-    rows.alone(row, sequence)    read a sequence of a row's prompt without others
-    rows.history(rows, keys)     o_t and KV cache of all tokens of these rows since the prompt
+    Rows.open(model, prompts)       prefill prompts, one row each
+    rows.gather(sources, reserve)   copy rows of one or more states, with space for more tokens
+    rows.step(going, tokens)        append one token to the rows that go on; the others are dropped
+    rows.read(tokens)               append the same number of tokens to every row
+    rows.alone(row, sequence)       read a sequence of a row's prompt without others
+    rows.history(rows, keys)        o_t and KV cache of all tokens of these rows since the prompt
 """
 
 import copy
@@ -233,10 +233,10 @@ class DynamicRows:
         return self.past.shape[1]
 
     @torch.inference_mode()
-    def gather(self, sources: Places, room: int = 0) -> "DynamicRows":
+    def gather(self, sources: Places, reserve: int = 0) -> "DynamicRows":
         """Copy rows of states of equal length, in this order; the sources do not change.
 
-        `room` is for other caches: this one grows by itself.
+        `reserve` is for `SharedRows`: this cache grows by itself.
         """
         states, rows = zip(*sources, strict=True)
         # shallow copies, whose tensors are replaced; the sources keep theirs. So a rollback needs

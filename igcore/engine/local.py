@@ -124,9 +124,9 @@ class LocalEngine:
         penalties = penalties or [None] * len(rows)
         known = known or [()] * len(rows)
         length = len(keys[0])
-        # 1. copy the rows, so that they stay unchanged for a retry. `room` reserves space for the
-        # whole block, so that steps can write in place
-        state = self.rows.gather([(self.rows, row) for row in rows], room=length)
+        # 1. copy the rows, so that they stay unchanged for a retry. `reserve` makes space for
+        # the whole block, so that steps can write in place
+        state = self.rows.gather([(self.rows, row) for row in rows], reserve=length)
         numbers = uniforms([key for row in keys for key in row])
         u = torch.from_numpy(numbers).view(len(rows), length, WORDS)  # (R, length, WORDS)
         block = Block.empty(self._drawn, len(rows))
@@ -134,13 +134,13 @@ class LocalEngine:
         # ends, and the numbers of candidates never change
         live = list(range(len(rows)))
         # 2. read the first tokens, which are known for every candidate, without sampling
-        head = min(map(len, known))
-        if head:
+        n_known = min(map(len, known))
+        if n_known:
             for c, tokens in enumerate(known):
-                for token in tokens[:head]:
+                for token in tokens[:n_known]:
                     block.append(c, token, math.nan, math.nan, False)
-            state = state.read([tokens[:head] for tokens in known])
-        for step in range(head, length):
+            state = state.read([tokens[:n_known] for tokens in known])
+        for step in range(n_known, length):
             # 3. sample the next token of each row
             factors: dict[int, Factors] = {}  # none in a first round, which is then cheaper
             for i, c in enumerate(live):
@@ -235,7 +235,7 @@ class LocalEngine:
         if not candidates:  # every search has ended
             self._start(None, [])
             return
-        # no room: the next block copies the rows again, with room for its length
+        # no reserve: the next block copies the rows again, with space for its length
         rows = self.rows.gather(self._places_of(candidates))
         self._start(rows, [self._grown[c] for c in candidates])
 

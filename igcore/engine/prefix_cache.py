@@ -70,10 +70,10 @@ class SharedRows:
         return self.prompts.ids[self.slots[row] // self.slab.width]
 
     @torch.inference_mode()
-    def gather(self, sources: Places, room: int = 0) -> "SharedRows":
+    def gather(self, sources: Places, reserve: int = 0) -> "SharedRows":
         """Copy the new tokens of rows of states that descend from this one, in this order.
 
-        The sources do not change. Each slot has space for `room` more tokens.
+        The sources do not change. Each slot has space for `reserve` more tokens.
         """
         owners = [state.owner(row) for state, row in sources]
         ids = [i for i in self.prompts.ids if i in owners]  # prompts without a row are dropped
@@ -84,7 +84,7 @@ class SharedRows:
         slots = [ids.index(o) * width + owners[:i].count(o) for i, o in enumerate(owners)]
         lengths = [state.lengths[row] for state, row in sources]
         prompts = self.prompts.take(ids)
-        slab = Slab.empty(prompts, width, max(lengths) + room, self.hidden)
+        slab = Slab.empty(prompts, width, max(lengths) + reserve, self.hidden)
         # one copy per source state and not per row: few large copies are faster than many small
         states = {id(state): state for state, _ in sources}
         for state in states.values():
@@ -105,8 +105,8 @@ class SharedRows:
         needed = len(owners) * max(owners.values())
         # a copy pays only when it frees half of the slots; until then ended rows leave theirs empty
         if 2 * needed <= len(self.slab.hidden):
-            room = self.slab.hidden.shape[1] - max(self.lengths)
-            rows = self.gather([(self, row) for row in going], room)
+            reserve = self.slab.hidden.shape[1] - max(self.lengths)
+            rows = self.gather([(self, row) for row in going], reserve)
             going = range(len(going))
         rows.slots = [rows.slots[i] for i in going]
         rows.lengths = [rows.lengths[i] for i in going]

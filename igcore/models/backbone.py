@@ -306,8 +306,8 @@ class Session:
         nearest = [self._nearest(text) for text in texts]
         longest = max(len(text.ids) for text in texts)
         longest_known = max(len(known.ids) for known in nearest)
-        room = max(0, longest - longest_known)
-        rows = root.gather([known.place for known in nearest], room)
+        reserve = max(0, longest - longest_known)
+        rows = root.gather([known.place for known in nearest], reserve)
         new = []
         for row, (text, known) in enumerate(zip(texts, nearest, strict=True)):
             shared = known.shared(text.ids)
