@@ -46,7 +46,7 @@ with one_sentence():
     FILES = ParamFiles(str(config.get("profile", "small")), configured(config), config.get("limit", 0))
     RUNS = FILES.runs()
     # a params file is one job, which decodes the runs of its grid and points one after the other
-    DECODED = {path.stem: FILES.whole(path) for path in FILES.decoded()}
+    DECODED = {path.stem: FILES.read(path) for path in FILES.decoded()}
     MADE = {path.stem: [run for run, _ in FILES.points(path)] for path in FILES.decoded()}
 PARAMS, PROFILE = FILES.folder, FILES.profile
 SHARDS = config.get("shards", 0) or 1
@@ -82,54 +82,39 @@ TRAINED = [path.stem.removeprefix("critic-") for path in FILES.files("critic")]
 CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
 WITH_CRITICS = ["critic"] if CRITICS else []
 PAPER = [f"paper_{table}" for table in PRINTED if not is_deferred(PROFILE, table)]
-TABLE, PICTURE = ("csv", "md", "json"), ("png", "pdf", "json")  # how the names of their files end
-TABLES = [
-    f"{FIGURES}/tables/{name}.{end}"
-    for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPER, "paper_orderings"]
-    for end in TABLE
-]
-PICTURES = [f"{FIGURES}/{name}.{end}" for name in ["tradeoff", "distributions", "rates", "trajectories", *WITH_CRITICS] for end in PICTURE]
-EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see `igstudy.report.experiments`
-    "ablations": {
-        "lambda": ["tests"],
-        "ndk": ["tests"],
-        "budget": ["tests"],
-        "retries": ["rounds", "tests"],
-        "factorial": ["tests"],
-        "literal": [],
-        "seeds": [],
-        "compute": [],
-        "over_refusal": ["tests"],
-        "critic": [],
-    },
-    "critic-search": {"critic_search": []},
-    "tune": {"tune": [], "checks": [], "weights": [], "arms": []},
-    "paper": {"literal": []},
-}.get(PARAMS, {})
-ABLATIONS = [
-    *[
-        f"{FIGURES}/tables/ablation_{'_'.join([name, *suffix])}.{end}"
-        for name, suffixes in EXPERIMENTS.items()
-        for suffix in [[], *([suffix] for suffix in suffixes)]
-        for end in TABLE
-    ],
-    *[
-        f"{FIGURES}/ablation_{name}.{end}"
-        for name in EXPERIMENTS
-        if name not in ("literal", "seeds", "over_refusal", "tune", "checks", "weights", "arms")
-        for end in PICTURE
-    ],
-]
+
+
+def tables(*names):
+    return expand(FIGURES + "/tables/{name}.{end}", name=names, end=["csv", "md", "json"])
+
+
+def pictures(*names):
+    return expand(FIGURES + "/{name}.{end}", name=names, end=["png", "pdf", "json"])
+
+
+TABLES = tables("main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPER, "paper_orderings")
+PICTURES = pictures("tradeoff", "distributions", "rates", "trajectories", *WITH_CRITICS)
+OF_EXPERIMENTS = {  # profile -> tables and pictures of notebook 45, see `igstudy.report.experiments`
+    "ablations": (
+        "lambda lambda_tests ndk ndk_tests budget budget_tests retries retries_rounds retries_tests factorial factorial_tests "
+        "literal seeds compute over_refusal over_refusal_tests critic",
+        "lambda ndk budget retries factorial compute critic",
+    ),
+    "critic-search": ("critic_search", "critic_search"),
+    "tune": ("tune checks weights arms", ""),
+    "paper": ("literal", ""),
+}
+TABULATED, DRAWN = OF_EXPERIMENTS.get(PARAMS, ("", ""))
+ABLATIONS = tables(*[f"ablation_{name}" for name in TABULATED.split()]) + pictures(*[f"ablation_{name}" for name in DRAWN.split()])
 MAIN, MAIN_RUNS = MAIN_PROFILES.get(PROFILE), []  # the profile beside whose runs these are the sweeps
 if MAIN and not unfinished(MAIN, Path()):  # else notebook 45 says what is missing
     MAIN_RUNS = sorted(map(str, Path(f"runs/{MAIN}").glob("decode-*/manifest.json")))
-    ABLATIONS += [f"{FIGURES}/tables/paper_{table}.{end}" for table in SWEPT for end in TABLE]
+    ABLATIONS += tables(*[f"paper_{table}" for table in SWEPT])
 # claims: the runs of `tune` say what those of `small` can resolve
 PILOT = PARAMS == "tune"
 CLAIMS = Path("params/small" if PILOT else f"params/{PARAMS}", "claims.yaml")
 POWER = f"{'figures' if PARAMS == 'small' else FIGURES}/tables/claims_power.csv"  # of `small` the committed one
-DECIDED = ["claims_power"] if PILOT else ["claims", "claims_arms"]
-DECIDED = [f"{FIGURES}/tables/{name}.{end}" for name in DECIDED for end in TABLE] if CLAIMS.is_file() else []
+DECIDED = tables(*(["claims_power"] if PILOT else ["claims", "claims_arms"])) if CLAIMS.is_file() else []
 DECIDING = {"profile": PROFILE, "claims": str(CLAIMS), "pilot": PILOT, "figures": FIGURES, "power_table": POWER}
 VERDICTS = [f"runs/{PROFILE}/judge/{path.stem.removeprefix('judge-')}/manifest.json" for path in FILES.files("judge")]
 
@@ -144,13 +129,9 @@ def wanted():
     """
     if not RUNS:
         return CRITICS
-    walk = [*TABLES, *PICTURES] if has("figures") else []
+    walk = [*TABLES, *PICTURES] if FILES.files("figures") else []
     taught = [f"runs/{PROFILE}/{name}.ipynb" for name in TEACHING] if PARAMS in ("small", "ci") else []
     return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *DECIDED, *taught]
-
-
-def has(name):
-    return bool(FILES.files(name))
 
 
 def trained(folder):
@@ -178,11 +159,6 @@ def job(kind, name, settings, profile=PROFILE, notebook=None):
     file = request(f"runs/{profile}/.jobs/{kind}-{name}.yaml", kind, notebook or NOTEBOOKS[kind], settings)
     workflow.iocache.exists_local[file] = True  # Snakemake lists a folder once, perhaps before this file was written
     return file
-
-
-@one_sentence()
-def critic_job(w):
-    return job("critic", w.run, FILES.read(critic_file(w.profile, w.run)), w.profile)
 
 
 @one_sentence()
@@ -233,7 +209,7 @@ rule teach:
 rule critic:
     input:
         notebook=ancient(NOTEBOOKS["critic"]),
-        job=critic_job,
+        job=lambda w: job("critic", w.run, FILES.read(critic_file(w.profile, w.run)), w.profile),
         rollouts=lambda w: trained(FILES.read(critic_file(w.profile, w.run)).get("rollouts")),
     output:
         "runs/{profile}/critics/{run}/manifest.json",
@@ -277,7 +253,7 @@ for name, runs in MADE.items():
 MADE_FROM_RUNS = {  # rule -> what it makes, the executed notebook, and the file of its settings
     "tables": (TABLES, "tables", "tables"),
     "figures": (PICTURES, "figures", "figures"),
-    "experiments": (ABLATIONS, "ablations", "ablations" if has("ablations") else "tables"),
+    "experiments": (ABLATIONS, "ablations", "ablations" if FILES.files("ablations") else "tables"),
     "claims": (DECIDED, "claims", ""),
 }
 

@@ -146,7 +146,6 @@ def _measure_and_report(options: argparse.Namespace) -> None:
         if not run.lines:
             raise ParameterError("no case was measured: " + "; ".join(notes))
         table = measure.table(run.lines, sections)
-        notes.append(f"best product of matrices at 128 rows: {measure.peaks(run.lines)}")
     names = [f"{name} {version}" for name, version in identity["versions"].items()]
     notes.append(", ".join([f"code {digest_of(identity)[:8]}", *names]))
     ratios = plan.ratios(options.quick)

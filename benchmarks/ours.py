@@ -1,9 +1,7 @@
-"""This package as variants of the benchmark: whole searches, the engine alone, sampling alone."""
+"""This package as variants of the benchmark: whole searches, and the engine alone."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-
-import torch
 
 from benchmarks.baselines import BUDGET, OMEGA, Variant
 from benchmarks.measure import Case
@@ -11,7 +9,7 @@ from benchmarks.models import Models, free
 from igcore.contract import Contract
 from igcore.engine.local import LocalEngine
 from igcore.engine.prepack import use_prepacked
-from igcore.engine.sampling import draw, random_key, uniforms
+from igcore.engine.sampling import random_key
 from igcore.guard import Guard, decode
 from igcore.scorers import SIGNS
 from igstudy.baselines.args import ArgsConfig
@@ -62,19 +60,6 @@ def engine_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) 
     return [models.policy.text(tokens) for tokens in block.tokens[:: case.n_samples]]
 
 
-def sampling_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
-    """Sample the tokens of `engine_alone` one step after the other from given logits."""
-    keys = _keys(len(prompts) * case.n_samples, case.new_tokens, seed)
-    # logits (R, V)
-    logits = torch.randn(len(keys), models.policy.model.config.vocab_size, device=models.device)
-    steps = []
-    for step_keys in zip(*keys, strict=True):
-        numbers = torch.from_numpy(uniforms(list(step_keys))).to(models.device)
-        steps.append(draw(logits, numbers, {})[0])
-    answers = list(zip(*steps, strict=True))
-    return [models.policy.text(tokens) for tokens in answers[:: case.n_samples]]
-
-
 def _keys(rows: int, length: int, seed: int) -> list[list[int]]:
     """Return random keys for each row and step."""
     return [
@@ -92,5 +77,4 @@ VARIANTS: dict[str, Variant] = {
     "sample shared": search("best-of-n"),
     "args": search("args", costless=["cost"]),
     "engine": engine_alone,
-    "sampling": sampling_alone,
 }

@@ -27,10 +27,6 @@ B = Case("B KV cache, DynamicCache", "B")
 C = Case("C KV cache, prompt shared", "C")
 C8 = replace(C, prompts=8)
 ENGINE = Case("engine alone, one block", "engine")
-# 128 rows: the engine, and the part of it that samples
-WIDE = {"n_samples": 128, "new_tokens": 16}
-ENGINE_WIDE = replace(ENGINE, **WIDE)
-SAMPLING_WIDE = Case("sampling alone", "sampling", **WIDE)
 GUARDED = Case("guarded search, free scorers", "guarded, free")
 UNGUARDED = Case("unguarded search, free scorers", "unguarded, free")
 ONE_BLOCK = Case("unguarded, one block, free scorers", "one block, free")
@@ -115,7 +111,7 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
     plan = {
         "guarded search": [A1, A2, A3, B, C, C8, A2_HALF, half(B), half(C), half(C8)],
         "long prompts": [*long, *map(half, long), half(replace(GENERATE, **LONG, new_tokens=64))],
-        "overheads": [GUARDED, UNGUARDED, ONE_BLOCK, ENGINE, ENGINE_WIDE, SAMPLING_WIDE],
+        "overheads": [GUARDED, UNGUARDED, ONE_BLOCK, ENGINE],
         "token by token": [*ARGS_BASELINES, ARGS],
         "peers": PEERS,
         "other sizes": [shaped(case, name) for name in SHAPES for case in (GENERATE, BEST)],
@@ -147,7 +143,6 @@ def ratios(quick: bool = False) -> list[tuple[str, Case | float, Case]]:
         ("guarded search / engine alone, equal samples", GUARDED, ENGINE),
         ("guarded search / unguarded search", GUARDED, UNGUARDED),
         ("blockwise / one block", UNGUARDED, ONE_BLOCK),
-        ("share of sampling in decoding at 128 rows", SAMPLING_WIDE, ENGINE_WIDE),
     ]
     pairs += [(f"{case.variant} / KV cache for all", case, ARGS) for case in ARGS_BASELINES]
     for case, mine in ((GENERATE, BEST), (HUB_BEST, BEST), (HUB_BEAM, BEAM)):

@@ -8,6 +8,7 @@ notebooks that are their instruments. The files beside tables and pictures
 
 import json
 import subprocess
+from mimetypes import guess_type
 from pathlib import Path
 
 from rocrate.model.contextentity import ContextEntity
@@ -15,13 +16,6 @@ from rocrate.rocrate import ROCrate
 
 from igcore.files import root
 
-FORMATS = {
-    ".csv": "text/csv",
-    ".md": "text/markdown",
-    ".json": "application/json",
-    ".png": "image/png",
-    ".pdf": "application/pdf",
-}
 INSTRUMENTS = {  # how the names of runs begin -> what made them
     "critics/": "notebooks/20_train_critic.ipynb",
     "judge/": "notebooks/60_judge.ipynb",
@@ -41,10 +35,9 @@ def crate_of(base: Path) -> ROCrate:
     crate.datePublished = last_change(base)
     for name in ("LICENSE", "README.md", "CITATION.cff", "Snakefile", *INSTRUMENTS.values()):
         crate.add_file(base / name, name)
-    files = [path for path in sorted((base / "figures").rglob("*")) if path.suffix in FORMATS]
-    for path in files:
+    for path in sorted((base / "figures").rglob("*.*")):
         name = path.relative_to(base).as_posix()
-        crate.add_file(path, name, properties={"encodingFormat": FORMATS[path.suffix]})
+        crate.add_file(path, name, properties={"encodingFormat": guess_type(name)[0]})
     for path in sorted((base / "figures").rglob("*.json")):
         add_runs(crate, base, path)
     return crate

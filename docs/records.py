@@ -11,14 +11,14 @@ import argparse
 import io
 import lzma
 import multiprocessing
-import os
 import re
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from pathlib import Path
 
 from igcore.errors import IgcoreError, RunError
 from igcore.files import file_digest, replace_file, root, writing
@@ -69,7 +69,7 @@ def known(base: Path) -> dict[str, str]:
     if None in sums:
         raise RunError(
             f"line {1 + sums.index(None)} of records/SHA256SUMS is no sha256, two spaces and the "
-            "name of an archive; get the file anew from the repository"
+            "name of an archive; get the file again from the repository"
         )
     return {f"{found[2]}.tar.xz": found[1] for found in sums if found}
 
@@ -77,83 +77,59 @@ def known(base: Path) -> dict[str, str]:
 def unpack(base: Path, into: Path) -> list[str]:
     """Extract all archives into the folder ``runs`` of `into`, and return the profiles.
 
-    Nothing is written unless all of them are sound.
+    Nothing is written unless all of them have the hashes that are kept. Of each archive only the
+    runs of its profile are taken.
 
     Raises
     ------
     RunError
-        For an archive that is not the one whose hash is kept, or that holds anything but files of
-        its profile; where a profile has runs already; and where nothing can be written.
+        For an archive that is not the one whose hash is kept, that cannot be unpacked, or that
+        holds no runs of its profile; where a profile has runs already; and where nothing can be
+        written.
     """
     profiles = {}
     for name, digest in known(base).items():
         archive, profile = base / "records" / name, name.removesuffix(".tar.xz")
         if not archive.exists() or file_digest(archive) != digest:
             raise RunError(
-                f"records/{name} is not what was packed; get it anew from the repository"
+                f"records/{name} is not what was packed; get it again from the repository"
             )
         if (into / "runs" / profile).exists():
             raise RunError(f"runs/{profile} is there already; move it away, then unpack again")
-        check_members(archive, profile)
         profiles[profile] = archive
     with writing(into / "runs"):
         (into / "runs").mkdir(parents=True, exist_ok=True)
         for profile, archive in profiles.items():
             # beside its place, so that a stop or a full disk leaves no half of it there
             with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=into / "runs") as half:
-                with tarfile.open(archive) as tar:
-                    tar.extractall(half, filter="data")
+                try:
+                    with tarfile.open(archive) as tar:
+                        tar.extractall(half, filter="data")  # nothing outside, no device
+                except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+                    raise RunError(
+                        f"records/{archive.name} is no archive of files ({error}); get it again "
+                        "from the repository, and see who has changed it"
+                    ) from error
+                # whatever else it holds goes away with this folder
                 (Path(half) / "runs" / profile).rename(into / "runs" / profile)
     return list(profiles)
 
 
-def check_members(archive: Path, profile: str) -> None:
-    """Raise ``RunError`` unless an archive holds plain files of its profile alone."""
-    try:
-        with tarfile.open(archive) as tar:
-            members = tar.getmembers()
-    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
-        raise RunError(
-            f"records/{archive.name} is no archive ({error}); get it anew from the repository"
-        ) from error
-    names = [PurePosixPath(member.name).parts for member in members]
-    for member, parts in zip(members, names, strict=True):
-        below = parts[:2] == ("runs", profile) and len(parts) > 2 and ".." not in parts
-        if not (member.isreg() and below and "\\" not in member.name):
-            raise RunError(
-                f"records/{archive.name} holds {member.name!r:.100}, which is no plain file below "
-                f"runs/{profile}; get it anew from the repository, and see who has changed it"
-            )
-    if not members or len(set(names)) < len(names):
-        raise RunError(
-            f"records/{archive.name} holds no file, or one twice; get it anew from the repository"
-        )
-
-
-def processes() -> ProcessPoolExecutor:
-    """Return a process for each core; new ones, because torch does not bear a fork."""
-    return ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"))
-
-
-def verified(
-    base: Path, replay: int, workers: Callable[[], Executor] = processes
-) -> Iterator[tuple[str, Report]]:
+def verified(base: Path, replay: int) -> Iterator[tuple[str, Report]]:
     """Yield every run of the archives and what a verification found, groups decoded again.
 
     The files in ``params`` of this repository name models, prompts and networks, not the records.
     Runs are verified side by side, one on each core.
     """
-    with tempfile.TemporaryDirectory() as scratch, workers() as side_by_side:
-        reports = {}
+    new = multiprocessing.get_context("spawn")  # torch cannot be used after a fork
+    with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(mp_context=new) as pool:
+        names, lines, settings = [], [], []
         for profile in unpack(base, Path(scratch)):
-            for run, settings in ParamFiles(profile, base=base / "params").runs().items():
-                lines = Path(scratch) / "runs" / profile / run / "responses.jsonl"
-                reports[f"{profile}/{run}"] = side_by_side.submit(_verify, lines, settings, replay)
-        try:
-            for run, report in reports.items():
-                yield run, report.result()
-        finally:
-            side_by_side.shutdown(wait=False, cancel_futures=True)
+            for run, given in ParamFiles(profile, base=base / "params").runs().items():
+                names.append(f"{profile}/{run}")
+                lines.append(Path(scratch) / "runs" / profile / run / "responses.jsonl")
+                settings.append(given)
+        yield from zip(names, pool.map(_verify, lines, settings, repeat(replay)), strict=True)
 
 
 def _verify(lines: Path, settings: dict, replay: int) -> Report:

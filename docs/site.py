@@ -14,8 +14,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
+
+from bs4 import BeautifulSoup
 
 from docs.compare import PUBLISHED
 from igcore.errors import IgcoreError, RunError, needs
@@ -95,7 +96,8 @@ def _plain(text: str) -> str:
 def staged_links(text: str, page: Path, base: Path, folder: Path) -> str:
     """Return a page whose links hold in `folder` as well; what they lead to is copied there.
 
-    A file of code becomes a page. A link to a folder becomes plain text: no page is of it.
+    A file of code becomes a page, another file is downloaded. A link to a folder becomes plain
+    text.
     """
 
     def follow(match: re.Match) -> str:
@@ -176,30 +178,16 @@ def _toctree(pages: list[str], caption: str = "") -> str:
 # --- checks ---------------------------------------------------------------------------------------
 
 
-class _Faults(HTMLParser):
-    """Collects pictures without a text and files that a page would fetch from the network."""
-
-    def __init__(self):
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Look at one element."""
-        given = {name: value or "" for name, value in attrs}
-        source = given.get("href" if tag == "link" else "src", "")
-        loaded = tag in ("script", "img", "iframe") or given.get("rel") == "stylesheet"
-        if tag == "img" and not given.get("alt"):
-            self.found.append(f"picture {source} has no alternative text")
-        if loaded and re.match(r"(https?:)?//", source):
-            self.found.append(f"{source} is fetched from the network")
-
-
 def faults(site: Path) -> Iterator[str]:
     """Yield a sentence for everything on a page that needs eyes or a network."""
-    for page in sorted(site.rglob("*.html")):
-        parser = _Faults()
-        parser.feed(page.read_text(encoding="utf-8"))
-        yield from (f"{page.relative_to(site)}: {fault}" for fault in parser.found)
+    for path in sorted(site.rglob("*.html")):
+        page, name = BeautifulSoup(path.read_bytes(), "html.parser"), path.relative_to(site)
+        for picture in page.select("img:not([alt]), img[alt='']"):
+            yield f"{name}: picture {picture.get('src')} has no alternative text"
+        for loaded in page.select("script, img, iframe, link[rel~=stylesheet]"):
+            source = str(loaded.get("src") or loaded.get("href"))
+            if re.match(r"(https?:)?//", source):
+                yield f"{name}: {source} is fetched from the network"
 
 
 # --- building -------------------------------------------------------------------------------------
@@ -219,7 +207,7 @@ def build(base: Path, profile: str, site: Path) -> None:
         stage(base, profile, source)
         options = ["-q", "-W", "--keep-going", "-c", str(base / "docs"), "-d", f"{scratch}/read"]
         if sphinx.build_main([*options, str(source), str(built)]):
-            raise RunError("Sphinx found faults in the pages, see above; mend them")
+            raise RunError("Sphinx found faults in the pages, see above; correct them")
         shutil.rmtree(site, ignore_errors=True)
         shutil.copytree(built, site)  # notebooks leave a folder beside the one that is built
     if found := list(faults(site)):

@@ -119,8 +119,8 @@ def test_what_needs_eyes_or_a_network_is_named(tmp_path):
         '<link rel="stylesheet" href="//elsewhere/x.css"><a href="https://elsewhere">fine</a>'
     )
     assert list(site.faults(tmp_path)) == [
-        "page.html: https://elsewhere/x.js is fetched from the network",
         "page.html: picture a.png has no alternative text",
+        "page.html: https://elsewhere/x.js is fetched from the network",
         "page.html: //elsewhere/x.css is fetched from the network",
     ]
 

@@ -11,7 +11,6 @@ import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import partial
 
 import pytest
 import torch
@@ -374,7 +373,7 @@ def test_a_params_file_that_is_trusted_names_everything(tmp_path, tiny, capsys):
     assert "none.yaml cannot be read" in capsys.readouterr().err
 
 
-def test_packed_runs_hold_and_a_changed_one_is_named(tmp_path, tiny):
+def test_packed_runs_hold_and_a_changed_one_is_named(tmp_path, tiny, monkeypatch):
     """Guards `make verify`: all runs of all archives, under the repository's settings."""
     (tmp_path / "params/x").mkdir(parents=True)
     file = tmp_path / "params/x/decode-r.yaml"
@@ -382,8 +381,9 @@ def test_packed_runs_hold_and_a_changed_one_is_named(tmp_path, tiny):
     for run, seed in (("r-a", 0), ("r-b", 1)):
         decoded_run(tmp_path / "runs/x" / run, tiny, run=run, seed=seed)
     pack("x", tmp_path)
-    here = partial(ThreadPoolExecutor, 1)  # a new process would not know the prompts of this test
-    found = dict(verified(tmp_path, 1, here))
+    # a new process would not know the prompts of this test
+    monkeypatch.setattr("docs.records.ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1))
+    found = dict(verified(tmp_path, 1))
     assert found.keys() == {"x/r-a", "x/r-b"}
     assert not any(report.problems for report in found.values())
     assert all("1 of 4 groups" in report.certified["replay"] for report in found.values())
@@ -391,7 +391,7 @@ def test_packed_runs_hold_and_a_changed_one_is_named(tmp_path, tiny):
     forged.lines[0]["reward"] += 1.0
     forged.save()
     pack("x", tmp_path)
-    (problems, others) = (dict(verified(tmp_path, 0, here))[f"x/r-{x}"].problems for x in "ba")
+    (problems, others) = (dict(verified(tmp_path, 0))[f"x/r-{x}"].problems for x in "ba")
     assert "reward is" in problems[0] and others == []
 
 

@@ -88,7 +88,7 @@ class ParamFiles:
         return [path for path in paths if _kind(path) == kind]
 
     def read(self, file: Path | str) -> Given:
-        """Return the settings of a file.
+        """Return the settings of a file, with the changes and within `limit`.
 
         Raises
         ------
@@ -105,23 +105,12 @@ class ParamFiles:
                 f"profile of {file} is {given.get('profile')!r}; set it to {home!r}, the folder "
                 "that the file lies in"
             )
-        if home != self.folder or not self.changes:
-            return given
-        every = self.changes.get("every", {})
-        given |= {name: every[name] for name in every.keys() & given.keys()}
-        given = merged(given, self.changes.get(_kind(file), {})) | {"profile": self.profile}
-        moved = json.dumps(given).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
-        return dict(json.loads(moved))
-
-    def whole(self, file: Path | str) -> Given:
-        """Return the settings of a file of runs, its grid and points included, within `limit`.
-
-        Raises
-        ------
-        ParameterError
-            See `read`.
-        """
-        given = self.read(file)
+        if home == self.folder and self.changes:
+            every = self.changes.get("every", {})
+            given |= {name: every[name] for name in every.keys() & given.keys()}
+            given = merged(given, self.changes.get(_kind(file), {})) | {"profile": self.profile}
+            moved = json.dumps(given).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
+            given = json.loads(moved)
         hardest, limit = given.get("hardest") or 0, given.get("limit") or 0
         # not where a whole set is answered, nor where the notebook will refuse them
         if self.limit and all(type(number) is int and number > 0 for number in (hardest, limit)):
@@ -136,7 +125,7 @@ class ParamFiles:
         ParameterError
             See `read` and `runs_of`.
         """
-        return runs_of(self.whole(file), file)
+        return runs_of(self.read(file), file)
 
     def runs(self) -> dict[str, Given]:
         """Return the settings of all runs of notebook 30 by name, also of examples and regimes.

@@ -54,12 +54,12 @@ UNCERTAIN = (
     "whether the run was to have more prompts or methods, settings without influence on its "
     "methods, last digits of perplexity and kl, seconds, the names of profile and run, files opened"
 )
-# role -> tables of this package whose names a record may give
-NAMED_HERE: dict[str, list[Collection[str]]] = {
-    "cost": [SCORERS],
-    "reward": [SCORERS],
-    "policy": [POLICIES],
-    "prompts": [PROMPT_SETS],
+# role -> table of this package whose names a record may give
+NAMED_HERE: dict[str, Collection[str]] = {
+    "cost": SCORERS,
+    "reward": SCORERS,
+    "policy": POLICIES,
+    "prompts": PROMPT_SETS,
 }
 # options that a record may set beside a name. A revision is not among them: anybody may propose one
 # to the hub, with files of their own.
@@ -194,8 +194,7 @@ def trusted_source(role: str, recorded: Any, trusted: Mapping[str, Any]) -> Any:
     if recorded is None or trusted.get(role) is not None:
         return trusted.get(role)
     recorded = Named.of(recorded)
-    in_table = any(recorded.name in table for table in NAMED_HERE.get(role, []))
-    if in_table and recorded.options.keys() <= HARMLESS:
+    if recorded.name in NAMED_HERE.get(role, ()) and recorded.options.keys() <= HARMLESS:
         return recorded
     raise ParameterError(
         f"the record names the {role} {written(recorded)!r}, which is none of the package's own as "
