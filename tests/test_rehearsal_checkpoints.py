@@ -231,27 +231,20 @@ def test_the_end_tokens_of_either_file_count(monkeypatch, mirror, tmp_path, file
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "scorer",
-    [{"name": name} for name in READERS],
-    ids=lambda scorer: scorer["name"],
-)
-def test_every_scorer_passes_its_first_look(scorer, dtype):
+@pytest.mark.parametrize("name", READERS)
+def test_every_scorer_passes_its_first_look(name, dtype):
     """Guards the aim of the heads, and that no code beside a checkpoint is run: QRM's raises."""
-    scorer = load_scorer(scorer | {"dtype": dtype})
+    scorer = load_scorer({"name": name, "dtype": dtype})
     assert len(set(scorer.score(["Tea?", "Tea?"], ["Yes.", "No."], [True, True]))) == 2
 
 
-@pytest.mark.parametrize(
-    "scorer", [{"name": name} for name in READERS], ids=lambda scorer: scorer["name"]
-)
-def test_the_revision_of_every_scorer_is_asked_for(monkeypatch, scorer):
-    """Bug: a pinned commit that nobody asks the hub for."""
+@pytest.mark.parametrize("name", READERS)
+def test_the_revision_of_every_scorer_is_asked_for(monkeypatch, name):
+    """Bug: the pinned commit was not requested from the hub."""
 
     def snapshot(repo, revision=None):
         raise AssetError(f"asked for {repo} at {revision}")
 
     monkeypatch.setattr("igcore.models.lm_scorer.snapshot", snapshot)
-    repo = READERS[scorer["name"]]
-    with pytest.raises(AssetError, match=f"asked for {repo} at 1234abc"):
-        load_scorer(scorer | {"revision": "1234abc"})
+    with pytest.raises(AssetError, match=f"asked for {READERS[name]} at 1234abc"):
+        load_scorer({"name": name, "revision": "1234abc"})
