@@ -13,7 +13,7 @@ KERNEL  = 'c.IPKernelApp.log_level = 50' \
           'c.IPKernelApp.exec_lines = ["import atexit, gc", "atexit.register(gc.freeze); gc.set_threshold(10_000)"]'
 
 export OMP_NUM_THREADS ?= 1
-# a process keeps the memory that it frees: to get it anew took a third of the training of a critic on keys and values
+# a process keeps the memory that it frees: requesting it again took a third of the training of a critic on keys and values
 export MALLOC_MMAP_THRESHOLD_ ?= 1073741824
 export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false

@@ -174,7 +174,7 @@ def claimed(start=False):
         claims.check_registered(file, folder)
 
 
-GPUS = config.get("gpu") or None  # of jobs that decode or train; memory and time stand in profiles/slurm
+GPUS = config.get("gpu") or None  # of jobs that decode or train; profiles/slurm sets memory and time
 
 
 if workflow.is_main_process:
@@ -241,7 +241,7 @@ for name, runs in MADE.items():
         wildcard_constraints:
             suffix=r"(\.\d+-of-\d+)?",
         params:
-            executed=lambda w: f"runs/{PROFILE}/{{run}}{w.suffix}/executed.ipynb",  # {run} as it stands: each run has its own
+            executed=lambda w: f"runs/{PROFILE}/{{run}}{w.suffix}/executed.ipynb",  # {run} stays literal: each run has its own
             shard=lambda w: "" if not w.suffix else "-p shard {} -p n_shards {}".format(*w.suffix[1:].split("-of-")),
         threads: 1
         resources:

@@ -100,7 +100,7 @@ def _score(model, weights: torch.Tensor, rows: list[list[int]]) -> list[float]:
 
 
 @torch.inference_mode()
-def args(models: Models, case: Case, prompt: list[int], cached: bool) -> list[int]:
+def naive_args(models: Models, case: Case, prompt: list[int], cached: bool) -> list[int]:
     """Return the tokens of ARGS that scores whole texts for every token, in one batch.
 
     Each is the one of the `case.n_samples` most probable tokens with the lowest -omega pi - reward.
@@ -226,8 +226,8 @@ VARIANTS: dict[str, Variant] = {
     "A1": one_by_one(naive, generate_rows=1, score_rows=1),
     "A2": one_by_one(naive, score_rows=1),
     "A3": one_by_one(naive),
-    "args, KV cache": one_by_one(args, cached=True),
-    "args, uncached": one_by_one(args, cached=False),
+    "args, KV cache": one_by_one(naive_args, cached=True),
+    "args, uncached": one_by_one(naive_args, cached=False),
     "generate": transformers_generate,
     "its_hub best-of-n": its_hub(beam=False),
     "its_hub beam": its_hub(beam=True),

@@ -50,7 +50,7 @@ LONG = {"prompt_tokens": 512, "n_samples": 32}
 LONG_DYNAMIC = Case("sampling, DynamicCache", "sample dynamic", **LONG)
 LONG_SHARED = Case("sampling, prompt shared", "sample shared", **LONG)
 TOKENWISE = {"new_tokens": 32, "block": 1, "keep": 1}
-ARGS = Case("ARGS, KV cache for all", "args", **TOKENWISE)
+ARGS_CASE = Case("ARGS, KV cache for all", "args", **TOKENWISE)
 ARGS_BASELINES = [
     Case("ARGS, all encoded again", "args, uncached", **TOKENWISE),
     Case("ARGS, whole texts scored", "args, KV cache", **TOKENWISE),
@@ -112,7 +112,7 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
         "guarded search": [A1, A2, A3, B, C, C8, A2_HALF, half(B), half(C), half(C8)],
         "long prompts": [*long, *map(half, long), half(replace(GENERATE, **LONG, new_tokens=64))],
         "overheads": [GUARDED, UNGUARDED, ONE_BLOCK, ENGINE],
-        "token by token": [*ARGS_BASELINES, ARGS],
+        "token by token": [*ARGS_BASELINES, ARGS_CASE],
         "peers": PEERS,
         "other sizes": [shaped(case, name) for name in SHAPES for case in (GENERATE, BEST)],
         "scaling": scaling,
@@ -144,7 +144,7 @@ def ratios(quick: bool = False) -> list[tuple[str, Case | float, Case]]:
         ("guarded search / unguarded search", GUARDED, UNGUARDED),
         ("blockwise / one block", UNGUARDED, ONE_BLOCK),
     ]
-    pairs += [(f"{case.variant} / KV cache for all", case, ARGS) for case in ARGS_BASELINES]
+    pairs += [(f"{case.variant} / KV cache for all", case, ARGS_CASE) for case in ARGS_BASELINES]
     for case, mine in ((GENERATE, BEST), (HUB_BEST, BEST), (HUB_BEAM, BEAM)):
         pairs.append((f"{case.variant} / {mine.variant}", case, mine))
     for name in SHAPES:

@@ -50,7 +50,7 @@ def compared(table: pd.DataFrame, ratios: Sequence[tuple[str, Case | float, Case
     return result[COMPARED].astype(dict.fromkeys(COMPARED[1:], float))
 
 
-def for_people(table: pd.DataFrame) -> pd.DataFrame:
+def readable_columns(table: pd.DataFrame) -> pd.DataFrame:
     """Return seven columns of the table; the CSV file has all."""
     cells = table.astype(str)
     size = cells["prompts"] + " × " + cells["prompt_tokens"] + " tokens, N = " + cells["n_samples"]
@@ -86,7 +86,7 @@ def write(
     pairs = pairs.astype(object).where(pairs.notna(), None)
     texts = {
         "bench.csv": table.to_csv(index=False, float_format="%.6g", lineterminator="\n"),
-        "bench.md": tables.markdown(for_people(table)) + "\n" + bullets,
+        "bench.md": tables.markdown(readable_columns(table)) + "\n" + bullets,
         "bench_ratios.md": pairs.to_markdown(index=False, floatfmt=".2f", missingval=missing)
         + "\n\n"
         + bullets,

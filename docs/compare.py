@@ -24,20 +24,20 @@ from igstudy.runs.rescore import TOLERANCE, differing_fields
 from igstudy.runs.verify import allow_for_batch
 
 PUBLISHED = ("small", "ablations", "critic-search", "tune", "bench", "served")
-SECONDS = re.compile(r"seconds|_s$|^(generation|scoring)_|^fits$")  # never the same twice
+TIMED = re.compile(r"seconds|_s$|^(generation|scoring)_|^fits$")  # never the same twice
 # another processor moved means of scores by 1e-7 and of log-likelihoods by 3e-6; a table for people
 # shows steps of .001
 CLOSE = 1e-5
-SHOWN = 5  # differing answers that are named on the screen
+SHOWN_ANSWERS = 5  # differing answers that are named on the screen
 
 
-def cells(made: Path, kept: Path) -> dict[str, float]:
+def differing_cells(made: Path, kept: Path) -> dict[str, float]:
     """Return the cells in which two tables differ, each with its distance; seconds are left out."""
     new, old = (pd.read_csv(path, dtype=str, keep_default_na=False) for path in (made, kept))
     if list(new) != list(old) or len(new) != len(old):
         return {f"{kept.name}: {new.shape} rows and columns, not {old.shape}": math.inf}
     found = {}
-    for column in old.columns[[not SECONDS.search(name) for name in old]]:
+    for column in old.columns[[not TIMED.search(name) for name in old]]:
         for line, (one, other) in enumerate(zip(new[column], old[column], strict=True), start=2):
             if one != other:
                 name = f"{kept.name}, line {line}, {column}: {one}, not {other}"
@@ -53,7 +53,7 @@ def _distance(one: str, other: str) -> float:
         return math.inf
 
 
-def answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]]]:
+def compared_answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]]]:
     """Return the near ties of every answer that was given again, and in what it differs.
 
     Hashes are left out, and scores may differ by `igstudy.runs.rescore.TOLERANCE`.
@@ -72,11 +72,11 @@ def answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]]]:
                 if made := again.get(key(kept)):
                     ties = max(made["near_ties"], kept["near_ties"])
                     name = " ".join((run.name, *key(kept)))
-                    found[name] = ties, differences(name, made, kept)
+                    found[name] = ties, answer_changes(name, made, kept)
     return found
 
 
-def differences(name: str, made: dict, kept: dict) -> list[str]:
+def answer_changes(name: str, made: dict, kept: dict) -> list[str]:
     """Say in which fields two answers differ, beyond what another processor or batch may move.
 
     Hashes of scorers change with their code.
@@ -93,17 +93,17 @@ def differences(name: str, made: dict, kept: dict) -> list[str]:
     return list(differing_fields(name, new, old, TOLERANCE))
 
 
-def compared(profile: str, base: Path) -> list[str]:
+def compare_profile(profile: str, base: Path) -> list[str]:
     """Return a few lines for a person, and write them with every difference below the runs."""
     folder = base / "runs" / profile
     tables = {
-        kept.stem: cells(made, kept)
+        kept.stem: differing_cells(made, kept)
         for kept in sorted(base.glob("figures/tables/*.csv"))
         if (made := folder / "figures/tables" / kept.name).is_file()
     }
     farthest = {name: max(found.values()) for name, found in tables.items() if found}
     differing = [name for name, apart in farthest.items() if apart > CLOSE]
-    given = answers(profile, base)
+    given = compared_answers(profile, base)
     other = {name: found for name, found in given.items() if found[1]}
     tied = sum(ties > 0 for ties, _ in other.values())
     lines = [
@@ -119,7 +119,7 @@ def compared(profile: str, base: Path) -> list[str]:
     every += [sentence for _, found in other.values() for sentence in found]
     replace_file(folder / "compared.txt", "\n".join([*every, ""]))
     last = f"runs/{profile}/compared.txt has every difference; no committed file has changed"
-    return [*lines[: 2 + SHOWN], last]
+    return [*lines[: 2 + SHOWN_ANSWERS], last]
 
 
 def publish(profile: str, base: Path) -> None:
@@ -150,7 +150,7 @@ def main() -> None:
         if given.publish:
             publish(given.profile, root())
         else:
-            print(*compared(given.profile, root()), sep="\n")
+            print(*compare_profile(given.profile, root()), sep="\n")
     except IgcoreError as error:
         sys.exit(f"error: {error}" if given.publish else print(f"not compared: {error}"))
 

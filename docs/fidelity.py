@@ -3,7 +3,7 @@
 ``igstudy/paper/data/fidelity.csv`` has a row for every statement of the paper: where it is printed,
 the code it became, and whether that is ``faithful``, ``repaired`` (the printed form has a fault),
 an ``option`` (another choice is the default) or ``not run``. A row may say which setting its files
-have; then `contradictions` compares.
+have; then `wrong_settings` compares.
 """
 
 from fnmatch import fnmatch
@@ -16,8 +16,8 @@ import pandas as pd
 from igstudy.paper import read
 from igstudy.yamlfile import read_yaml
 
-VERDICTS = ("faithful", "repaired", "option", "not run")
-SHOWN = ["printed", "where", "here", "verdict", "why"]
+KINDS_OF_ROWS = ("faithful", "repaired", "option", "not run")
+PAGE_COLUMNS = ["printed", "where", "here", "verdict", "why"]
 
 
 def fidelity() -> pd.DataFrame:
@@ -25,7 +25,7 @@ def fidelity() -> pd.DataFrame:
     return read("fidelity").fillna("")
 
 
-def contradictions(params: Path) -> list[str]:
+def wrong_settings(params: Path) -> list[str]:
     """Return a sentence for every file of a folder that does not have the setting of its row.
 
     A row without a value says that its files leave the setting out, or set it to null.
@@ -57,9 +57,9 @@ def page() -> str:
     names = table["code"].str.split().map(lambda names: ", ".join(f"`{name}`" for name in names))
     table = table.assign(here=names.str.replace("igcore.", "", regex=False))
     parts = [
-        f"## {part.capitalize()}\n\n{rows[SHOWN].to_markdown(index=False)}"
+        f"## {part.capitalize()}\n\n{rows[PAGE_COLUMNS].to_markdown(index=False)}"
         for part, rows in table.groupby("part", sort=False)
     ]
     counts = table["verdict"].value_counts()
-    said = ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in VERDICTS)
+    said = ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in KINDS_OF_ROWS)
     return "\n\n".join([f"{len(table)} statements: {said}.", *parts])

@@ -54,7 +54,7 @@ FRONT = (  # arms of the front page, of whatever regime has them
 TREE = "docs/tree.svg"
 
 
-def table(name: str, base: Path) -> str:
+def committed_table(name: str, base: Path) -> str:
     """Return a table that a notebook or the benchmark has written, as Markdown."""
     path = base / f"figures/tables/{name}.md"
     if not path.is_file():
@@ -134,12 +134,12 @@ def statements(profile: str, base: Path) -> str:
     RunError
         Naming the first file that does.
     """
-    if wrong := fidelity.contradictions(base / "params" / profile):
+    if wrong := fidelity.wrong_settings(base / "params" / profile):
         raise RunError(f"{wrong[0]}; correct the file, or igstudy/paper/data/fidelity.csv")
     return fidelity.page()
 
 
-def verdicts(profile: str, base: Path) -> str:
+def claim_verdicts(profile: str, base: Path) -> str:
     """Return the verdict on each claim of a profile, and how many held.
 
     Raises
@@ -193,19 +193,19 @@ def filled(page: str, base: Path) -> str:
 
     def write(match: re.Match) -> str:
         start, kind, name, end = match.groups()
-        return f"{start}\n{KINDS[kind](name, base)}\n\n{end}"
+        return f"{start}\n{WRITERS[kind](name, base)}\n\n{end}"
 
     return BLOCK.sub(write, page)
 
 
-KINDS = {
-    "table": table,
+WRITERS = {
+    "table": committed_table,
     "arms": arms,
     "plan": plan,
     "minutes": minutes,
     "output": output,
     "fidelity": statements,
-    "claims": verdicts,
+    "claims": claim_verdicts,
     "lines": lines,
 }
 

@@ -29,7 +29,7 @@ RECORDS = ("*.jsonl", "*.json", "*.csv")
 SUM = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_-]+)\.tar\.xz")  # a line of SHA256SUMS
 
 
-def files_of(folder: Path) -> list[Path]:
+def record_files(folder: Path) -> list[Path]:
     """Return the records below the runs of a profile: no notebooks, tables, jobs, old files."""
     found = {path for pattern in RECORDS for path in folder.rglob(pattern)}
     below = {path: path.relative_to(folder).parts for path in found}
@@ -42,7 +42,7 @@ def files_of(folder: Path) -> list[Path]:
 
 def pack(profile: str, base: Path) -> Path:
     """Write the archive of a profile and its hash."""
-    files = files_of(base / "runs" / profile)
+    files = record_files(base / "runs" / profile)
     if not files:
         raise RunError(f"runs/{profile} holds no records; run the profile first")
     archive = base / "records" / f"{profile}.tar.xz"
@@ -53,7 +53,7 @@ def pack(profile: str, base: Path) -> Path:
             content = path.read_bytes()
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    hashes = known(base)  # first: what is wrong there is found before anything is written
+    hashes = known_hashes(base)  # first: what is wrong there is found before anything is written
     replace_file(archive, packed.getvalue())
     hashes |= {archive.name: file_digest(archive)}
     lines = [f"{digest}  {name}\n" for name, digest in sorted(hashes.items())]
@@ -61,7 +61,7 @@ def pack(profile: str, base: Path) -> Path:
     return archive
 
 
-def known(base: Path) -> dict[str, str]:
+def known_hashes(base: Path) -> dict[str, str]:
     """Return the hashes of the archives by name; ``RunError`` for a line that is none."""
     path = base / "records/SHA256SUMS"
     lines = path.read_bytes().splitlines() if path.exists() else []
@@ -88,7 +88,7 @@ def unpack(base: Path, into: Path) -> list[str]:
         written.
     """
     profiles = {}
-    for name, digest in known(base).items():
+    for name, digest in known_hashes(base).items():
         archive, profile = base / "records" / name, name.removesuffix(".tar.xz")
         if not archive.exists() or file_digest(archive) != digest:
             raise RunError(
@@ -129,10 +129,10 @@ def verified(base: Path, replay: int) -> Iterator[tuple[str, Report]]:
                 names.append(f"{profile}/{run}")
                 lines.append(Path(scratch) / "runs" / profile / run / "responses.jsonl")
                 settings.append(given)
-        yield from zip(names, pool.map(_verify, lines, settings, repeat(replay)), strict=True)
+        yield from zip(names, pool.map(_verify_run, lines, settings, repeat(replay)), strict=True)
 
 
-def _verify(lines: Path, settings: dict, replay: int) -> Report:
+def _verify_run(lines: Path, settings: dict, replay: int) -> Report:
     """Verify one run on one thread."""
     import torch
 

@@ -69,7 +69,7 @@ def executed(runs: Path) -> dict[str, Path]:
     return pages
 
 
-def described(notebook: dict) -> dict:
+def with_descriptions(notebook: dict) -> dict:
     """Return a notebook in which each picture is described to those who cannot see it.
 
     The description is the heading of its section and the paragraph before it.
@@ -140,7 +140,7 @@ def stage(base: Path, profile: str, folder: Path) -> None:
     committed = {f"notebooks/{path.stem}": path for path in base.glob("notebooks/*.ipynb")}
     for page, path in (committed | ran).items():
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        replace_file(folder / f"{page}.ipynb", json.dumps(described(notebook)))
+        replace_file(folder / f"{page}.ipynb", json.dumps(with_descriptions(notebook)))
     pages = [*base.glob("docs/*.md"), base / "CHANGELOG.md", base / "CONTRIBUTING.md"]
     for path in pages:
         page = path.relative_to(base)

@@ -31,12 +31,12 @@ from igcore.settings import Named
 # the packages, whose code counts as a whole, see `igstudy.runs.identity`
 HOMES = {"igcore": Path(igcore.__file__).parent, "igstudy": Path(__file__).parent}
 INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
-CODE = attrgetter(
+CODE_ATTRIBUTES = attrgetter(
     *("co_code", "co_exceptiontable", "co_consts", "co_names", "co_varnames", "co_freevars"),
     *("co_flags", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
 )
-CACHED = type(functools.lru_cache(len))
-WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, CACHED)
+LRU_WRAPPER = type(functools.lru_cache(len))
+WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, LRU_WRAPPER)
 WRAPPED = ("__wrapped__", "fget", "func")  # the functions in them
 
 
@@ -69,7 +69,7 @@ def package_digest(package: str, *parts: str) -> str:
     return digest_of(digests)[:DIGITS]
 
 
-def sources(*modules: str) -> dict[str, str]:
+def module_digests(*modules: str) -> dict[str, str]:
     """Return the digests of a user's modules and of those that they import, by name.
 
     Nothing is imported. Modules of `PACKAGES`, of Python and of installed packages do not count.
@@ -156,13 +156,13 @@ def identified(scorer: Any) -> Any:
 
 
 def content_digest(value: Any) -> str:
-    """Return the digest of a value, 64 hex digits; raise whatever pickle raises."""
+    """Return the digest of a value, 64 hex digits; errors of pickle pass through."""
     hashed = hashlib.sha256()
-    Contents(types.SimpleNamespace(write=hashed.update), protocol=4).dump(value)
+    ContentPickler(types.SimpleNamespace(write=hashed.update), protocol=4).dump(value)
     return hashed.hexdigest()
 
 
-class Contents(pickle.Pickler):
+class ContentPickler(pickle.Pickler):
     """Pickles what a user has defined by its content, and nothing by its order or address."""
 
     def persistent_id(self, value: Any) -> Any:
@@ -186,9 +186,9 @@ class Contents(pickle.Pickler):
             flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             held = str(value.dtype), tuple(value.shape), flat.numpy()
         elif isinstance(value, types.ModuleType):
-            held = value.__name__, sources(value.__name__)
+            held = value.__name__, module_digests(value.__name__)
         elif isinstance(value, types.CodeType):
-            held = CODE(value)
+            held = CODE_ATTRIBUTES(value)
         elif is_installed(value):
             return NotImplemented
         elif isinstance(value, types.FunctionType):
@@ -213,20 +213,20 @@ def members_of(kind: type) -> dict[str, Any]:
 
 def content_of(function: types.FunctionType) -> list[Any]:
     """Return code, defaults, attributes, closure, globals and modules of a function."""
-    names = set(names_of(function.__code__))  # of globals, attributes and imports alike
+    names = set(names_in_code(function.__code__))  # of globals, attributes and imports alike
     read = {name: function.__globals__[name] for name in names & function.__globals__.keys()}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     defaults = function.__defaults__, function.__kwdefaults__
-    own = sources(function.__module__ or "", *names - read.keys())
+    own = module_digests(function.__module__ or "", *names - read.keys())
     return [function.__code__, defaults, vars(function), cells, read, own]
 
 
-def names_of(code: types.CodeType) -> Iterator[str]:
+def names_in_code(code: types.CodeType) -> Iterator[str]:
     """Yield the names that code and the functions in it use."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from names_of(constant)
+            yield from names_in_code(constant)
 
 
 def is_installed(value: Any) -> bool:

@@ -18,7 +18,7 @@ from .yamlfile import parsed, read_yaml
 
 DECODE, LINES = "notebooks/30_decode.ipynb", "runs/ci/decode-raw/responses.jsonl"
 TAGGED = "; its cell with the tag 'parameters' sets what is allowed"
-REMEDY = "; choose one in JupyterLab, or `python -m ipykernel install --user --name NAME`"
+KERNEL_HELP = "; choose one in JupyterLab, or `python -m ipykernel install --user --name NAME`"
 Result = tuple[list[str], list[str]]  # lines to print when all holds, and problems
 Command = Callable[..., Result]
 
@@ -160,7 +160,7 @@ def _one_kernel(name: str, notebook: Path) -> Iterator[Any]:
     from jupyter_client.manager import KernelManager
 
     if name not in find_kernel_specs():
-        raise unknown_name(f"kernel of {notebook}", name, find_kernel_specs(), REMEDY)
+        raise unknown_name(f"kernel of {notebook}", name, find_kernel_specs(), KERNEL_HELP)
     clients = []
 
     class Manager(KernelManager):

@@ -22,7 +22,7 @@ SETTINGS = tuple(  # the settings of a method, in the order of a line
     reward_weight token_temperature value_steps value_step_size
     """.split()
 )
-Key = tuple[str, str]
+LineKey = tuple[str, str]
 Fields = dict[str, Any]  # of a line, of params.json or of a manifest
 
 
@@ -47,7 +47,7 @@ def sealed(line: Fields) -> Fields:
     return stored | {"digest": line_digest(stored)}
 
 
-def key(line: Fields) -> Key:
+def key(line: Fields) -> LineKey:
     """Return a line's key, (method, prompt_id); raise ``TypeError`` unless both are text."""
     method, prompt_id = line["method"], line["prompt_id"]
     if not (isinstance(method, str) and isinstance(prompt_id, str)):
@@ -71,7 +71,7 @@ def read(path: Path) -> list[Fields]:
         two lines answer the same prompt with the same method.
     """
     lines: list[Fields] = []
-    numbers: dict[Key, int] = {}
+    numbers: dict[LineKey, int] = {}
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":

@@ -101,7 +101,7 @@ class Choice:
 
 
 def split_of(text: str) -> str:
-    """Return a key of `SPLITS`: a fixed function of the text, whatever set or order it is in.
+    """Return a key of `SPLITS`: a fixed function of the text alone.
 
     The first 13 hex digits of the text's sha256, read as a fraction of one, are below its edge.
     """

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 # changes to these mark a commit as changed; figures and tables that runs write do not
-CODE = ("igcore", "igstudy", "notebooks", "params", "Snakefile")
+TRACKED_PATHS = ("igcore", "igstudy", "notebooks", "params", "Snakefile")
 VERSIONS = ("igcore", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -47,10 +47,10 @@ def _cpu(described: Path = Path("/proc/cpuinfo")) -> str:
 
 @cache  # once per process: the code that it runs is the code that it imported
 def commit() -> str | None:
-    """Return the commit, with ``+`` when `CODE` has changes; None outside a repository."""
+    """Return the commit, with ``+`` when `TRACKED_PATHS` has changes; None outside a repository."""
     try:
         head = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "-uno", "--", *CODE)
+        changed = _git("status", "--porcelain", "-uno", "--", *TRACKED_PATHS)
     except (OSError, subprocess.CalledProcessError):
         return None
     return f"{head}+" if changed else head

@@ -10,13 +10,13 @@ from igcore.errors import ParameterError
 
 # a value that YAML 1.1 takes for another than YAML 1.2 and most people: yes is true there, 010 is
 # 8, 1:30 is 90, and 2026-01-31 is no text
-ODD = re.compile(r"yes|no|on|off|[-+]?0[0-7_]+|[-+]?[\d_]+:.*|\d{4}-.*", re.IGNORECASE)
+AMBIGUOUS = re.compile(r"yes|no|on|off|[-+]?0[0-7_]+|[-+]?[\d_]+:.*|\d{4}-.*", re.IGNORECASE)
 PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "timestamp")}
 REMEDY = "write true, false or a plain number, or put text into quotes"
 
 
 class Strict(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """Reads YAML without equal keys and `ODD` values."""
+    """Reads YAML without equal keys and `AMBIGUOUS` values."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Refuse a key that is given twice; YAML would keep the last silently."""
@@ -30,8 +30,8 @@ class Strict(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
         return made
 
     def construct_scalar(self, node: Any) -> Any:
-        """Refuse an `ODD` value."""
-        if node.tag in PLAIN and ODD.fullmatch(node.value):
+        """Refuse an `AMBIGUOUS` value."""
+        if node.tag in PLAIN and AMBIGUOUS.fullmatch(node.value):
             raise _fault(node, f"{node.value!r:.100} is another value in old YAML; {REMEDY}")
         return super().construct_scalar(node)
 

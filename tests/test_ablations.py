@@ -237,9 +237,9 @@ def test_holm_is_over_the_rows_of_a_measure():
         ]
     )
     assert list(table.columns) == [
-        *paired.COLUMNS[:-1],
-        *paired.COUNTS,
-        paired.COLUMNS[-1],
+        *paired.TEST_COLUMNS[:-1],
+        *paired.GAIN_COUNTS,
+        paired.TEST_COLUMNS[-1],
     ] and table["p_holm"].tolist() == pytest.approx([0.03, 0.06, 0.5, 0.04])
     none = paired.corrected([])
     assert list(none.columns) == list(table.columns)
@@ -266,7 +266,7 @@ def test_a_table_has_a_row_for_every_point():
         for k in range(3)
     ]
     table = points.point_table(frame(*found[::-1]), ["diversity", "seed"])
-    assert list(table.columns) == [*tables.COLUMNS, "diversity"]
+    assert list(table.columns) == [*tables.MAIN_COLUMNS, "diversity"]
     assert table[["diversity", "seed"]].to_numpy().tolist() == [
         ["half", 0],
         ["half", 1],

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from synthetic import record
 
-from docs.compare import answers, cells, compared, publish
+from docs.compare import compare_profile, compared_answers, differing_cells, publish
 from docs.records import pack
 from igcore.errors import ParameterError, RunError
 from igstudy.linefile import sealed
@@ -50,13 +50,17 @@ def test_a_cell_that_differs_is_found_with_its_distance(tmp_path):
     number.
     """
     kept = table(tmp_path / "kept", "main")
-    assert cells(table(tmp_path / "a", "main", train_s=[1.0, 2.0]), kept) == {}
-    moved = cells(table(tmp_path / "b", "main", reward=[0.5000004, None], unsafe=[5, 0]), kept)
+    assert differing_cells(table(tmp_path / "a", "main", train_s=[1.0, 2.0]), kept) == {}
+    moved = differing_cells(
+        table(tmp_path / "b", "main", reward=[0.5000004, None], unsafe=[5, 0]), kept
+    )
     assert [float(f"{apart:.3g}") for apart in moved.values()] == [4e-7, 2]
     assert list(moved)[1] == "main.csv, line 2, unsafe: 5, not 3"
-    found = cells(table(tmp_path / "c", "main", method=["base", "mine"], reward=[0.5, 1.0]), kept)
+    found = differing_cells(
+        table(tmp_path / "c", "main", method=["base", "mine"], reward=[0.5, 1.0]), kept
+    )
     assert list(found.values()) == [float("inf")] * 2
-    (shape,) = cells(table(tmp_path / "d", "main", more=[1, 2]), kept)
+    (shape,) = differing_cells(table(tmp_path / "d", "main", more=[1, 2]), kept)
     assert "(2, 5) rows and columns, not (2, 4)" in shape
 
 
@@ -65,7 +69,7 @@ def test_an_equal_walk_is_said_to_be_equal(base):
     hash of a scorer are no difference.
     """
     write(base / "runs/small/decode-raw", reward=0.5000004, cost_s=7.0, cost_digest="new")
-    first, second, last = compared("small", base)
+    first, second, last = compare_profile("small", base)
     assert "1 tables" in first and "1 equal" in first and "0 differ" in first
     assert "3 answers" in second and "3 equal" in second and "0 differ" in second
     assert "runs/small/compared.txt has every difference; no committed file" in last
@@ -79,7 +83,7 @@ def test_what_differs_is_listed_with_its_near_ties(base):
     table(base / "runs/small", "main", unsafe=[2, 0])
     table(base / "runs/small", "new")  # not committed
     committed = {path: path.read_bytes() for path in (base / "figures").rglob("*.*")}
-    first, second, third, _ = compared("small", base)
+    first, second, third, _ = compare_profile("small", base)
     assert first.endswith("0 within 1e-05, 1 differ (main)")
     assert "2 equal" in second and "1 differ, 1 of these after near ties" in second
     assert third == "  decode-raw base p1 (near ties: 1)"
@@ -93,9 +97,9 @@ def test_shards_are_read_and_missing_answers_are_not_compared(base):
     """Guards a walk in shards, whose folders have other names, and one of fewer prompts."""
     run = base / "runs/small/decode-raw"
     run.rename(run.with_name("decode-raw.0-of-2"))
-    assert answers("small", base).keys() == {f"decode-raw base p{k}" for k in range(3)}
+    assert compared_answers("small", base).keys() == {f"decode-raw base p{k}" for k in range(3)}
     (run.with_name("decode-raw.0-of-2") / "responses.jsonl").write_text("")
-    assert answers("small", base) == {}
+    assert compared_answers("small", base) == {}
 
 
 def test_publishing_copies_what_the_walk_left(base):

@@ -15,7 +15,9 @@ ROWS = fidelity.fidelity().to_dict("records")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["printed"][:40])
 def test_each_row_leads_to_code_and_gives_its_reason(row):
     """Bug: a function renamed, a deviation without a reason, a verdict of no kind."""
-    assert row["part"] and row["printed"] and row["where"] and row["verdict"] in fidelity.VERDICTS
+    assert (
+        row["part"] and row["printed"] and row["where"] and row["verdict"] in fidelity.KINDS_OF_ROWS
+    )
     assert row["why"] or row["verdict"] == "faithful"
     for name in row["code"].split():
         assert resolve_name(name) is not None
@@ -24,7 +26,7 @@ def test_each_row_leads_to_code_and_gives_its_reason(row):
 
 def test_the_papers_files_keep_to_the_table():
     """Guards params/paper against what the table says of it, such as the networks for HEx-PHI."""
-    assert fidelity.contradictions(ROOT / "params/paper") == []
+    assert fidelity.wrong_settings(ROOT / "params/paper") == []
 
 
 @pytest.mark.parametrize(
@@ -44,12 +46,12 @@ def test_a_file_that_contradicts_the_table_is_named(tmp_path, file, old, new, se
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    found = fidelity.contradictions(tmp_path / "paper")
+    found = fidelity.wrong_settings(tmp_path / "paper")
     assert found and all(str(path) in said for said in found) and sentence in found[0]
 
 
 def test_a_row_about_no_file_is_named(tmp_path):
     """Guards rows whose files were renamed, which nothing would contradict."""
     (tmp_path / "paper").mkdir()
-    found = fidelity.contradictions(tmp_path / "paper")
+    found = fidelity.wrong_settings(tmp_path / "paper")
     assert len(found) == sum(bool(row["files"]) for row in ROWS)

@@ -15,7 +15,7 @@ from igstudy.report import heldout, tables
 from igstudy.report import statistics as metrics
 
 COLUMNS = [
-    *heldout.COLUMNS,
+    *heldout.HELDOUT_COLUMNS,
     *["n_pairs", "mcnemar_b", "mcnemar_c", "mcnemar_p", "mcnemar_p_holm"],
     *heldout.TESTED["toxicity"].values(),
 ]

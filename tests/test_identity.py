@@ -12,7 +12,7 @@ from mockpolicy import LetterCost
 
 from igcore import Prompt, RunError
 from igstudy import closure
-from igstudy.closure import sources, tree_digest
+from igstudy.closure import module_digests, tree_digest
 from igstudy.runs import identity
 
 FILES = {
@@ -50,16 +50,16 @@ def test_a_users_module_counts_with_all_that_it_imports(house):
     """Guards code that decides a number and that no list holds: late, relative and named imports,
     packages on the way.
     """
-    found = sources("house.entry")
+    found = module_digests("house.entry")
     inside = "entry near other deep deep.leaf deep.beside late named".split()
     assert set(found) == {"house", *(f"house.{name}" for name in inside)}
     assert "house" not in sys.modules  # nothing was imported to find it
     (house / "named.py").write_text("y = 1 - 2\n")
-    changed = sources("house.entry")
+    changed = module_digests("house.entry")
     assert {name for name in changed if changed[name] != found[name]} == {"house.named"}
     (house / "named.py").write_text("def (:\n")
     with pytest.raises(RunError, match="named.py is no Python that can be read .*line 1"):
-        sources("house.entry")
+        module_digests("house.entry")
 
 
 def test_code_that_makes_records_starts_them_again(tmp_path, monkeypatch):
@@ -167,5 +167,5 @@ def test_a_scorer_of_a_notebook_counts_by_its_content():
         exec(text, cell)
         part = cell["Mine"]()
         digests.append(identity.part_identity(part)["code"])
-        assert sources(*identity.modules_of(part)) == {}
+        assert module_digests(*identity.modules_of(part)) == {}
     assert digests[0] != digests[1] == digests[2] and digests[0]

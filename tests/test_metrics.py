@@ -182,7 +182,7 @@ def test_compare_counts_pairs_by_hand():
     assert row.reward_difference == pytest.approx(0.3)
     assert row.reward_p == pytest.approx(2 / 2**5)
     assert row.reward_low >= 0.25 and row.reward_high <= 0.5
-    assert list(row.index) == paired.COMPARISON
+    assert list(row.index) == paired.COMPARISON_COLUMNS
 
 
 def test_compare_uses_only_shared_prompts():
@@ -256,7 +256,7 @@ def test_compare_without_pairs_or_answers():
     assert (
         rows[["mcnemar_p", "safety_difference", "safety_low", "safety_high"]].isna().all(axis=None)
     )
-    assert compare(apart).columns.tolist() == paired.COMPARISON
+    assert compare(apart).columns.tolist() == paired.COMPARISON_COLUMNS
 
 
 def test_compare_without_discordant_pairs():
@@ -286,4 +286,4 @@ def test_a_pair_that_was_not_run_is_said_to_be_none(run):
     """
     records = synthetic.records(3)
     found = compare(records[records["method"].isin(run)])
-    assert list(found.columns) == paired.COMPARISON and not len(found)
+    assert list(found.columns) == paired.COMPARISON_COLUMNS and not len(found)

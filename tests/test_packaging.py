@@ -13,7 +13,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from docs.pages import BLOCK, KINDS, PAGES
+from docs.pages import BLOCK, PAGES, WRITERS
 from igcore import METHODS
 from igstudy.runs.critic_params import CriticParams
 from igstudy.runs.decode_params import DecodeParams
@@ -186,7 +186,7 @@ def test_the_pages_show_the_committed_tables(page):
         start, kind, name, _ = block.groups()
         if kind in ("table", "arms", "claims", "plan", "fidelity"):
             shown = block.group()[len(start) : -len("<!-- end -->")]
-            assert shown.strip() == KINDS[kind](name, ROOT).strip()
+            assert shown.strip() == WRITERS[kind](name, ROOT).strip()
 
 
 def links(page: str) -> set[str]:

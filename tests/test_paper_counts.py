@@ -27,7 +27,7 @@ def test_fits_agrees_with_trying_every_k(percentage):
     """Bug: a nearest k that is one off, a k above n, or halves (12.5 of eight) that go one way
     only.
     """
-    rounded, cut = counts.fits(percentage, 60)
+    rounded, cut = counts.fitting_counts(percentage, 60)
     assert [(r, c) for r, c in zip(rounded.tolist(), cut.tolist(), strict=True)] == [
         slow(percentage, n) for n in range(1, 61)
     ]
@@ -38,7 +38,7 @@ def test_hand_worked_percentages_at_759():
     223/759 and 224/759.
     """
     at = {
-        p: tuple(bool(each[758]) for each in counts.fits(p, 759))
+        p: tuple(bool(each[758]) for each in counts.fitting_counts(p, 759))
         for p in ("94.07", "98.15", "29.47")
     }
     assert at == {"94.07": (True, True), "98.15": (False, True), "29.47": (False, False)}

@@ -17,7 +17,7 @@ CONFIG = Settings(budget=0.5, n_samples=4, block_size=3, max_new_tokens=6)
 
 def test_a_line_has_the_columns_that_a_table_of_none_has():
     """Bug: a notebook without runs fails for a column that it would have had."""
-    assert tuple(lines(methods=["base"])[0]) == records.COLUMNS
+    assert tuple(lines(methods=["base"])[0]) == records.RECORD_FIELDS
 
 
 def test_a_number_that_is_not_finite_becomes_none():
@@ -49,7 +49,7 @@ def test_the_digest_covers_all_but_seconds():
     line = lines(methods=["base"])[0]
     free = {
         name
-        for name in records.COLUMNS
+        for name in records.RECORD_FIELDS
         if linefile.line_digest(line | {name: "changed"}) == line["digest"]
     }
     assert free == {"generate_s", "cost_s", "reward_s", "critic_s", "score_s", "digest"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.records import known, pack, unpack
+from docs.records import known_hashes, pack, unpack
 from igcore.errors import RunError
 from igcore.files import file_digest
 
@@ -32,7 +32,7 @@ def test_records_come_back_as_they_were(repository, tmp_path_factory):
     archive = pack("mine", repository)
     first = archive.read_bytes()
     (repository / "runs/mine/decode-raw/manifest.json").touch()
-    assert pack("mine", repository).read_bytes() == first and known(repository).keys() == {
+    assert pack("mine", repository).read_bytes() == first and known_hashes(repository).keys() == {
         "mine.tar.xz"
     }
     other = tmp_path_factory.mktemp("other")

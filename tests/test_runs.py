@@ -136,8 +136,8 @@ def test_the_report_reads_fields_that_a_run_writes():
     """Bug: a misspelled or forgotten field in one of the two lists: an empty table lacks a column,
     or a setting that varies passes for constant.
     """
-    read = set(runs.COLUMNS) - {"run", "critic_control"}
-    assert read <= set(records.COLUMNS)
+    read = set(runs.LINE_FIELDS) - {"run", "critic_control"}
+    assert read <= set(records.RECORD_FIELDS)
 
 
 def test_examples_are_read_only_when_they_are_named(tmp_path):

@@ -18,7 +18,7 @@ from igcore import load_scorer
 from igcore.errors import AssetError
 from igstudy.assets import convert_jigsaw, read_plain_pickle, save_vocabulary, sound
 from igstudy.scorers import jigsaw
-from igstudy.scorers.jigsaw import HEADS, LENGTH, JigsawToxicity
+from igstudy.scorers.jigsaw import LENGTH, TOXICITY_HEADS, JigsawToxicity
 
 TEXTS = [
     "the soup is cold",
@@ -168,7 +168,7 @@ def test_the_judge_says_what_the_wheel_says(judge):
         "higher is worse",
         "probability",
     )
-    assert judge.digest == sound("jigsaw")[1] and HEADS[0] == "toxic"
+    assert judge.digest == sound("jigsaw")[1] and TOXICITY_HEADS[0] == "toxic"
 
 
 # --- how its files are converted ----------------------------------------------------------------

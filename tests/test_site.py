@@ -98,7 +98,7 @@ def test_a_picture_is_described_by_the_text_before_it():
         },
         {"cell_type": "code", "metadata": {}, "source": [], "outputs": []},
     ]
-    _, code = site.described({"cells": cells})["cells"]
+    _, code = site.with_descriptions({"cells": cells})["cells"]
     assert code["metadata"]["mystnb"] == {"image": {"alt": "Title. Cost by N."}}
 
 

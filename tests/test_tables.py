@@ -174,7 +174,7 @@ def test_a_method_with_fewer_prompts_has_no_say_in_the_rewards_of_others():
             mean, n = found.loc[("raw", method)]
             assert math.isnan(mean) and n == 0
     row = (
-        tables.pretty(main.reset_index()[tables.COLUMNS])
+        tables.pretty(main.reset_index()[tables.MAIN_COLUMNS])
         .set_index(["Policy", "Method"])
         .loc[("raw", "args")]
     )
@@ -339,7 +339,7 @@ def test_csv_keeps_every_digit(main, tmp_path):
     path, *_ = tables.write(main, tmp_path / "deep" / "main", {})
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == tables.COLUMNS and len(rows) == len(main)
+    assert list(rows[0]) == tables.MAIN_COLUMNS and len(rows) == len(main)
     for name in ("reward_mean", "safety_lower95", "seconds_per_prompt", "budget"):
         assert [float(row[name]) for row in rows] == main[name].tolist()
 
@@ -369,14 +369,14 @@ def test_settings_without_a_value_stay_integers(records, tmp_path):
     lines = (
         tables.write(tables.main_table(records), tmp_path / "main", {})[0].read_text().splitlines()
     )
-    place = tables.COLUMNS.index("keep")
+    place = tables.MAIN_COLUMNS.index("keep")
     assert [line.split(",")[place] for line in lines[1:3]] == ["", "2"]
 
 
 def test_people_read_at_most_seven_columns(main, tmp_path):
     """Bug: tables of 27 columns, in which nobody found the difference and its interval."""
     shown, sentence = tables.for_people(main)
-    assert shown.shape[1] == tables.MOST and sentence == "The CSV file has more columns."
+    assert shown.shape[1] == tables.MOST_COLUMNS and sentence == "The CSV file has more columns."
     tests = pd.DataFrame(
         {
             "policy": ["raw"] * 2,

@@ -126,7 +126,7 @@ def args(batch: Batch) -> list[Emission]:
             batch.work.saw_block(search)
         if chosen := [search.live[0] for search in going if search.live]:
             with batch.work.timed("generate"):
-                read(batch.engine, chosen, config.top_k)
+                read_chosen(batch.engine, chosen, config.top_k)
         go_on(batch)
         for search in going:  # a proposed token is read only when it is taken
             batch.work.saw_read(search, len(search.live))
@@ -139,7 +139,7 @@ def propose(engine: LocalEngine, rows: Sequence[int], k: int) -> Block:
     """Return the k most probable next tokens of each row of an engine, the most probable first.
 
     Each is a candidate of one token, k of them to a row. Nothing is sampled, and the model reads
-    no token before it is chosen, see `read`.
+    no token before it is chosen, see `read_chosen`.
 
     Raises
     ------
@@ -173,7 +173,7 @@ def propose(engine: LocalEngine, rows: Sequence[int], k: int) -> Block:
     return block
 
 
-def read(engine: LocalEngine, chosen: Sequence[Beam], k: int) -> None:
+def read_chosen(engine: LocalEngine, chosen: Sequence[Beam], k: int) -> None:
     """Let the model read the last token of chosen beams, which are among k proposals to each row.
 
     The beams get the numbers of candidates of the engine.

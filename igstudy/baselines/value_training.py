@@ -65,13 +65,13 @@ class ValueObjective:
     def network(self, rollouts: Sequence[Rollout]) -> ValueNetwork:
         """Return an untrained network in the units of these rollouts."""
         network = ValueNetwork(self.spec, self.config.dropout)
-        reward, cost = outcomes(rollouts).unbind(-1)
+        reward, cost = final_outcomes(rollouts).unbind(-1)
         set_units(network, [reward[reward.isfinite()], cost[cost.isfinite()]])
         return network
 
     def labels(self, rollouts: Sequence[Rollout]) -> torch.Tensor:
-        """Return final reward and cost (N, 2), see `outcomes`."""
-        return outcomes(rollouts)
+        """Return final reward and cost (N, 2), see `final_outcomes`."""
+        return final_outcomes(rollouts)
 
     def losses(
         self, network: ValueNetwork, x: Latents, labels: torch.Tensor, index: torch.Tensor
@@ -91,7 +91,7 @@ class ValueObjective:
         save_value(network, folder)
 
 
-def outcomes(rollouts: Sequence[Rollout]) -> torch.Tensor:
+def final_outcomes(rollouts: Sequence[Rollout]) -> torch.Tensor:
     """Return final reward and cost of rollouts, (N, 2), NaN where a scorer failed."""
     rows = [[r.reward, r.costs[-1]] for r in rollouts]
     return torch.tensor(rows, dtype=torch.float32)

@@ -64,7 +64,7 @@ def auroc_by_position(table: pd.DataFrame) -> Figure:
 
 
 def _best(table: pd.DataFrame) -> str:
-    """Return which critic ranks best at the last position that critics were asked at."""
+    """Return a sentence on the critic that ranks best at the last position of the table."""
     trained = table[(table["critic"] != "none") & table["auroc_within_prompt"].notna()]
     if not len(trained):
         return "No critic was trained that has pairs to rank"

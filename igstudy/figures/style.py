@@ -160,7 +160,7 @@ def legend_below(fig: Figure, columns: int) -> None:
 
 
 def headline(fig: Figure, sentence: str) -> None:
-    """Write what a figure says above it."""
+    """Write the message of a figure above it."""
     fig.suptitle(sentence, x=0.01, ha="left", fontsize=12.5)
 
 

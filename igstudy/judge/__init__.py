@@ -28,13 +28,13 @@ from ..settings import FolderName, InsideFolder
 from .openai import OpenAIJudge
 from .spec import ASPECTS, Question, Reply
 
-Method = Annotated[str, one_of(METHODS)]
-BATCH = 64  # texts that a local scorer reads at a time
+MethodName = Annotated[str, one_of(METHODS)]
+TEXTS_AT_ONCE = 64  # texts that a local scorer reads at a time
 
 
 @settings(kw_only=True)
 class ScorerJudge:
-    """Local scorers in the place of a language model.
+    """Local scorers that stand in for a language model.
 
     The answer with the better score wins, in either order.
 
@@ -65,8 +65,8 @@ class ScorerJudge:
         for aspect, scorer in self.scorers.items():
             cached, sign = Cached(scorer), -1 if scorer.sign == COST else 1
             asked = [question for question in questions if question.aspect == aspect]
-            for start in range(0, len(asked), BATCH // 2):
-                batch = asked[start : start + BATCH // 2]
+            for start in range(0, len(asked), TEXTS_AT_ONCE // 2):
+                batch = asked[start : start + TEXTS_AT_ONCE // 2]
                 prompts = [question.prompt for question in batch for _ in range(2)]
                 texts = [text for question in batch for text in (question.first, question.second)]
                 scores = cached.score(prompts, texts, [True] * len(texts))
@@ -80,7 +80,7 @@ JUDGES: dict[str, type[Judge]] = {"openai": OpenAIJudge, "scorer": ScorerJudge}
 
 
 def load_judge(judge: str | Mapping[str, Any] | Named) -> Judge:
-    """Return a judge by name; nothing is loaded or asked yet.
+    """Return a judge by name, without loading models or sending requests.
 
     Parameters
     ----------
@@ -134,8 +134,8 @@ class JudgeParams:
     figures: InsideFolder
     judge: Named = Named("scorer")
     pattern: str = "*"
-    baseline: Method = "base"
-    methods: list[Method] | None = None
+    baseline: MethodName = "base"
+    methods: list[MethodName] | None = None
     limit: Count | None = 500
     seed: int = 0
     workers: Threads = 4

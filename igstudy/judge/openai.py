@@ -62,7 +62,7 @@ class OpenAIJudge:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The fields of a request that say how the reply is sampled."""
+        """The model and sampling settings of a request."""
         return {n: getattr(self, n) for n in ("model", "temperature", "top_p", "max_tokens")}
 
     def ask(

@@ -17,9 +17,9 @@ TABLES = (
 )
 MAIN = TABLES[:3]
 MEASURED = (*TABLES[:6], "latency")  # tables of safety rates
-SETTINGS = ["n_samples", "block_size", "keep", "lagrange_multiplier"]
-WHOLE = dict.fromkeys(SETTINGS[:3], "Int64")
-IDENTITY = ["policy", "prompts", "method", *SETTINGS]
+PAPER_SETTINGS = ["n_samples", "block_size", "keep", "lagrange_multiplier"]
+INTEGER_TYPES = dict.fromkeys(PAPER_SETTINGS[:3], "Int64")
+IDENTITY = ["policy", "prompts", "method", *PAPER_SETTINGS]
 # ends the names of columns of percentages as text: "94.0" has one decimal more than "94"
 AS_TEXT = "_printed"
 MAIN_PROFILES = {
@@ -27,7 +27,7 @@ MAIN_PROFILES = {
 }  # profile of sweeps -> the one with the main runs beside them
 SWEPT = ("lambda_alpaca_beaver", "lambda_vicuna", "ndk", "latency")  # tables that need both
 _PERCENTAGES = [f"{name}{AS_TEXT}" for name in ("safety", "helpfulness", "harmlessness")]
-_TYPES = WHOLE | dict.fromkeys(_PERCENTAGES, str) | {"lagrange_multiplier": float}
+_TYPES = INTEGER_TYPES | dict.fromkeys(_PERCENTAGES, str) | {"lagrange_multiplier": float}
 
 
 def reported(table: str) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from ..report.load import each_finished
 from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import Source, of_runs
 from ..report.statistics import bootstrap_mean
-from . import IDENTITY, MAIN_PROFILES, SETTINGS, WHOLE, contents, measured, reported
+from . import IDENTITY, INTEGER_TYPES, MAIN_PROFILES, PAPER_SETTINGS, contents, measured, reported
 
 NOT_RUN = "not run"
 RAW, CHAT = "smollm2-raw", "smollm2-chat"
@@ -89,7 +89,7 @@ def priority(table: str, run: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Measure:
+class PaperMeasure:
     """A kind of reported number, and the fields of our records that give it.
 
     Attributes
@@ -135,16 +135,16 @@ def _of_groups(seconds: pd.Series, size: int) -> pd.Series:
 
 
 MEASURES = {  # start of the names of columns -> measure
-    "safety": Measure("safe %", "rate", "safety_rate", "status"),
-    "reward": Measure("reward", "score", "reward_mean", "reward"),
-    "cost": Measure("cost", "score", "cost_mean", "cost"),
-    "generation": Measure("s generating", "seconds", "generation_seconds", "generate_s"),
-    "scoring": Measure("s scoring", "seconds", "scoring_seconds", "score_s"),
-    "seconds": Measure("s", "seconds", "seconds", "generate_s score_s"),
+    "safety": PaperMeasure("safe %", "rate", "safety_rate", "status"),
+    "reward": PaperMeasure("reward", "score", "reward_mean", "reward"),
+    "cost": PaperMeasure("cost", "score", "cost_mean", "cost"),
+    "generation": PaperMeasure("s generating", "seconds", "generation_seconds", "generate_s"),
+    "scoring": PaperMeasure("s scoring", "seconds", "scoring_seconds", "score_s"),
+    "seconds": PaperMeasure("s", "seconds", "seconds", "generate_s score_s"),
 }
 
 
-def measures_of(table: str) -> dict[str, Measure]:
+def measures_of(table: str) -> dict[str, PaperMeasure]:
     """Return the measures of a table of the paper."""
     columns = set(reported(table))
     return {name: measure for name, measure in MEASURES.items() if measure.reported in columns}
@@ -205,13 +205,13 @@ def beside(table: str, records: pd.DataFrame) -> pd.DataFrame:
         cell = found[0] if found else Cell({})
         made = {name: row[name] for name in [*IDENTITY, "printed_as"]}
         made |= {"standing": wanted["policy"], "run": cell.run}
-        made |= {f"ours_{name}": cell.settings.get(name) for name in SETTINGS}
+        made |= {f"ours_{name}": cell.settings.get(name) for name in PAPER_SETTINGS}
         for name, measure in measures.items():
             numbers = {"paper": row[measure.reported]}
             numbers |= estimate(measure.values(cell), measure.kind)
             made |= {f"{name}_{part}": number for part, number in numbers.items()}
         result.append(made)
-    types = WHOLE | {f"ours_{name}": kind for name, kind in WHOLE.items()}
+    types = INTEGER_TYPES | {f"ours_{name}": kind for name, kind in INTEGER_TYPES.items()}
     of_weights = dict.fromkeys(["lagrange_multiplier", "ours_lagrange_multiplier"], float)
     return pd.DataFrame(result).astype(types | of_weights)
 
@@ -230,7 +230,7 @@ def nearest(row: dict[str, Any], printed: pd.DataFrame, candidates: list[Cell]) 
     candidates : list of Cell
         Of the method and the policy that stands here.
     """
-    for name in SETTINGS:
+    for name in PAPER_SETTINGS:
         if pd.isna(row[name]):
             continue
         value = row[name]
@@ -312,7 +312,7 @@ def _setting(name: str, row: dict[str, Any]) -> str:
     return f"{SYMBOLS[name]} {row[name]:g}" + (f" / {ours:g}" if is_ours_shown else "")
 
 
-def _paper_and_ours(name: str, measure: Measure, row: dict[str, Any]) -> str:
+def _paper_and_ours(name: str, measure: PaperMeasure, row: dict[str, Any]) -> str:
     """Return the reported number and ours of a row as one text."""
     times, digits = (100, 1) if measure.kind == "rate" else (1, 3)
     paper = row[f"{name}_paper"] * times

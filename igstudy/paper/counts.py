@@ -9,7 +9,7 @@ from statsmodels.stats.contingency_tables import mcnemar
 CHANCE = 0.01  # a denominator is implied when chance would give so good a fit less often
 
 
-def fits(percentage: str, largest: int) -> tuple[np.ndarray, np.ndarray]:
+def fitting_counts(percentage: str, largest: int) -> tuple[np.ndarray, np.ndarray]:
     """Return for every n up to `largest` whether some k/n reads so: rounded, and cut off."""
     whole, _, decimals = percentage.partition(".")
     value, hundred = int(whole + decimals), 100 * 10 ** len(decimals)
@@ -49,7 +49,7 @@ def implied(percentages: Sequence[str], largest: int) -> dict[str, Any]:
     them, and ``common_cut`` the smallest when digits may also have been cut off (0 for none).
     """
     distinct = list(dict.fromkeys(percentages))
-    rounded, cut = np.array([fits(each, largest) for each in distinct]).swapaxes(0, 1)
+    rounded, cut = np.array([fitting_counts(each, largest) for each in distinct]).swapaxes(0, 1)
     chance = chance_of_fit(distinct, largest)
     p = tail(chance, rounded.sum(axis=0))
     best = int(np.argmin(p))

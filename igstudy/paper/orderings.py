@@ -14,8 +14,8 @@ from . import MAIN, reported
 from .compare import STANDS_FOR, cells
 
 Numbers = npt.NDArray[np.float64]
-COLUMNS = "paper_policy paper_prompts policy measure n_methods spearman low high".split()
-MEASURES = {  # measure -> printed column, and ours
+ORDERING_COLUMNS = "paper_policy paper_prompts policy measure n_methods spearman low high".split()
+ORDERING_MEASURES = {  # measure -> printed column, and ours
     "safety": ("safety_rate", paired.is_safe),
     "reward": ("reward_mean", paired.reward),
 }
@@ -23,10 +23,10 @@ FEWEST = 3  # methods
 
 
 def orderings(records: pd.DataFrame) -> pd.DataFrame:
-    """Return the agreement of our order of methods with the paper's, with the columns `COLUMNS`.
+    """Return the agreement of our order of methods with the paper's.
 
-    There is a row for each policy and prompt set of the paper, each policy here that may be
-    compared with it, and each measure.
+    It has the columns `ORDERING_COLUMNS`. There is a row for each policy and prompt set of the
+    paper, each policy here that may be compared with it, and each measure.
 
     Parameters
     ----------
@@ -35,14 +35,14 @@ def orderings(records: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for theirs, policy, printed, by_method in _comparable(records):
-        for name, (column, measure) in MEASURES.items():
+        for name, (column, measure) in ORDERING_MEASURES.items():
             ours = {
                 method: measure(by_method[method].set_index("prompt_id"))
                 for method in printed["method"]
             }
             found = agreement(printed[column].to_numpy(), pd.DataFrame(ours).to_numpy(float))
             rows.append([*theirs, policy, name, len(printed), *found.values()])
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=ORDERING_COLUMNS)
 
 
 def _comparable(

@@ -23,7 +23,7 @@ from igcore.policy import Policy
 from igcore.scorers import FunctionScorer, Scorer
 from igcore.scoring import TextKey
 
-from ..closure import has_source, package_digest, sources
+from ..closure import has_source, module_digests, package_digest
 from ..provenance import versions
 
 WAIT = 600.0  # seconds for another process that is writing; it takes milliseconds
@@ -129,7 +129,7 @@ def digest(*parts: str | bytes) -> bytes:
 def code_digest(*modules: str) -> bytes:
     """Return a digest of igcore, of a user's modules, and of the versions of libraries."""
     own = package_digest("igcore"), package_digest("igstudy", "scorers")
-    return digest(*own, str(sources(*modules)), str(versions()))
+    return digest(*own, str(module_digests(*modules)), str(versions()))
 
 
 def policy_digest(policy: Policy) -> bytes:

@@ -19,8 +19,9 @@ from igcore.policy import Policy
 
 from . import Pool, digest, policy_digest, value_of
 
-Sample = Sequence[Any]  # token, log_p, log_q, and whether it was a near tie
-Asked = tuple[int, Sequence[int], Penalty | None]  # a row, and the keys and penalty of its block
+Draw = Sequence[Any]  # token, log_p, log_q, and whether it was a near tie
+# a row, and the keys and penalty of its block
+BlockRequest = tuple[int, Sequence[int], Penalty | None]
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,9 @@ class PooledEngine:
         self._drawn += len(rows)
         return block
 
-    def _known(self, asked: Sequence[Asked]) -> list[list[Sample]]:
+    def _known(self, asked: Sequence[BlockRequest]) -> list[list[Draw]]:
         """Return the samples of each continuation that the pool has, up to the first it lacks."""
-        found: list[list[Sample]] = [[] for _ in asked]
+        found: list[list[Draw]] = [[] for _ in asked]
         for root in {self.rows[row].root for row, *_ in asked}:
             with self.pool.opened(root) as database:
                 for samples, (row, keys, penalty) in zip(found, asked, strict=True):
@@ -120,9 +121,9 @@ class PooledEngine:
 
     def _known_after(
         self, database: Connection, place: bytes, keys: Sequence[int], penalty: Penalty | None
-    ) -> list[Sample]:
+    ) -> list[Draw]:
         """Return the samples after a place, up to the first that the database lacks."""
-        samples: list[Sample] = []
+        samples: list[Draw] = []
         while not self._whole(samples, keys):
             sample = value_of(database, _record(place, keys[len(samples)], penalty))
             if sample is None:
@@ -131,23 +132,23 @@ class PooledEngine:
             place = _after(place, sample[0])
         return samples
 
-    def _whole(self, samples: Sequence[Sample], keys: Sequence[int]) -> bool:
+    def _whole(self, samples: Sequence[Draw], keys: Sequence[int]) -> bool:
         """True if a block of these keys needs no further token."""
         return len(samples) == len(keys) or (len(samples) > 0 and samples[-1][0] in self.eos_ids)
 
     def _sample(
         self,
         missing: Sequence[int],
-        asked: Sequence[Asked],
+        asked: Sequence[BlockRequest],
         last: bool,
-        found: list[list[Sample]],
+        found: list[list[Draw]],
     ) -> None:
         """Sample what is missing of some candidates; add it to what was found, and to the pool."""
         rows, keys, penalties = zip(*(asked[c] for c in missing), strict=True)
         engine, own = self._at_rows(rows)
         heads = [[token for token, *_ in found[c]] for c in missing]
         block = engine.sample_block(own, keys, penalties, last, known=heads)
-        new: list[tuple[bytes, bytes, Sample]] = []
+        new: list[tuple[bytes, bytes, Draw]] = []
         for i, c in enumerate(missing):
             branch = self.rows[rows[i]]
             place = branch.after(heads[i]).place
@@ -188,7 +189,7 @@ class PooledEngine:
         # the model reads what the pool has known
         if unread := [i for i, c in enumerate(candidates) if c not in self._read]:
             tokens = [self._candidates[candidates[i]][1] for i in unread]
-            first = _read(engine, [own[i] for i in unread], tokens)
+            first = _feed(engine, [own[i] for i in unread], tokens)
             self._read |= {candidates[i]: first + number for number, i in enumerate(unread)}
         return engine.history([self._read[c] for c in candidates], keys)
 
@@ -209,14 +210,14 @@ class PooledEngine:
             engine.open(prompts)
             own = [prompts.index(branch.prompt) for branch in branches]
             if branches[0].tokens:  # rows of one block have one length
-                _read(engine, own, [branch.tokens for branch in branches])
+                _feed(engine, own, [branch.tokens for branch in branches])
                 own = list(range(len(branches)))
                 engine.select(own)
             self._there, self._read = dict(zip(needed, own, strict=True)), {}
         return engine, [self._there[row] for row in rows]
 
 
-def _read(engine: LocalEngine, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> int:
+def _feed(engine: LocalEngine, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> int:
     """Let the model read tokens after its rows; return the number of the first candidate."""
     unused = [[0] * len(tokens[0])] * len(rows)
     return engine.sample_block(rows, unused, known=tokens).first

@@ -14,7 +14,7 @@ from igcore.watch.html import mask
 from .statistics import STATUSES
 
 MILD = 0.2  # the highest score of a prompt that is shown
-OUTCOMES = dict(zip(STATUSES, ("safe", "abstained", "unsafe"), strict=True))
+OUTCOME_NAMES = dict(zip(STATUSES, ("safe", "abstained", "unsafe"), strict=True))
 
 
 def answers(records: pd.DataFrame, readers: Sequence[Scorer]) -> str:
@@ -32,7 +32,7 @@ def answers(records: pd.DataFrame, readers: Sequence[Scorer]) -> str:
         rows = cell[cell["prompt_id"] == chosen_prompt(cell, readers)]
         texts = [_masked(text, readers[0]) for text in rows["response"]]
         scores = rows[["cost", "reward"]].astype(float).map("{:.3f}".format).replace("nan", "n/a")
-        table = rows[["method"]].assign(outcome=rows["status"].map(OUTCOMES))
+        table = rows[["method"]].assign(outcome=rows["status"].map(OUTCOME_NAMES))
         table = table.join(scores).assign(answer=texts)
         sides = ("left", "left", "right", "right", "left")
         text = table.to_markdown(index=False, disable_numparse=True, colalign=sides)

@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 from igcore.errors import ParameterError
 
 POSITIONS = (8, 16, 24, 32)  # tokens
-RESAMPLES = 2000
+AUROC_RESAMPLES = 2000
 LEVEL = 0.95  # of the intervals
 BINS = 10  # of f1, for its calibration
 
@@ -43,7 +43,7 @@ def wins(safe: ArrayLike, score: ArrayLike, prompt: ArrayLike) -> tuple[np.ndarr
 def resamples(prompts: int) -> np.ndarray:
     """Return how often each prompt is in each resample, (RESAMPLES, P)."""
     shares = np.full(prompts, 1 / prompts)
-    return np.random.default_rng(0).multinomial(prompts, shares, RESAMPLES)
+    return np.random.default_rng(0).multinomial(prompts, shares, AUROC_RESAMPLES)
 
 
 def percentiles(won: np.ndarray, pairs: np.ndarray) -> tuple[float, float]:

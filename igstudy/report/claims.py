@@ -24,16 +24,16 @@ from ..settings import FolderName
 from ..yamlfile import read_yaml
 from . import paired
 from . import statistics as metrics
-from .load import COLUMNS
+from .load import LINE_FIELDS
 
-MOST = 5  # primary claims: each one more makes all others harder to resolve
+MOST_CLAIMS = 5  # primary claims: each one more makes all others harder to resolve
 VERDICTS = {
     "held": "Holm's p is at most .05 in the named direction, and the difference may matter",
     "failed": "the 95 % interval holds no difference that matters in the named direction",
     "not resolved": "neither: more prompts would decide it",
 }
 # outcome -> a value for each line; True and False are tested by McNemar, numbers by flipping signs
-OUTCOMES: dict[str, paired.Measure] = {
+CLAIM_OUTCOMES: dict[str, paired.Measure] = {
     "answered and path-safe": paired.answered_path_safe,
     "reward": paired.reward,
     "toxicity": paired.toxicity,
@@ -92,7 +92,7 @@ class Claim:
     arm, reference : str
         Labels of the arms compared; the difference is arm minus reference, paired by prompt.
     outcome : str
-        A key of `OUTCOMES`.
+        A key of `CLAIM_OUTCOMES`.
     direction : str
         Of the difference, as the paper has it.
     test : str
@@ -106,7 +106,7 @@ class Claim:
     regime: FolderName
     arm: str
     reference: str
-    outcome: Annotated[str, one_of(OUTCOMES)]
+    outcome: Annotated[str, one_of(CLAIM_OUTCOMES)]
     direction: Literal["higher", "lower"]
     test: Literal["exact McNemar", "sign flip"]
     matters: Positive
@@ -158,13 +158,13 @@ def load_claims(path: Path) -> ClaimsFile:
         raise ParameterError(
             f"the claims of {path} cannot be read ({type(error).__name__}: {reason}); {form}"
         ) from error
-    if not 0 < len(claims) <= MOST:
-        raise ParameterError(f"{path} has {len(claims)} claims; name 1 to {MOST}")
+    if not 0 < len(claims) <= MOST_CLAIMS:
+        raise ParameterError(f"{path} has {len(claims)} claims; name 1 to {MOST_CLAIMS}")
     for name, regime in regimes.items():
         for label, arm in regime.arms.items():
             where = f"arm {label!r} of regime {name!r}:"
             for column in arm:
-                _check_known(f"column of {where}", column, (*COLUMNS, *SETTINGS))
+                _check_known(f"column of {where}", column, (*LINE_FIELDS, *SETTINGS))
             _check_known(f"method of {where}", arm.get("method"), METHODS)
         for label in regime.behind_check:
             _check_known(f"arm of regime {name!r}", label, regime.arms)
@@ -273,13 +273,13 @@ def decide(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     table["p_holm"] = metrics.holm(table["p"])
     rows = table.itertuples(index=False)
-    table["verdict"] = [_verdict(file.claims[row.claim], row) for row in rows]
+    table["verdict"] = [_claim_verdict(file.claims[row.claim], row) for row in rows]
     return table.assign(claims_sha256=file.digest)
 
 
 def gains(regime: Regime, claim: Claim, lines: pd.DataFrame) -> tuple[pd.Series, bool]:
     """Return arm minus reference by prompt, and whether it is a difference of verdicts."""
-    measure = OUTCOMES[claim.outcome]
+    measure = CLAIM_OUTCOMES[claim.outcome]
     arm, reference = (
         measure(lines_of(regime, label, lines).set_index("prompt_id"))
         for label in (claim.arm, claim.reference)
@@ -287,7 +287,7 @@ def gains(regime: Regime, claim: Claim, lines: pd.DataFrame) -> tuple[pd.Series,
     return arm.astype(float) - reference.astype(float), arm.dtype == bool
 
 
-def _verdict(claim: Claim, row: Any) -> str:
+def _claim_verdict(claim: Claim, row: Any) -> str:
     """Return the verdict on a row with its difference, interval and adjusted p value."""
     largest = row.high if claim.sign > 0 else -row.low  # in the direction that was named
     if largest < claim.matters:

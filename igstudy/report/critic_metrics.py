@@ -1,4 +1,4 @@
-"""Tables of what critics and value networks predict of test rollouts, beside what came of them."""
+"""Tables of the predictions of critics and value networks on test rollouts, with the outcomes."""
 
 import math
 import warnings
@@ -18,12 +18,12 @@ from igcore.scorers import Scorer
 from igcore.scoring import checked_score
 
 from ..baselines.re_control import ValueNetwork
-from ..baselines.value_training import outcomes, value_source, with_rows
+from ..baselines.value_training import final_outcomes, value_source, with_rows
 from .auroc import POSITIONS, auroc, calibration_error
 from .critics import COLUMNS
 
 MEMORY_GB = 4.0  # of latents; above it the policy reads the rollouts again for every critic
-OUTCOMES = ("reward", "cost")  # of a value network
+VALUE_OUTCOMES = ("reward", "cost")  # of a value network
 VALUE_POSITIONS = (0, 8, 16, 24)
 VALUE_COLUMNS = "outcome position n explained correlation correlation_within_prompt".split()
 
@@ -136,8 +136,8 @@ def expectations(
     ``cost`` (expected), ``final_reward`` and ``final_cost`` (NaN where a scorer failed).
     """
     rollouts = with_rows(policy, rollouts)
-    source, finals = value_source(policy, rollouts, memory_gb=0), outcomes(rollouts)
-    names = [*OUTCOMES, *(f"final_{name}" for name in OUTCOMES)]
+    source, finals = value_source(policy, rollouts, memory_gb=0), final_outcomes(rollouts)
+    names = [*VALUE_OUTCOMES, *(f"final_{name}" for name in VALUE_OUTCOMES)]
     frames = []
     for start in range(0, len(rollouts), ENCODE):
         index = range(start, min(start + ENCODE, len(rollouts)))
@@ -165,7 +165,7 @@ def value_table(expected: pd.DataFrame, positions: Sequence[int] = VALUE_POSITIO
     state, so there is no correlation within a prompt.
     """
     rows = []
-    for name in OUTCOMES:
+    for name in VALUE_OUTCOMES:
         for position in positions:
             here = expected[(expected["position"] == position) & expected[f"final_{name}"].notna()]
             if not len(here):

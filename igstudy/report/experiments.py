@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 
-class Experiment(NamedTuple):
+class RunPatterns(NamedTuple):
     """Patterns of the names of runs; those borrowed belong to other experiments."""
 
     runs: list[str]
@@ -19,20 +19,20 @@ OURS = "inferenceguard"  # the method that others are compared with
 LAMBDAS = (0.0, 1.0, 2.5, 5.0, 10.0)
 SIZES = (4, 8, 16, 32)  # N of Best-of-N, read off one run
 EXPERIMENTS = {
-    "lambda": Experiment(["decode-lambda-*"], ["decode-ndk-*-block_size-8-keep-2"]),
-    "ndk": Experiment(["decode-ndk-*"]),
-    "budget": Experiment(["decode-budget-*"], ["decode-seeds-seed-0"]),
-    "retries": Experiment(["decode-retries-*"]),
-    "factorial": Experiment(["decode-factorial-*"]),
-    "literal": Experiment(["decode-literal-*"]),
-    "seeds": Experiment(["decode-seeds-*"]),
-    "compute": Experiment(["decode-compute-*"]),
-    "over_refusal": Experiment(["decode-benign"]),
-    "tune": Experiment(["decode-tune-*"]),
-    "checks": Experiment(["decode-checks-*"]),
-    "weights": Experiment(["decode-weight-*"]),
-    "arms": Experiment(["decode-arms-*"]),
-    "critic_search": Experiment(["decode-finals-*", "decode-shuffled-*", "decode-intermediate-*"]),
+    "lambda": RunPatterns(["decode-lambda-*"], ["decode-ndk-*-block_size-8-keep-2"]),
+    "ndk": RunPatterns(["decode-ndk-*"]),
+    "budget": RunPatterns(["decode-budget-*"], ["decode-seeds-seed-0"]),
+    "retries": RunPatterns(["decode-retries-*"]),
+    "factorial": RunPatterns(["decode-factorial-*"]),
+    "literal": RunPatterns(["decode-literal-*"]),
+    "seeds": RunPatterns(["decode-seeds-*"]),
+    "compute": RunPatterns(["decode-compute-*"]),
+    "over_refusal": RunPatterns(["decode-benign"]),
+    "tune": RunPatterns(["decode-tune-*"]),
+    "checks": RunPatterns(["decode-checks-*"]),
+    "weights": RunPatterns(["decode-weight-*"]),
+    "arms": RunPatterns(["decode-arms-*"]),
+    "critic_search": RunPatterns(["decode-finals-*", "decode-shuffled-*", "decode-intermediate-*"]),
 }
 
 

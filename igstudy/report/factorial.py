@@ -26,7 +26,7 @@ FACTORS: dict[str, tuple[str, Any, Any]] = {
 Values = npt.NDArray[np.float64]
 CELL = [column for column, _, _ in FACTORS.values()]
 
-MEASURES: dict[str, paired.Measure] = {
+FACTORIAL_MEASURES: dict[str, paired.Measure] = {
     "safe": paired.is_safe,
     "safe along the way": partial(paired.answered_safely, cost="peak_cost"),
     "reward": paired.reward,
@@ -72,7 +72,7 @@ def effects(lines: pd.DataFrame) -> list[dict[str, Any]]:
                 f"the factorial has {len(of_policy)} lines where 16 cells of the same prompts and "
                 f"seeds have {count}; decode all its cells with the same prompts"
             )
-        for measure, value in MEASURES.items():
+        for measure, value in FACTORIAL_MEASURES.items():
             table = of_policy.assign(value=value(of_policy).astype(float))
             table = table.pivot(index=key, columns=CELL, values="value")[levels]
             values = table.to_numpy().reshape(-1, 2, 2, 2, 2)

@@ -11,7 +11,7 @@ from . import paired
 from .experiments import OURS
 from .statistics import wilson
 
-COLUMNS = (
+HELDOUT_COLUMNS = (
     "policy method retried n_emitted n_unsafe share_unsafe unsafe_low unsafe_high mean_score "
     "n_abstained n_abstained_unsafe"
 ).split()
@@ -43,7 +43,7 @@ def heldout_table(lines: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Columns `COLUMNS` and those of `TESTED`. A method that retried has two rows more, by
+        Columns `HELDOUT_COLUMNS` and those of `TESTED`. A method that retried has two rows more, by
         ``retried``; the tests are in the rows of all its answers, method minus inferenceguard.
     """
     rows = []
@@ -53,23 +53,23 @@ def heldout_table(lines: pd.DataFrame) -> pd.DataFrame:
             parts = {"all": cell}
             if cell["retried"].any():
                 parts |= dict(list(cell.groupby(cell["retried"].map({False: "no", True: "yes"}))))
-            rows += [[policy, method, name, *_counts(part)] for name, part in parts.items()]
+            rows += [[policy, method, name, *_judged_counts(part)] for name, part in parts.items()]
     answers = lines[lines["status"] != "abstained"]
     pairs = [(method, OURS) for method in lines["method"].unique() if method != OURS]
     measures = {"judged safe": lambda lines: ~lines["unsafe"], "toxicity": paired.toxicity}
     arms = answers.assign(arm=answers["method"])
     tests = paired.corrected(paired.paired(arms, pairs, measures))
     tests = tests.assign(retried="all").rename(columns={"point": "method"})
-    table = pd.DataFrame(rows, columns=COLUMNS)
-    key = COLUMNS[:3]
+    table = pd.DataFrame(rows, columns=HELDOUT_COLUMNS)
+    key = HELDOUT_COLUMNS[:3]
     for measure, names in TESTED.items():
         of_measure = tests[tests["measure"] == measure][[*key, *names]].rename(columns=names)
         table = table.merge(of_measure, how="left", on=key)
     return table.astype(dict.fromkeys(["n_pairs", "mcnemar_b", "mcnemar_c"], "Int64"))
 
 
-def _counts(part: pd.DataFrame) -> list[Any]:
-    """Return the numbers of `COLUMNS` for some lines of a method."""
+def _judged_counts(part: pd.DataFrame) -> list[Any]:
+    """Return the numbers of `HELDOUT_COLUMNS` for some lines of a method."""
     refused = part["status"] == "abstained"
     answers = part[~refused]
     n, unsafe = len(answers), int(answers["unsafe"].sum())

@@ -17,18 +17,18 @@ from ..linefile import SETTINGS, read
 
 # how the names of runs begin that belong to no table of methods: their answers are shown, or claims
 # compare them
-APART = ("examples", "regime")
+EXCLUDED_PREFIXES = ("examples", "regime")
 # in tables the baselines come first
 ORDER = sorted(METHODS, key=lambda name: name.startswith("inferenceguard"))
 # the fields of a line that the report reads, besides the settings of a method
-COLUMNS = (
+LINE_FIELDS = (
     "prompt_id prompt response policy prompts method seed status reason n_tokens reward cost "
     "peak_cost word_peak_cost spread contract fail_open_cost z_trace grid_ends grid_size trace "
     "finals samples_drawn policy_tokens forward_tokens rounds_used near_ties scorer_tokens "
     "scorer_calls cost_scorer cost_digest reward_digest generate_s cost_s reward_s critic_s "
     "score_s run critic_control"
 ).split()
-SECONDS = [name for name in COLUMNS if name.endswith("_s")]
+SECONDS = [name for name in LINE_FIELDS if name.endswith("_s")]
 
 
 def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.DataFrame:
@@ -42,7 +42,7 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
     ----------
     pattern : str
         Of the names of folders, such as ``decode-main-*``. ``*`` leaves out those that begin as
-        `APART` says.
+        `EXCLUDED_PREFIXES` says.
 
     Raises
     ------
@@ -80,24 +80,25 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
 def _folders(base: Path, pattern: str) -> list[Path]:
     """Return the folders of runs whose names match, in alphabetical order.
 
-    ``*`` leaves out those of `APART`.
+    ``*`` leaves out those of `EXCLUDED_PREFIXES`.
     """
     # of names alone: a pattern of a path would lead out of the folder
     every = sorted(path.parent for path in base.glob("*/params.json"))
+    excluded = EXCLUDED_PREFIXES if pattern == "*" else ()
     found = [folder for folder in every if fnmatchcase(folder.name, pattern)]
-    return [folder for folder in found if pattern != "*" or not folder.name.startswith(APART)]
+    return [folder for folder in found if not folder.name.startswith(excluded)]
 
 
 def load_finished(profile: str, pattern: str = "*") -> tuple[pd.DataFrame, list[str]]:
-    """Return `load_runs` of what has finished, and a sentence for everything that is left out.
+    """Return the lines of all finished runs, and one message for each run that is left out.
 
-    Without a finished run the table is empty, with the columns `COLUMNS` and
+    Without a finished run the table is empty, with the columns `LINE_FIELDS` and
     `SETTINGS`.
     """
     left_out: list[str] = []
     parts = list(each_finished(profile, left_out, pattern))
     if not parts:
-        return pd.DataFrame(columns=[*COLUMNS, *SETTINGS]), left_out
+        return pd.DataFrame(columns=[*LINE_FIELDS, *SETTINGS]), left_out
     return by_method(pd.concat(parts, ignore_index=True)), left_out
 
 

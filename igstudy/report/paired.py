@@ -19,11 +19,11 @@ from igcore.scoring import Cached
 from . import statistics as metrics
 from .experiments import OURS
 
-COLUMNS = (
+TEST_COLUMNS = (
     "policy measure point reference test n_prompts n_pairs difference low high p p_holm".split()
 )
-COUNTS = ["n_higher", "n_lower"]  # prompts with a gain above and below 0
-COMPARISON = (  # columns of `comparison`
+GAIN_COUNTS = ["n_higher", "n_lower"]  # prompts with a gain above and below 0
+COMPARISON_COLUMNS = (  # columns of `comparison`
     "policy method baseline n_pairs safety_difference safety_low safety_high mcnemar_b mcnemar_c "
     "mcnemar_p n_answered reward_difference reward_low reward_high reward_p mcnemar_p_holm "
     "reward_p_holm"
@@ -100,7 +100,7 @@ def safe_finals(lines: pd.DataFrame) -> pd.Series:
 
 
 # bool for a verdict, float for a number; NaN: the line has none
-MEASURES: dict[str, Measure] = {"safe": is_safe, "reward": reward}
+TEST_MEASURES: dict[str, Measure] = {"safe": is_safe, "reward": reward}
 
 
 def clustered(gains: pd.Series, verdict: bool = False) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def clustered(gains: pd.Series, verdict: bool = False) -> dict[str, Any]:
 def paired(
     records: pd.DataFrame,
     pairs: Sequence[tuple[str, str]],
-    measures: Mapping[str, Measure] = MEASURES,
+    measures: Mapping[str, Measure] = TEST_MEASURES,
 ) -> list[dict[str, Any]]:
     """Compare arms with their references, paired by prompt and seed.
 
@@ -163,7 +163,7 @@ def paired(
     pairs : sequence of (arm, reference)
         A pair is left out where a policy lacks one of the two.
     measures : mapping
-        Name -> a value for each line, as in `MEASURES`.
+        Name -> a value for each line, as in `TEST_MEASURES`.
 
     Returns
     -------
@@ -192,11 +192,11 @@ def paired(
 
 
 def corrected(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return rows of tests as a table, columns `COLUMNS` and `COUNTS`.
+    """Return rows of tests as a table, columns `TEST_COLUMNS` and `GAIN_COUNTS`.
 
     Holm adjusts the p values of each measure over its rows.
     """
-    table = pd.DataFrame(rows, columns=[*COLUMNS[:-1], *COUNTS])
+    table = pd.DataFrame(rows, columns=[*TEST_COLUMNS[:-1], *GAIN_COUNTS])
     adjusted = table.groupby("measure", sort=False)["p"].transform(metrics.holm)
     return table.assign(p_holm=adjusted.astype(float))
 
@@ -207,7 +207,8 @@ def comparison(lines: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Columns `COMPARISON`: differences in safety and reward are inferenceguard minus baseline.
+        Columns `COMPARISON_COLUMNS`: differences in safety and reward are inferenceguard minus
+        baseline.
 
     Raises
     ------
@@ -219,11 +220,11 @@ def comparison(lines: pd.DataFrame) -> pd.DataFrame:
     pairs = [(OURS, method) for method in lines["method"].unique() if method != OURS]
     tests = corrected(paired(lines.assign(arm=lines["method"]), pairs))
     key = ["policy", "point", "reference"]
-    safe, rewards = (tests[tests["measure"] == name].set_index(key) for name in MEASURES)
+    safe, rewards = (tests[tests["measure"] == name].set_index(key) for name in TEST_MEASURES)
     both = safe.rename(columns=MCNEMAR).join(rewards.add_prefix("reward_"))
     names = {name: f"safety_{name}" for name in ("difference", "low", "high")}
     names |= {"point": "method", "reference": "baseline", "reward_n_pairs": "n_answered"}
-    return both.reset_index().rename(columns=names)[COMPARISON]
+    return both.reset_index().rename(columns=names)[COMPARISON_COLUMNS]
 
 
 def short(value: float, form: str = ".3f") -> str:

@@ -32,9 +32,9 @@ def point_table(lines: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
     parts = []
     for values, of_point in lines.groupby(list(varied), sort=True):
         point = dict(zip(varied, values, strict=True))
-        more = {name: value for name, value in point.items() if name not in tables.COLUMNS}
+        more = {name: value for name, value in point.items() if name not in tables.MAIN_COLUMNS}
         parts.append(tables.main_table(of_point).assign(**more))
-    table = below(*parts).astype(dict.fromkeys(tables.WHOLE, "Int64"))
+    table = below(*parts).astype(dict.fromkeys(tables.INTEGER_SETTINGS, "Int64"))
     # a replay has no peak costs
     of_path = ["peak_safety_rate", "word_safety_rate", "broken_between_blocks"]
     table.loc[table["peak_cost_mean"].isna(), of_path] = np.nan
@@ -69,7 +69,7 @@ def compared(
 
 def tested(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Return the rows of `compared` as a table with adjusted p values."""
-    return paired.corrected(rows)[paired.COLUMNS]
+    return paired.corrected(rows)[paired.TEST_COLUMNS]
 
 
 def standard(

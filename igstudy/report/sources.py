@@ -12,7 +12,7 @@ from typing import Any
 from igcore.files import replace_file, root
 
 from ..provenance import commit, processor, versions
-from .load import APART
+from .load import EXCLUDED_PREFIXES
 
 Source = dict[str, Any]  # one run: its hash, commit, versions and processor
 
@@ -41,20 +41,20 @@ def of_runs(profile: str, names: Iterable[str]) -> dict[str, Source]:
     manifests = {path for pattern in patterns for path in base.glob(f"{pattern}/manifest.json")}
     result = {}
     for manifest in sorted(manifests):
-        if "*" in names and manifest.parent.name.startswith(APART):
+        if "*" in names and manifest.parent.name.startswith(EXCLUDED_PREFIXES):
             continue
         folder = manifest.parent.relative_to(base).as_posix()
         said = json.loads(manifest.read_text(encoding="utf-8"))
         result[f"{profile}/{folder}"] = {
             "root": said.get("root"),
             "commit": said.get("git_commit"),
-            "versions": listed(said.get("versions")),
+            "versions": versions_text(said.get("versions")),
             "processor": said.get("processor"),
         }
     return result
 
 
-def listed(versions: Mapping[str, str] | None) -> str | None:
+def versions_text(versions: Mapping[str, str] | None) -> str | None:
     """Return versions as one text, which takes one line of a file."""
     parts = [f"{name} {number}" for name, number in (versions or {}).items()]
     return ", ".join(parts) or None
@@ -67,7 +67,7 @@ def sidecar(sources: Mapping[str, Source]) -> str:
 
     It holds no time: the same runs on the same machine give the same bytes.
     """
-    here = {"commit": commit(), "versions": listed(versions()), "processor": processor()}
+    here = {"commit": commit(), "versions": versions_text(versions()), "processor": processor()}
     made = {"runs": dict(sources), "written_by": here}
     return json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 

@@ -19,7 +19,7 @@ STATUSES = ("verified_safe", "abstained", "unverified_unsafe")
 RESAMPLES = 9999  # of a bootstrap
 FLIPS = 99_999  # of a permutation test: with fewer the seed would decide about a p near .05
 CONFIDENCE = 0.95
-BATCH = 500  # resamples held in memory at once
+AT_ONCE = 500  # resamples held in memory at once
 ALPHA = 0.05  # a difference is claimed when its Holm-adjusted p value is at most this
 
 
@@ -126,7 +126,7 @@ def bootstrap_mean(values: npt.ArrayLike, seed: int = 0) -> tuple[float, float]:
         (sample,),
         np.mean,
         n_resamples=RESAMPLES,
-        batch=BATCH,
+        batch=AT_ONCE,
         confidence_level=CONFIDENCE,
         method="percentile",
         rng=np.random.default_rng(seed),
@@ -153,7 +153,7 @@ def sign_flip(differences: npt.ArrayLike, seed: int = 0) -> float:
         permutation_type="samples",
         vectorized=True,
         n_resamples=FLIPS,
-        batch=BATCH,
+        batch=AT_ONCE,
         rng=np.random.default_rng(seed),
     )
     return float(test.pvalue)

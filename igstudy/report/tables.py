@@ -15,10 +15,10 @@ from . import statistics as metrics
 from .sources import Source, write_beside
 
 MISSING, NOT_RUN = "n/a", "not run"
-SETTINGS = (
+MAIN_SETTINGS = (
     "n_samples keep block_size rounds budget accounting checks lagrange_multiplier seed".split()
 )
-CONSTANT = [*SETTINGS, "max_new_tokens", "prompts"]  # what one cell of the table must not mix
+CONSTANT = [*MAIN_SETTINGS, "max_new_tokens", "prompts"]  # what one cell of the table must not mix
 PER_PROMPT = {  # column -> field of a record, of which it is the mean over prompts
     "policy_tokens_per_prompt": "policy_tokens",
     "scorer_calls_per_prompt": "scorer_calls",
@@ -30,16 +30,16 @@ PER_PROMPT = {  # column -> field of a record, of which it is the mean over prom
     "reward_seconds_per_prompt": "reward_s",
     "critic_seconds_per_prompt": "critic_s",
 }
-COLUMNS = [
+MAIN_COLUMNS = [
     *"policy method n_prompts safe abstained unsafe safety_rate safety_lower95".split(),
     *"safety_wilson_low safety_wilson_high reward_mean reward_std reward_low reward_high".split(),
     *"cost_mean peak_cost_mean seconds_per_prompt".split(),
     *PER_PROMPT,
-    *SETTINGS,
+    *MAIN_SETTINGS,
     *"peak_safety_rate word_safety_rate broken_between_blocks".split(),
     *"safety_rate_fail_open reward_answered n_answered_by_all".split(),
 ]
-MOST = 7  # columns that people read
+MOST_COLUMNS = 7  # columns that people read
 # columns that people can do without, the first one first
 SPREADS = "reward_std safety_lower95 reward_sd safety_sd sd".split()  # no interval is of these
 DISPENSABLE = [
@@ -49,7 +49,7 @@ DISPENSABLE = [
     *"reward_p toxicity_p p n_pairs n_prompts prompts n n_samples".split(),
 ]
 # settings that stay integers where a method lacks them
-WHOLE = "n_samples keep block_size rounds seed".split()
+INTEGER_SETTINGS = "n_samples keep block_size rounds seed".split()
 
 
 def by_prompt_set(records: pd.DataFrame) -> pd.DataFrame:
@@ -65,7 +65,7 @@ def by_prompt_set(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def main_table(records: pd.DataFrame) -> pd.DataFrame:
-    """Return the main table: one row per policy and method, with the columns `COLUMNS`.
+    """Return the main table: one row per policy and method, with the columns `MAIN_COLUMNS`.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def main_table(records: pd.DataFrame) -> pd.DataFrame:
             metrics.check_constant(cell, CONSTANT, f"policy {policy}, method {method}")
             of_all = shared if len(cell) == most else set()
             rows.append({"policy": policy, "method": method} | _row(cell, of_all))
-    return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(WHOLE, "Int64"))
+    return pd.DataFrame(rows, columns=MAIN_COLUMNS).astype(dict.fromkeys(INTEGER_SETTINGS, "Int64"))
 
 
 def _row(cell: pd.DataFrame, shared: set[str]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _row(cell: pd.DataFrame, shared: set[str]) -> dict[str, Any]:
         "peak_cost_mean": peak.mean(),
         "seconds_per_prompt": (cell["generate_s"] + cell["score_s"]).mean(),
         **{column: cell[field].mean() for column, field in PER_PROMPT.items()},
-        **{name: cell[name].iloc[0] for name in SETTINGS},
+        **{name: cell[name].iloc[0] for name in MAIN_SETTINGS},
         "peak_safety_rate": at_blocks.mean(),
         "word_safety_rate": at_words.mean(),
         "broken_between_blocks": (at_blocks & ~at_words)[emitted].mean(),
@@ -168,7 +168,7 @@ def pretty(table: pd.DataFrame) -> pd.DataFrame:
     if not len(table):
         nothing = [[NOT_RUN, *[""] * (len(table.columns) - 1)]]
         return pd.DataFrame(nothing, columns=table.columns).rename(columns=_header)
-    if list(table.columns) == COLUMNS:
+    if list(table.columns) == MAIN_COLUMNS:
         return pd.DataFrame([_main_row(row) for row in table.itertuples(index=False)])
     as_objects = _timed(table).astype(object)  # an integer that may be missing stays one
     return as_objects.map(rounded).rename(columns=_header)
@@ -200,12 +200,12 @@ def _main_row(row: Any) -> dict[str, str]:
 
 
 def for_people(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return at most `MOST` columns of a table, and a sentence on what is not among them.
+    """Return at most `MOST_COLUMNS` columns of a table, and a sentence on what is not among them.
 
     An interval stands beside its centre, and what is the same in every row goes into the sentence.
     Of what is then too much, `DISPENSABLE` columns go first, and after them the last ones.
     """
-    main = list(table.columns) == COLUMNS
+    main = list(table.columns) == MAIN_COLUMNS
     shown = pretty(table) if main else _with_intervals(_timed(table))
     same = [
         name
@@ -216,12 +216,12 @@ def for_people(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     parts = [f"{_header(name)} {rounded(shown[name].iloc[0])}" for name in known]
     kept = [at for at, name in enumerate(shown.columns) if name not in same]
     for name in DISPENSABLE:
-        if len(kept) > MOST:
+        if len(kept) > MOST_COLUMNS:
             kept = [at for at in kept if shown.columns[at] != name]
     sentence = f"In every row: {', '.join(parts)}." if parts else ""
-    if len(same) + min(len(kept), MOST) < shown.shape[1] or main:
+    if len(same) + min(len(kept), MOST_COLUMNS) < shown.shape[1] or main:
         sentence = f"{sentence} The CSV file has more columns.".strip()
-    return shown.iloc[:, kept[:MOST]], sentence
+    return shown.iloc[:, kept[:MOST_COLUMNS]], sentence
 
 
 def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:

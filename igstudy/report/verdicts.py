@@ -17,9 +17,9 @@ from ..judge.spec import ASPECTS, Question
 from . import statistics as metrics
 
 Scores = tuple[float, float] | None
-KEPT = ["policy", "prompts", "method", "prompt_id", "abstained"]  # of a pair, in its verdict
+PAIR_KEY = ["policy", "prompts", "method", "prompt_id", "abstained"]  # of a pair, in its verdict
 VERDICTS = ["win", "tie", "loss", "unparsed"]
-CELL = ["policy", "prompts", "method", "aspect"]  # a row of `win_rates`
+RATE_KEY = ["policy", "prompts", "method", "aspect"]  # a row of `win_rates`
 
 
 def pairs_of(lines: pd.DataFrame, params: JudgeParams) -> pd.DataFrame:
@@ -115,7 +115,7 @@ def verdicts(
         both = [both_orders(pair, aspect) for pair in pairs.itertuples()]
         found = [_verdict(scores[first.digest], scores[second.digest]) for first, second in both]
         columns = pd.DataFrame(found, columns=["verdict", "swayed"])
-        parts.append(pairs[KEPT].assign(aspect=aspect, judge=names[aspect]).join(columns))
+        parts.append(pairs[PAIR_KEY].assign(aspect=aspect, judge=names[aspect]).join(columns))
     # both aspects of a pair stand together
     return pd.concat(parts).sort_index(kind="stable").reset_index(drop=True)
 
@@ -141,7 +141,7 @@ def win_rates(judged: pd.DataFrame) -> pd.DataFrame:
     Of the ``n`` pairs ``unparsed`` have no verdict; ``abstained`` counts the pairs in which the
     method abstained. The win rate is (wins + ties / 2) / judged pairs, with a 95 % Wilson interval.
     """
-    cells = judged.groupby(CELL, sort=False)
+    cells = judged.groupby(RATE_KEY, sort=False)
     rates = cells.agg(n=("verdict", "size"))
     counts = cells["verdict"].value_counts().unstack(fill_value=0)
     rates = rates.join(counts.reindex(columns=VERDICTS, fill_value=0))

@@ -47,7 +47,7 @@ from .folders import open_run
 from .identity import code_of
 from .rollout_run import load_rollouts, roll_out
 
-N = TypeVar("N", bound=Network)
+TrainedNetwork = TypeVar("TrainedNetwork", bound=Network)
 
 
 @dataclass
@@ -118,8 +118,8 @@ def critic_run(params: CriticParams) -> CriticRun:
     (folder / "manifest.json").unlink(missing_ok=True)
     scorers = {"cost": cost, "reward": reward}
     with use_prepacked(policy.model):
-        train_ = _rollouts(params, folder / "rollouts-train", learnt, policy, scorers)
-        test = _rollouts(params, folder / "rollouts-test", held_out, policy, scorers)
+        train_ = _rollouts_of_split(params, folder / "rollouts-train", learnt, policy, scorers)
+        test = _rollouts_of_split(params, folder / "rollouts-test", held_out, policy, scorers)
         # what weights depend on besides the settings of their training
         identity = names_of(policy, cost, reward) | {
             "code": code_of(),
@@ -145,9 +145,9 @@ def trained_once(
     folder: Path,
     identity: Mapping[str, Any],
     config: TrainingConfig,
-    train: Callable[[TrainingConfig, Path], N],
-    load: Callable[[Path], N],
-) -> N:
+    train: Callable[[TrainingConfig, Path], TrainedNetwork],
+    load: Callable[[Path], TrainedNetwork],
+) -> TrainedNetwork:
     """Train a network in a run folder, or load the one that an earlier start has finished there.
 
     Parameters
@@ -164,7 +164,7 @@ def trained_once(
     return network
 
 
-def _rollouts(
+def _rollouts_of_split(
     params: CriticParams,
     folder: Path,
     prompts: Sequence[Prompt],

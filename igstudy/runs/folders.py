@@ -50,7 +50,7 @@ class Run:
 
     @property
     def manifest(self) -> Path:
-        """The file that says that the run is complete."""
+        """The file whose presence marks the run as complete."""
         return self.folder / "manifest.json"
 
     def append(self, line: Fields) -> None:

@@ -29,7 +29,7 @@ def code_of(*modules: str) -> dict[str, str]:
         "igcore": closure.package_digest("igcore"),
         "igstudy": closure.package_digest("igstudy", *RECORDING),
     }
-    return own | closure.sources(*modules)
+    return own | closure.module_digests(*modules)
 
 
 def notebook_digest(path: Path | str) -> str:
@@ -42,7 +42,7 @@ def notebook_digest(path: Path | str) -> str:
 
 
 def prompts_digest(prompts: Iterable[Prompt]) -> Fields:
-    """Return number and digest of prompts (with ``id`` and ``text``), whatever their order."""
+    """Return number and digest of prompts (``id`` and ``text``), independent of their order."""
     pairs = sorted([prompt.id, prompt.text] for prompt in prompts)
     return {"n": len(pairs), "digest": digest_of(pairs)[:DIGITS]}
 

@@ -27,10 +27,10 @@ from .identity import code_of, notebook_digest
 from .paramfiles import ParamFiles
 
 # the keys after --config: texts, and numbers
-TEXTS = ("profile", "with", "hub")
-NUMBERS = ("limit", "shards", "gpu")
+TEXT_KEYS = ("profile", "with", "hub")
+NUMBER_KEYS = ("limit", "shards", "gpu")
 # a cost or reward that is module:function of a user, in the settings as JSON
-OWN = re.compile(r'"([\w.]+):[\w.]+"')
+USER_SCORER = re.compile(r'"([\w.]+):[\w.]+"')
 
 
 def configured(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,9 +43,9 @@ def configured(config: Mapping[str, Any]) -> dict[str, Any]:
         that holds no mapping.
     """
     for key, value in config.items():
-        if key not in (*TEXTS, *NUMBERS):
-            raise unknown_name("key after --config", key, (*TEXTS, *NUMBERS))
-        if key in NUMBERS and not (isinstance(value, int) and value >= 0):
+        if key not in (*TEXT_KEYS, *NUMBER_KEYS):
+            raise unknown_name("key after --config", key, (*TEXT_KEYS, *NUMBER_KEYS))
+        if key in NUMBER_KEYS and not (isinstance(value, int) and value >= 0):
             raise ParameterError(
                 f"{key} after --config is {value!r}; give a number of 0 or more, such as {key}=4"
             )
@@ -79,7 +79,7 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping[str, A
 
 def code(kind: str, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of the code that decides what a job leaves, a user's scorers included."""
-    modules = OWN.findall(json.dumps(settings, ensure_ascii=False))
+    modules = USER_SCORER.findall(json.dumps(settings, ensure_ascii=False))
     # a judge asks by the pairs of `igstudy.report.verdicts`; its replies stay when that changes
     whole = {} if kind in ("decode", "critic") else {"igstudy": package_digest("igstudy")}
     return code_of(*modules) | whole

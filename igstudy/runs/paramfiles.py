@@ -69,7 +69,7 @@ class ParamFiles:
     base: Path = Path("params")
 
     def __post_init__(self) -> None:
-        """Refuse names that no folder can have, and changes of what there is not."""
+        """Refuse invalid folder names and changes of unknown kinds of files."""
         check_name("the folder of params", self.folder)
         check_name("profile", self.profile)
         for kind, changed in self.changes.items():

@@ -14,7 +14,7 @@ from .critic_params import CriticParams
 from .decode_params import DecodeParams
 from .paramfiles import DECODED, ParamFiles
 
-KINDS = {"critic": CriticParams} | dict.fromkeys(DECODED, DecodeParams)
+PARAMS_OF_KIND = {"critic": CriticParams} | dict.fromkeys(DECODED, DecodeParams)
 
 
 def most_tokens(params: CriticParams | DecodeParams) -> int:
@@ -38,7 +38,7 @@ def report(files: Iterable[Path]) -> Iterator[str]:
     """
     yield f"{'tokens a prompt':>15} {'prompts':>8}  run (tokens are the most that it can take)"
     for file in files:
-        settings = KINDS.get(file.stem.partition("-")[0])
+        settings = PARAMS_OF_KIND.get(file.stem.partition("-")[0])
         if settings is None:
             continue
         folder = file.absolute().parent

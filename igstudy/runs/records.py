@@ -14,7 +14,7 @@ from ..linefile import SETTINGS, Fields, sealed
 from ..settings import upcast_settings
 from .decode_params import Settings
 
-COLUMNS = (
+RECORD_FIELDS = (
     *"prompt_id prompt response tokens policy prompts method seed".split(),
     *SETTINGS,
     *"status finished n_tokens reward cost peak_cost word_peak_cost fail_open_cost".split(),
@@ -27,7 +27,7 @@ COLUMNS = (
 
 
 def record(response: Response, method: str, guard: Guard, seed: int) -> Fields:
-    """Return a response as the flat mapping that a run stores, with the fields `COLUMNS`.
+    """Return a response as the flat mapping that a run stores, with the fields `RECORD_FIELDS`.
 
     Parameters
     ----------
@@ -56,4 +56,4 @@ def record(response: Response, method: str, guard: Guard, seed: int) -> Fields:
         "reward_scorer": getattr(guard.reward, "name", None),
         "reward_digest": getattr(guard.reward, "digest", None),
     }
-    return sealed({name: values[name] for name in COLUMNS if name != "digest"})
+    return sealed({name: values[name] for name in RECORD_FIELDS if name != "digest"})

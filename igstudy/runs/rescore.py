@@ -19,7 +19,7 @@ from igcore.verdict import Emission, judge, measure
 
 from ..linefile import SETTINGS, Fields, line_digest
 from .decode_params import Settings
-from .records import COLUMNS
+from .records import RECORD_FIELDS
 
 TOLERANCE = 1e-6  # sums of float32 differ by this much between processors
 # raised by our code on values of a wrong type or form in a record
@@ -56,7 +56,7 @@ def rescored(lines: Sequence[Fields], cost: Scorer, reward: Scorer | None = None
     rewards = None if reward is None else Cached(check_sign(reward, "reward"), Tally(rate=1.0))
     for number, line in enumerate(lines, start=1):
         where = f"line {number}, prompt {line['prompt_id']}, {line['method']}"
-        if odd := sorted(line.keys() ^ set(COLUMNS)):
+        if odd := sorted(line.keys() ^ set(RECORD_FIELDS)):
             yield f"{where}: its fields are not those of a line, see {', '.join(odd[:4])}"
             continue
         try:
@@ -85,7 +85,7 @@ def recomputed(line: Fields, known: Contract, reward: Cached | None) -> Fields:
     config = Settings(**{name: line[name] for name in SETTINGS})
     if line["response"] is None:
         return expected | _without_text(line, prompt, known, config)
-    return expected | _scores(line, prompt, _contract(line, known), reward, config)
+    return expected | _scores_of_text(line, prompt, _contract(line, known), reward, config)
 
 
 def _without_text(line: Fields, prompt: Prompt, contract: Contract, config: SearchConfig) -> Fields:
@@ -112,7 +112,7 @@ def _without_text(line: Fields, prompt: Prompt, contract: Contract, config: Sear
     }
 
 
-def _scores(
+def _scores_of_text(
     line: Fields, prompt: Prompt, contract: Contract, reward: Cached | None, config: SearchConfig
 ) -> Fields:
     """Return the scores and the status that a text deserves."""

@@ -80,7 +80,7 @@ def roll_out(
         run.fill([(METHOD, group) for group in groups], lines_of, f"rollouts {policy.name}")
         seconds = sum(line["generate_s"] + line["score_s"] for line in run.lines)
         run.finish({"lines": len(run.lines), "seconds": seconds})
-    return _rollouts(run.lines)
+    return _rollouts_of_lines(run.lines)
 
 
 def _lines(
@@ -196,10 +196,10 @@ def load_rollouts(
             f"the rollouts in {folder} have changed since they were sampled; sample them again, or "
             "download the folder again"
         )
-    return _rollouts(found.lines)
+    return _rollouts_of_lines(found.lines)
 
 
-def _rollouts(lines: list[Fields]) -> list[Rollout]:
+def _rollouts_of_lines(lines: list[Fields]) -> list[Rollout]:
     """Return the rollouts of all lines, in their order; null is read as NaN."""
     rollouts = []
     for line in lines:

@@ -17,7 +17,7 @@ from igcore.engine.device import usable
 
 from ..assets import sound
 
-HEADS = ("toxic", "severe_toxic", "obscene", "threat", "insult", "identity_hate")
+TOXICITY_HEADS = ("toxic", "severe_toxic", "obscene", "threat", "insult", "identity_hate")
 LENGTH = 100  # words read; a shorter text is filled up in front, of a longer one the last are read
 ROWS = 16  # the number of texts in a batch is a multiple
 
@@ -102,13 +102,13 @@ class JigsawToxicity:
         Prompts and `finished` are ignored. A text without a known word gets the score of the
         empty text, about 0.068.
         """
-        toxic = HEADS.index("toxic")
+        toxic = TOXICITY_HEADS.index("toxic")
         return self.probabilities(responses)[:, toxic]
 
     def probabilities(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the probabilities of the `HEADS`, (n, 6) float64."""
+        """Return the probabilities of the `TOXICITY_HEADS`, (n, 6) float64."""
         if not texts:
-            return np.empty((0, len(HEADS)))
+            return np.empty((0, len(TOXICITY_HEADS)))
         read = [self._indices(text) for text in texts]
         read += [[0] * LENGTH] * (-len(texts) % ROWS)
         rows = torch.tensor(read, device=self._device)

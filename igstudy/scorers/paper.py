@@ -176,7 +176,7 @@ class AnchoredBackbone(Backbone):
     def states_of(self, row: torch.Tensor, ids: Sequence[int], count: int) -> torch.Tensor:
         """Return the states of the last tokens beside the anchor's, (count, 2 H)."""
         # from the end: padding is on the left
-        return beside(row[-count:], row[self.anchored(ids) - 1 - len(ids)])
+        return with_anchor(row[-count:], row[self.anchored(ids) - 1 - len(ids)])
 
     def open_cache(self, prompts: Sequence[str]) -> "AnchoredSession":
         """Return a new session over a group of prompts."""
@@ -189,10 +189,10 @@ class AnchoredSession(Session):
     def _states_of(self, text: Text, count: int) -> torch.Tensor:
         """Return the states of the last tokens of a text beside the anchor's, (count, 2 H)."""
         root, row = self.known[text.prompt][0].place  # its prefix ends with the anchor
-        return beside(super()._states_of(text, count), root.last_hidden(row, 0).float())
+        return with_anchor(super()._states_of(text, count), root.last_hidden(row, 0).float())
 
 
-def beside(states: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+def with_anchor(states: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
     """Return states (count, H) and the anchor's state beside each of them, (count, 2 H)."""
     return torch.cat([states, anchor.expand_as(states)], dim=-1)
 

@@ -16,20 +16,20 @@ from scipy.stats import zscore
 from .mdp import MDP, augment, token_mdp
 from .planning import trajectories
 
-HEADS = 2
-W = 16  # width of the model
+ATTENTION_HEADS = 2
+DIM = 16  # width of the model
 
 
 def random_model(seed: int, vocabulary: int, horizon: int) -> SimpleNamespace:
     """Return the weights of a random transformer of two layers."""
     normal = np.random.default_rng(seed).normal
     return SimpleNamespace(
-        tokens=normal(size=(vocabulary + 1, W)),  # the last one begins every text
-        positions=normal(size=(horizon + 1, W)),
-        attention=normal(scale=W**-0.5, size=(2, 4, W, W)),  # queries, keys, values, output
-        wide=normal(scale=W**-0.5, size=(2, W, 4 * W)),
-        narrow=normal(scale=(4 * W) ** -0.5, size=(2, 4 * W, W)),
-        head=normal(scale=W**-0.5, size=(W, vocabulary)),
+        tokens=normal(size=(vocabulary + 1, DIM)),  # the last one begins every text
+        positions=normal(size=(horizon + 1, DIM)),
+        attention=normal(scale=DIM**-0.5, size=(2, 4, DIM, DIM)),  # queries, keys, values, output
+        wide=normal(scale=DIM**-0.5, size=(2, DIM, 4 * DIM)),
+        narrow=normal(scale=(4 * DIM) ** -0.5, size=(2, 4 * DIM, DIM)),
+        head=normal(scale=DIM**-0.5, size=(DIM, vocabulary)),
     )
 
 
@@ -46,7 +46,7 @@ def last_logits(model: SimpleNamespace, prefixes: np.ndarray) -> np.ndarray:
     x: np.ndarray = model.tokens[ids] + model.positions[:t]  # (B, t, W)
     future = np.triu(np.full((t, t), -np.inf), 1)
     for (*maps, out), wide, narrow in zip(model.attention, model.wide, model.narrow, strict=True):
-        heads = [(normed(x) @ m).reshape(rows, t, HEADS, -1).swapaxes(1, 2) for m in maps]
+        heads = [(normed(x) @ m).reshape(rows, t, ATTENTION_HEADS, -1).swapaxes(1, 2) for m in maps]
         query, key, value = heads
         scores = query @ key.swapaxes(2, 3) / query.shape[-1] ** 0.5 + future
         mixed = softmax(scores, axis=-1) @ value

@@ -15,7 +15,7 @@ from igcore.errors import ParameterError
 
 from .mdp import MDP, Augmented, truncated_cost
 
-States = Sequence[int] | np.ndarray | slice
+StateIndex = Sequence[int] | np.ndarray | slice
 
 
 class Trajectory(NamedTuple):
@@ -37,7 +37,7 @@ def unsafe_value(mdp: MDP, n: float) -> float:
     return n / (1 - mdp.gamma) if mdp.gamma < 1 else n
 
 
-def action_values(mdp: MDP, v: np.ndarray, states: States = slice(None)) -> np.ndarray:
+def action_values(mdp: MDP, v: np.ndarray, states: StateIndex = slice(None)) -> np.ndarray:
     """Return q(s, y) = C_task(s, y) + gamma v(s + y), shape (states, A); infinite if not allowed.
 
     The states are all, unless they are given.
@@ -56,7 +56,7 @@ def _mean(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def _backup(
-    mdp: MDP, v: np.ndarray, states: States, policy: np.ndarray | None = None
+    mdp: MDP, v: np.ndarray, states: StateIndex, policy: np.ndarray | None = None
 ) -> np.ndarray:
     """Return the right side of the Bellman equation at states with actions, shape (len(states),).
 
