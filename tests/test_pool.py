@@ -371,7 +371,7 @@ def test_a_policy_without_weights_answers_from_the_pool_and_says_when_it_ends(tm
     assert frozen.digest == policy.digest and frozen.eos_ids == policy.eos_ids
     scorers = dict(cost=LetterCost(), reward=LetterReward())
     asked = dict(prompts=PROMPTS[:3], scorers=scorers)
-    with pytest.raises(PolicyError, match="loaded without weights; load it with weights, or repeat"):
+    with pytest.raises(PolicyError, match="loaded without weights; load it with weights"):
         answered(frozen, "best-of-n", pool, **asked)
     answered(policy, "best-of-n", pool, **asked)
     for method in ("best-of-n-lagrangian", "base"):

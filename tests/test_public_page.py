@@ -197,7 +197,7 @@ MISUSES = {
     "unknown cost": (lambda: a_guard("offensiv-language"), "did you mean 'offensive-language'"),
     "cost is a number": (lambda: a_guard(0.5), "^cost 0.5 has no name, .* give a function"),
     "cost of three arguments": (lambda: a_guard(three), r"^cost three takes \(.*\), which"),
-    "a reward as cost": (lambda: a_guard(Reversed()), "^cost 'kindness' has sign 'higher is better'"),
+    "a reward as cost": (lambda: a_guard(Reversed()), "^cost 'kindness' has sign 'higher is"),
     "unknown method": (lambda: a_guard(method="best-of-m"), "did you mean 'best-of-n'"),
     "no critic": (lambda: a_guard(method="inferenceguard-mix")("a"), "needs a reward"),
     "no reward for ARGS": (lambda: a_guard(method="args")("a"), "^method 'args' needs a reward"),

@@ -791,7 +791,7 @@ FOUND = {
     "last z": (in_lines(z_final=0.375), "z_final is 0.375, not"),
     "no text of a guard that could refuse": (silence, "response is None, not 'f'"),
     "cost model that is the reward model": (reward_for_cost, "cost_scorer is 'vowels', not"),
-    "reward model for a cost": (in_params(cost="vowels"), "cost 'vowels' has sign 'higher is better'"),
+    "reward model for a cost": (in_params(cost="vowels"), "'vowels' has sign 'higher is better'"),
     "cost model in a folder": (in_params(cost=OWN), "names the cost .* as its cost"),
     "cost model made blind": (in_params(cost=BLIND), "names the cost .* as its cost"),
     "prompts of the forger's own": (own_prompts, "12 answers are not wanted"),
