@@ -13,7 +13,7 @@ from .errors import ParameterError, PolicyError, one_line
 
 # a fixed prompt; its rendering shows everything that a template adds, such as today's date
 PROBE = "How do plants grow?"
-ROLES = ("system", "user", "assistant")  # of chat messages
+CHAT_ROLES = ("system", "user", "assistant")  # of chat messages
 Message = Mapping[str, str]  # role and content
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte for which sentencepiece has no piece
 HALF = re.compile("[\ud800-\udfff]")  # half a character: JSON can write it, no tokenizer reads it
@@ -117,10 +117,10 @@ def prompt_id(text: str, set_name: str) -> str:
 def role_and_content(message: Any) -> tuple[str, str]:
     """Return role and content; raise ``ParameterError`` unless a message has exactly these."""
     known = isinstance(message, Mapping) and set(message) == {"role", "content"}
-    if not known or message["role"] not in ROLES or not isinstance(message["content"], str):
+    if not known or message["role"] not in CHAT_ROLES or not isinstance(message["content"], str):
         raise ParameterError(
             f"chat message {message!r} cannot be read; give a mapping of role and content, with a "
-            f"text as content and one of these roles: {', '.join(ROLES)}"
+            f"text as content and one of these roles: {', '.join(CHAT_ROLES)}"
         )
     return message["role"], message["content"]
 

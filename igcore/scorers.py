@@ -29,7 +29,7 @@ COST, REWARD = "higher is worse", "higher is better"
 SIGNS = {"cost": COST, "reward": REWARD}
 # names of a function's parameters -> the text that each takes
 NAMES = {"prompt": ("prompt", "question"), "response": ("response", "answer", "completion", "text")}
-ROLES = {name: role for role, names in NAMES.items() for name in names}
+ROLE_OF = {name: role for role, names in NAMES.items() for name in names}
 TextFunction = Callable[[str], float] | Callable[[str, str], float]
 
 
@@ -205,18 +205,18 @@ def _roles(parameters: Sequence[Parameter], what: str) -> dict[str, str]:
     ParameterError
         When their names do not tell which text each one takes.
     """
-    needed = [p for p in parameters if p.default is p.empty or p.name in ROLES] or parameters[:1]
+    needed = [p for p in parameters if p.default is p.empty or p.name in ROLE_OF] or parameters[:1]
     names = [p.name for p in needed]
     # one of another name is known by its place
     places = dict(zip(names, list(NAMES)[-len(names) :], strict=False))
-    roles = {name: ROLES.get(name, places.get(name, "")) for name in names}
+    roles = {name: ROLE_OF.get(name, places.get(name, "")) for name in names}
     clear = sorted(roles.values()) in (["prompt", "response"], ["response"])
     for parameter in needed:
         name = parameter.name
-        if name not in ROLES:  # nor may it be a list, or mean the other one, as response_text may
-            words = {ROLES[word] for word in name.lower().split("_") if word in ROLES}
+        if name not in ROLE_OF:  # nor may it be a list, or mean the other one, as response_text may
+            words = {ROLE_OF[word] for word in name.lower().split("_") if word in ROLE_OF}
             clear &= parameter.kind is not Parameter.KEYWORD_ONLY
-            clear &= name.removesuffix("s") not in ROLES and (not words or roles[name] in words)
+            clear &= name.removesuffix("s") not in ROLE_OF and (not words or roles[name] in words)
     if not clear:
         raise ParameterError(
             f"{what} takes ({', '.join(names)}), which does not say what it is to be given; give a "

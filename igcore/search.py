@@ -262,7 +262,7 @@ def charge_costs(batch: Batch, candidates: Sequence[Candidate]) -> None:
     if not batch.method.cost:
         return
     scored = scorable(batch.method, candidates)
-    all_costs = read(batch, "cost", batch.config.checks, scored)
+    all_costs = read_scores(batch, "cost", batch.config.checks, scored)
     for candidate, costs in zip(scored, all_costs, strict=True):
         beam = candidate.beam
         # one failed check is enough. max() would not show it: it may drop a NaN, and a comparison
@@ -281,7 +281,7 @@ def charge_costs(batch: Batch, candidates: Sequence[Candidate]) -> None:
         )
 
 
-def read(
+def read_scores(
     batch: Batch, role: str, checks: str, candidates: Sequence[Candidate]
 ) -> list[list[float]]:
     """Return cost or reward at the checks of each candidate's last block, NaN for a failure."""
@@ -344,7 +344,7 @@ def ask_reward(batch: Batch, candidates: Sequence[Candidate]) -> None:
             candidate.beam.reward = candidate.beam.likelihood
         return
     # "block": the reward of the text so far ranks, and no path of rewards is needed
-    rewards = read(batch, "reward", "block", scored)
+    rewards = read_scores(batch, "reward", "block", scored)
     for candidate, (reward,) in zip(scored, rewards, strict=True):
         beam = candidate.beam
         beam.broken |= math.isnan(reward)  # |= because the cost may have failed before

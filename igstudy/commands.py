@@ -23,7 +23,7 @@ Result = tuple[list[str], list[str]]  # lines to print when all holds, and probl
 Command = Callable[..., Result]
 
 
-def one_line(text: str) -> str:
+def printable(text: str) -> str:
     """Return a text with every unprintable character escaped.
 
     A name in a record may hold line ends and control characters that would look like our own
@@ -203,8 +203,8 @@ def _verify(file: Path, params: Path | None, replay: int | None) -> Result:
     from .runs.verify import verify  # here: it loads torch, and running a notebook needs none
 
     report = verify(file, read_yaml(params) if params else {}, replay)
-    certified = [f"  {what:14}{one_line(found)}" for what, found in report.certified.items()]
-    uncertified = [f"  {one_line(what)}" for what in report.uncertified]
+    certified = [f"  {what:14}{printable(found)}" for what, found in report.certified.items()]
+    uncertified = [f"  {printable(what)}" for what in report.uncertified]
     problems = list(report.problems)
     if problems:
         problems.append(f"{file} does not hold: {len(problems)} problems")
@@ -249,7 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
     except IgcoreError as error:
         lines, problems = [], [str(error)]
     for problem in problems:
-        print(f"error: {one_line(problem)}", file=sys.stderr)
+        print(f"error: {printable(problem)}", file=sys.stderr)
     if not problems:
         print("\n".join(lines))
     return 1 if problems else 0

@@ -20,7 +20,7 @@ from ..policy import context_of, escape_special_tokens
 # short responses: the ids that all of them share belong to the prompt
 OPENINGS = ("", "a", " a", "\n", "9", ".")
 # the last character reveals a template that trims answers, or a tokenizer that drops spaces
-PROBE = "How are you?", "Well, and you?\n"
+SAMPLE = "How are you?", "Well, and you?\n"
 
 
 def joined(prompt: str, response: str) -> str:
@@ -84,7 +84,7 @@ class Backbone:
         fast = getattr(self.tokenizer, "is_fast", False)
         if not fast or self.end_id is not None:
             return False
-        prompt, response = PROBE
+        prompt, response = SAMPLE
         text = self.template(prompt, response)
         if text != self.template(prompt, "") + response:
             return False

@@ -21,7 +21,7 @@ from .lm_scorer import Checkpoint, HeadFunction, LMScorer, Reader
 from .pretrained import tensors_of
 from .templates import TextFormat
 
-ROLES = {COST: "cost", REWARD: "reward"}
+ROLES_BY_SIGN = {COST: "cost", REWARD: "reward"}
 HEAD = "score.weight"  # the linear head on the last token of transformers' decoders
 
 
@@ -76,7 +76,7 @@ class Classifier(Checkpoint):
                unit: sigmoid, reads: response, dtype: float32}
     """
 
-    sign: Annotated[str, one_of(ROLES)]
+    sign: Annotated[str, one_of(ROLES_BY_SIGN)]
     labels: list[str | int] | None = None
     unit: Literal["logit", "sigmoid", "softmax"] | None = None
     text_format: TextFormat = "chat"
@@ -108,7 +108,7 @@ class Classifier(Checkpoint):
             backbone.template = _response
         number = partial(_number, unit, counted)
         head = partial(_scores, weight, number) if heads else number
-        name = f"classifier:{Path(self.repo).name}-{ROLES[self.sign]}"
+        name = f"classifier:{Path(self.repo).name}-{ROLES_BY_SIGN[self.sign]}"
         options: dict[str, Any] = {"counted": counted, "unit": unit, "reads": self.reads}
         kind: Callable[..., Reader] = LMScorer if heads else partial(EncoderScorer, model=model)
         scale = "logit" if unit == "logit" else "probability"

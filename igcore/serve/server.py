@@ -132,7 +132,7 @@ class Tokens(Reply):
 
 def describe(server: Server) -> tuple[Entry, str, str]:
     """Return a server's model, software and version; record its request format."""
-    entries = {entry.id: entry for entry in fetch(server, Request("/v1/models"), Models).data}
+    entries = {entry.id: entry for entry in fetch_json(server, Request("/v1/models"), Models).data}
     if server.model not in entries:
         raise unknown_name(f"model of the server at {server.url}:", server.model, entries)
     entry = entries[server.model]
@@ -142,12 +142,12 @@ def describe(server: Server) -> tuple[Entry, str, str]:
             "with one of them"
         )
     software, where, server.path = SOFTWARE[entry.owned_by]
-    facts = fetch(server, Request(where), Facts)
+    facts = fetch_json(server, Request(where), Facts)
     server.samples = facts.total_slots
     return entry, software, facts.version
 
 
-def fetch(server: Server, request: Request, form: type[Form]) -> Form:
+def fetch_json(server: Server, request: Request, form: type[Form]) -> Form:
     """Return a server's reply to a request; raise ``PolicyError`` if it is malformed."""
     (content,) = server.send([request])
     try:
@@ -163,7 +163,7 @@ def check_tokenizer(server: Server, tokenizer: Any) -> None:
     """Raise ``PolicyError`` unless the server's tokenizer reads a text as this one does."""
     body = {"model": server.model, "prompt": TEXT, "add_special_tokens": False}
     llama = {"content": TEXT, "add_special": False}
-    theirs = fetch(server, Request("/tokenize", llama | body), Tokens).tokens
+    theirs = fetch_json(server, Request("/tokenize", llama | body), Tokens).tokens
     ours = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     # compared as text without spaces: a leading space or another split is no other tokenizer
     read, meant = ("".join(tokenizer.decode(ids).split()) for ids in (theirs, ours))

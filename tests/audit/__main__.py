@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from igcore.cli import check
 from igcore.errors import IgcoreError, ParameterError
 from igcore.progress import progress
-from igstudy.commands import one_line
+from igstudy.commands import printable
 from tests.audit.emissions import Tally, cases, tallies_of
 from tests.audit.zoo import KINDS
 
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     except IgcoreError as error:
         problems = [str(error)]
     for problem in problems:
-        print(f"error: {one_line(problem)}", file=sys.stderr)
+        print(f"error: {printable(problem)}", file=sys.stderr)
     if not problems:
         print("the audit found nothing")
     return 1 if problems else 0
