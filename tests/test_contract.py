@@ -203,7 +203,9 @@ def test_a_known_contract_counts_failures_by_the_new_rate():
 
 
 def test_two_backbones_share_no_cache():
-    """Bug: a cost read its texts in the KV cache of the reward's model."""
+    """Bug: a cost read its texts in the KV cache of the reward's model. Guards the count of its
+    failures as well, which is that of the whole run.
+    """
 
     class Caching(LetterCost):
         def __init__(self, backbone):
@@ -219,9 +221,11 @@ def test_two_backbones_share_no_cache():
         def uncached(self):
             return self
 
-    scorers = {"cost": Caching("one"), "reward": Caching("two")}
-    scoring = Scoring({role: Contract(scorer) for role, scorer in scorers.items()}, PROMPTS)
+    contracts = {"cost": Contract(Caching("one")), "reward": Contract(Caching("two"))}
+    scoring = Scoring(contracts, PROMPTS)
     assert [scoring.search[role].scorer for role in ("cost", "reward")] == ["one", "two"]
+    for role, contract in contracts.items():
+        assert scoring.search[role].tally is scoring.reported[role].tally is contract.tally
 
 
 # --- two readings ---------------------------------------------------------------------------------
