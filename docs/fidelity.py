@@ -61,5 +61,5 @@ def page() -> str:
         for part, rows in table.groupby("part", sort=False)
     ]
     counts = table["verdict"].value_counts()
-    said = ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in KINDS_OF_ROWS)
-    return "\n\n".join([f"{len(table)} statements: {said}.", *parts])
+    summary = ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in KINDS_OF_ROWS)
+    return "\n\n".join([f"{len(table)} statements: {summary}.", *parts])

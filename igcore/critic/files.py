@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from ..config import SearchConfig
-from ..errors import ParameterError, RunError
+from ..errors import ParameterError, RunError, one_line
 from ..files import replace_file
 from ..policy import Policy
 from ..scorers import Scorer
@@ -178,7 +178,7 @@ def load_network(
         digest, training, _ = (fields.pop(key) for key in ("sha256", "about", "parameters"))
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise RunError(
-            f"no {kind} can be read from {folder} ({type(error).__name__}: {error}); train it again"
+            f"no {kind} can be read from {folder} ({one_line(error)}); train it again"
         ) from error
     # hashed before the tensors are read, so that a damaged file is never interpreted
     if hashlib.sha256(data).hexdigest() != digest:

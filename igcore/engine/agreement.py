@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from ..errors import PolicyError, unknown_name
+from ..errors import PolicyError, one_line, unknown_name
 from .device import device_of, out_of_memory
 from .kv_cache import DynamicRows, forward, inputs_of, padded
 from .prefix_cache import SharedRows
@@ -84,8 +84,8 @@ def _try(model: PreTrainedModel, kind: Kind) -> str:
         # a full memory says nothing about the model: the caller tries a smaller batch
         if out_of_memory(failure):
             raise
-        why = " ".join(f"{type(failure).__name__}: {failure}".split())
-        return f"{name} fails with the KV cache of transformers ({why:.200}); choose another model"
+        why = f"{one_line(failure):.200}"
+        return f"{name} fails with the KV cache of transformers ({why}); choose another model"
     dtype = PRECISIONS[torch.get_float32_matmul_precision()]
     eps = torch.finfo(dtype if model.dtype == torch.float32 else model.dtype).eps
     # more than rounding, which adds up over layers (5e-5 in float32, 0.2 in bfloat16), and less

@@ -110,5 +110,5 @@ class Completion(BaseModel):
 
 def read_completion(content: bytes) -> Reply:
     """Return the reply in a chat completion; raise ``ValueError`` for any other content."""
-    said = Completion.model_validate_json(content)
-    return Reply(parse(said.content, said.reason), said.content, said.reason)
+    reply = Completion.model_validate_json(content)
+    return Reply(parse(reply.content, reply.reason), reply.content, reply.reason)

@@ -44,12 +44,12 @@ def of_runs(profile: str, names: Iterable[str]) -> dict[str, Source]:
         if "*" in names and manifest.parent.name.startswith(EXCLUDED_PREFIXES):
             continue
         folder = manifest.parent.relative_to(base).as_posix()
-        said = json.loads(manifest.read_text(encoding="utf-8"))
+        facts = json.loads(manifest.read_text(encoding="utf-8"))
         result[f"{profile}/{folder}"] = {
-            "root": said.get("root"),
-            "commit": said.get("git_commit"),
-            "versions": versions_text(said.get("versions")),
-            "processor": said.get("processor"),
+            "root": facts.get("root"),
+            "commit": facts.get("git_commit"),
+            "versions": versions_text(facts.get("versions")),
+            "processor": facts.get("processor"),
         }
     return result
 
