@@ -44,9 +44,9 @@ def test_bytes_of_a_search_worked_out_by_hand():
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
     token = 3 * 2 * 2 * 8 * 4
-    assert search_bytes(model, CONFIG, 5, "shared") == token * (2 * 5 + 10 * 8) + 6 * 97 * 4
+    assert search_bytes(model, CONFIG, 5, "shared") == token * (2 * 5 + 10 * 8) + 6 * 97 * 8
     assert search_bytes(model, CONFIG, 5, "auto") == search_bytes(model, CONFIG, 5, "shared")
-    assert search_bytes(model, CONFIG, 5, "dynamic") == token * 2 * 10 * (5 + 8) + 6 * 97 * 4
+    assert search_bytes(model, CONFIG, 5, "dynamic") == token * 2 * 10 * (5 + 8) + 6 * 97 * 8
     # a scorer keeps the candidates of both rounds
     assert session_bytes(model, CONFIG, 5) == token * (5 + (2 * 6 + 2 * 2) * 8)
 

@@ -39,7 +39,7 @@ class LocalEngine:
 
     * Keys decide tokens. A token depends on its sequence and on its own key alone, never on its
       batch: where rounding could change it, a near tie, it is sampled again from its sequence
-      alone.
+      alone. That is float32's rounding; in a shorter type a token may still depend on its batch.
     * `rollback` is bit-equal. A retry with the same keys gives the same tokens and logprobs.
     * Candidates are numbered from 0 over all rounds since the last `open` or `select`, ended ones
       included. Row i is prompt i after `open`, and ``candidates[i]`` after `select`.

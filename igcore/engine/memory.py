@@ -52,11 +52,12 @@ def search_bytes(
 
     These are the KV cache of the prompt (twice, because a retry of some prompts copies theirs), of
     `n_samples` candidates, of the `keep` beams that they continue and of as many that failed rounds
-    leave selectable, each with room for `max_new_tokens`; and the logits of the candidates::
+    leave selectable, each with room for `max_new_tokens`; and the logits of the candidates, with
+    their probabilities in float32::
 
         rows   = n_samples + 2 keep
         shared = kv_bytes(2 prompts of prompt_tokens, rows of max_new_tokens)
-                 + n_samples * vocabulary * bytes per number
+                 + n_samples * vocabulary * (bytes per number + 4)
 
     With transformers' own cache every row has the prompt, and twice, because each step copies the
     cache.
@@ -68,9 +69,9 @@ def search_bytes(
     else:  # every row has its prompt, and a step needs the original beside the copy
         kv = kv_bytes(model, 0, 0, 2 * rows, prompt_tokens + config.max_new_tokens)
     vocabulary = getattr(model.config.get_text_config(decoder=True), "vocab_size", 0)
-    # the logits of all candidates exist at once while a token is sampled
-    logits: int = config.n_samples * vocabulary * model.dtype.itemsize
-    return kv + logits
+    # the logits and probabilities of all candidates exist at once while a token is sampled
+    drawn: int = config.n_samples * vocabulary * (model.dtype.itemsize + 4)
+    return kv + drawn
 
 
 def session_bytes(model: PreTrainedModel, config: Any, prompt_tokens: int) -> int:
