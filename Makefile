@@ -36,7 +36,7 @@ help:
 	@echo "                SOFTWARE=llama.cpp takes one of them"
 	@echo "make audit      a million answers to hostile scorers judged again (about ten minutes on two cores)"
 	@echo "make mutants    400 mutants of what decides safety, and whether a test kills each (about an hour on two cores)"
-	@echo "make bench      the engine against other libraries, into runs/bench/figures (over an hour; resumes)"
+	@echo "make bench      the engine against plain transformers, into runs/bench/figures (over an hour; resumes)"
 	@echo "make slurm-test jobs on a SLURM cluster of one node, which is there for the test alone (root on Debian)"
 	@echo "make lab        JupyterLab"
 	@echo "make records    unpack the raw records behind the committed tables into runs/, where python -m igstudy verify reads them"
@@ -119,7 +119,6 @@ slurm-test: assets
 	@$(BIN)/python -m tests.cluster
 
 bench: assets
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	@$(BIN)/python -m benchmarks
 
 # copies of your own, so that exploring changes no tracked file; what is there already stays

@@ -1,4 +1,4 @@
-"""The benchmark: what decoding costs in this package, in plain baselines and in other libraries.
+"""The benchmark: what decoding costs in this package and in plain transformers.
 
 All are measured on one machine, in one process, interleaved. `models` holds the policy and the
 scorers, `baselines` what this package is compared with and `ours` this package's variants;

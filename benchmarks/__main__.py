@@ -1,7 +1,7 @@
 """Run the benchmark: ``python -m benchmarks``.
 
 It writes ``tables/bench.csv``, ``bench.md`` and ``bench_ratios.md`` and ``bench.{png,pdf}`` into
-``runs/bench/figures``. It runs in one process, with one thread on a CPU, and takes the cases
+``runs/bench/figures``. It runs in one process, with one thread on the CPU, and takes the cases
 of a section in turn. Every finished case and repeat is a line of ``runs/bench/responses.jsonl``: a
 killed benchmark resumes, and a change of code, versions or processor starts it anew. With
 ``--only`` the results lie beside these lines, because a part never replaces the whole.
@@ -9,7 +9,6 @@ killed benchmark resumes, and a change of code, versions or processor starts it 
 
 import argparse
 import gc
-import importlib.metadata
 import re
 import sys
 from collections import Counter
@@ -21,7 +20,7 @@ import torch
 from benchmarks import measure, plan, report
 from benchmarks.measure import Case
 from benchmarks.models import MODELS, Models
-from igcore.errors import IgcoreError, ParameterError, PolicyError
+from igcore.errors import IgcoreError, ParameterError
 from igcore.files import digest_of, root
 from igstudy.linefile import key
 from igstudy.provenance import processor, versions
@@ -31,8 +30,8 @@ from igstudy.runs.identity import code_of
 
 def bench(
     sections: dict[str, list[Case]], run: Run, repeats: int, load: Callable[[str, str], Models]
-) -> list[str]:
-    """Measure what the run lacks; return a sentence for every case that was skipped.
+) -> None:
+    """Measure what the run lacks.
 
     The repeats go through all cases of a section, then through all of them again. Its models are
     freed at its end, so that the next section has the memory.
@@ -46,54 +45,39 @@ def bench(
     """
     done = {key(line) for line in run.lines}
     warm: set[tuple[str, str, str]] = set()
-    skipped: dict[Case, str] = {}
     for cases in sections.values():
         loaded = cache(load)  # without the models of the section before
-        _free_memory()
+        gc.collect()
         for repeat, case in [(repeat, case) for repeat in range(repeats) for case in cases]:
-            if (repr(case), str(repeat)) in done or case in skipped:
+            if (repr(case), str(repeat)) in done:
                 continue
             same_code = (case.run, case.models, case.dtype)
-            try:
-                # no name is bound to the models, which would outlive their section
-                if same_code not in warm:
-                    _once(plan.warm_up(case), loaded(case.models, case.dtype), repeat)
-                warm.add(same_code)
-                found = _once(case, loaded(case.models, case.dtype), repeat)
-                line = measure.line(case, repeat, found)
-            except (torch.OutOfMemoryError, PolicyError) as error:
-                skipped[case] = f"{case}: skipped ({error})"
-                print(skipped[case], flush=True)
-                continue
+            # no name is bound to the models, which would outlive their section
+            if same_code not in warm:
+                _once(plan.warm_up(case), loaded(case.models, case.dtype), repeat)
+            warm.add(same_code)
+            found = _once(case, loaded(case.models, case.dtype), repeat)
+            line = measure.line(case, repeat, found)
             run.append(line)
             done.add(key(line))
             seconds = line["cpu_s"] / case.prompts
             print(f"{case}, repeat {repeat + 1}: {seconds:.2f} CPU s per prompt", flush=True)
-    return list(skipped.values())
 
 
 def _once(case: Case, models: Models, seed: int) -> dict:
     """Measure one case once, with memory cleared before."""
     counts = Counter(case.lengths)
     prompts = [text for length, n in counts.items() for text in models.prompts(n, length)]
-    _free_memory()
+    gc.collect()
     variant = plan.VARIANTS[case.run]
     work = partial(variant, models, case, prompts, seed)
-    return measure.timed(work, models.all, models.device, case.prompts)
-
-
-def _free_memory() -> None:
-    """Free what nothing refers to."""
-    gc.collect()
-    torch.cuda.empty_cache()  # does nothing without a GPU
+    return measure.timed(work, models.all, case.prompts)
 
 
 def _identity() -> dict:
     """Return what the numbers depend on (versions, code, processor), not how they are shown."""
-    distributions = importlib.metadata.packages_distributions()
-    peers = {name: importlib.metadata.version(distributions[name][0]) for name in plan.LIBRARIES}
     code = code_of(measure.__name__, plan.__name__, "benchmarks.models")
-    return {"versions": versions() | peers, "code": code, "processor": processor()}
+    return {"versions": versions(), "code": code, "processor": processor()}
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -133,18 +117,10 @@ def _measure_and_report(options: argparse.Namespace) -> None:
         )
     folder = root() / "runs" / ("bench-quick" if options.quick else "bench")
     out = folder if options.quick or options.only else folder / "figures"
-    lacking = Counter(plan.lacking(case) for cases in sections.values() for case in cases)
-    notes = [f"rows not measured for want of {what}: {n}" for what, n in lacking.items() if what]
-    able = {
-        name: [case for case in cases if not plan.lacking(case)] for name, cases in sections.items()
-    }
-    if options.quick:
-        notes.append("sizes and models are tiny: these numbers say nothing")
+    notes = ["sizes and models are tiny: these numbers say nothing"] if options.quick else []
     identity = _identity()
     with open_run(folder, identity) as run:
-        notes += bench(able, run, options.repeats, lambda name, dtype: MODELS[name](dtype))
-        if not run.lines:
-            raise ParameterError("no case was measured: " + "; ".join(notes))
+        bench(sections, run, options.repeats, lambda name, dtype: MODELS[name](dtype))
         table = measure.table(run.lines, sections)
     names = [f"{name} {version}" for name, version in identity["versions"].items()]
     notes.append(", ".join([f"code {digest_of(identity)[:8]}", *names]))

@@ -1,24 +1,21 @@
-"""The baselines: the search as a competent user of transformers writes it, and its_hub.
+"""The baselines: the search as a competent user of transformers writes it.
 
 Each gets its best options, and none uses `igcore.search` or the engine, which they are compared
 with. A variant maps ``(models, case, prompts, seed)`` to one text per prompt.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 import torch
-from transformers import DynamicCache
 
 from benchmarks.measure import Case
 from benchmarks.models import Models
 from igcore.engine.device import free_bytes
-from igcore.engine.kv_cache import cache_name, padded
+from igcore.engine.kv_cache import padded
 from igcore.engine.memory import batch_size, kv_bytes
 
 Variant = Callable[[Models, Case, Sequence[str], int], list[str]]
 BUDGET = 1e9  # above every cost: all candidates are safe
-OMEGA = 2.5  # weight of the policy's probability in ARGS, the paper's
 
 
 def one_by_one(answer: Callable[..., list[int]], **options) -> Variant:
@@ -99,31 +96,6 @@ def _score(model, weights: torch.Tensor, rows: list[list[int]]) -> list[float]:
     return (hidden.float() @ weights).tolist()
 
 
-@torch.inference_mode()
-def naive_args(models: Models, case: Case, prompt: list[int], cached: bool) -> list[int]:
-    """Return the tokens of ARGS that scores whole texts for every token, in one batch.
-
-    Each is the one of the `case.n_samples` most probable tokens with the lowest -omega pi - reward.
-
-    Parameters
-    ----------
-    cached : bool
-        Whether the policy keeps a KV cache; else its prefix is encoded again as well.
-    """
-    text, model = list(prompt), models.policy.model
-    cache = DynamicCache(config=model.config) if cached else None
-    while len(text) < len(prompt) + case.new_tokens:
-        unread = text[cache.get_seq_length() :] if cached else text
-        ids = torch.tensor([unread], device=models.device)
-        kept = {cache_name(model): cache}
-        out = model(input_ids=ids, use_cache=cached, logits_to_keep=1, **kept)
-        p, tokens = out.logits[0, -1].float().softmax(-1).topk(case.n_samples)
-        rewards = _score(*models.scorers["reward"], [[*text, token] for token in tokens.tolist()])
-        best = (OMEGA * p.cpu().double() + torch.tensor(rewards)).argmax()
-        text.append(int(tokens[best]))
-    return text[len(prompt) :]
-
-
 def transformers_generate(
     models: Models, case: Case, prompts: Sequence[str], seed: int
 ) -> list[str]:
@@ -142,93 +114,9 @@ def transformers_generate(
     return answers
 
 
-def its_hub(beam: bool) -> Variant:
-    """Return its_hub's Best-of-N or beam search, with a free reward.
-
-    Its orchestrator has no limit of concurrency, so that all requests reach the model as one batch.
-    The first step of its beam search samples only ``n_samples / keep`` candidates.
-    """
-
-    def run(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
-        """Answer the prompts one after another."""
-        from its_hub.core.algorithms.beam_search import BeamSearch
-        from its_hub.core.algorithms.bon import BestOfN
-        from its_hub.core.lms.step_generation import StepGeneration
-        from its_hub.core.orchestrator import LMOrchestrator
-
-        torch.manual_seed(seed)
-        if beam:
-            # it compares the number of steps before the last with max_steps, hence one less
-            most = case.new_tokens // case.block - 1
-            steps = StepGeneration(max_steps=most, tokens_per_step=case.block, temperature=1.0)
-            search = BeamSearch(steps, FreeReward(), beam_width=case.keep)
-        else:
-            search = BestOfN(FreeReward(), LMOrchestrator(max_concurrency=-1))
-        lm = _its_hub_lm(models, case.new_tokens)
-        return [search.infer(lm, prompt, case.n_samples)["content"] for prompt in prompts]
-
-    return run
-
-
-class FreeReward:
-    """A reward of 0 for everything, for both of its_hub's algorithms."""
-
-    async def ascore(self, prompt_or_conversations, steps=None, orchestrator=None):
-        """Return 0 for every text or step, under the names that its_hub passes."""
-        return [0.0] * len(prompt_or_conversations if steps is None else steps)
-
-
-def _its_hub_lm(models: Models, max_tokens: int):
-    """Return its_hub's language model over ``generate``, a batch at a time.
-
-    Conversations are continued as plain text.
-    """
-    from its_hub.api import AbstractLanguageModel, ChatMessage
-
-    policy = models.policy
-
-    class BatchingLM(AbstractLanguageModel):
-        """A language model that collects requests into batches."""
-
-        def __init__(self):
-            """Start without requests."""
-            self.waiting: list[tuple[list, asyncio.Future]] = []
-
-        async def agenerate(self, messages, stop=None, max_completion_tokens=None, **_):
-            """Continue one conversation, or a batch of them."""
-            if isinstance(messages[0], ChatMessage):
-                return (await self.agenerate([messages], stop, max_completion_tokens))[0]
-            texts = ["".join(m.content for m in conversation) for conversation in messages]
-            rows = [policy.encode(text) for text in texts]
-            length = max(map(len, rows))
-            out = generate(models, rows, max_completion_tokens or max_tokens)
-            return [{"role": "assistant", "content": policy.text(row[length:])} for row in out]
-
-        async def agenerate_single(self, messages, **_):
-            """Collect all requests of one turn of the event loop, then answer them in one batch."""
-            answer = asyncio.get_running_loop().create_future()
-            self.waiting.append((messages, answer))
-            if len(self.waiting) == 1:
-                asyncio.get_running_loop().create_task(self.answer_waiting())
-            return await answer
-
-        async def answer_waiting(self):
-            """Answer all collected requests with one batch."""
-            batch, self.waiting = self.waiting, []
-            responses = await self.agenerate([messages for messages, _ in batch])
-            for (_, answer), response in zip(batch, responses, strict=True):
-                answer.set_result(response)
-
-    return BatchingLM()
-
-
 VARIANTS: dict[str, Variant] = {
     "A1": one_by_one(naive, generate_rows=1, score_rows=1),
     "A2": one_by_one(naive, score_rows=1),
     "A3": one_by_one(naive),
-    "args, KV cache": one_by_one(naive_args, cached=True),
-    "args, uncached": one_by_one(naive_args, cached=False),
     "generate": transformers_generate,
-    "its_hub best-of-n": its_hub(beam=False),
-    "its_hub beam": its_hub(beam=True),
 }

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import pandas as pd
@@ -14,8 +14,7 @@ from igcore.engine.kv_cache import cache_name
 SIZES = ["prompts", "prompt_tokens", "n_samples", "new_tokens"]
 COUNTS = ["kv_bytes", "forward_tokens", "padding"]
 PER_PROMPT = ["cpu_s_per_prompt", "wall_s_per_prompt", "tokens_per_s"]
-COLUMNS = ["variant", *SIZES, "dtype", "device", *PER_PROMPT, *COUNTS, "repeats", "measured"]
-NOT_MEASURED = "not measured"
+COLUMNS = ["variant", *SIZES, "dtype", *PER_PROMPT, *COUNTS, "repeats", "measured"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class Meter:
 
         def count(_module, _args, kwargs) -> None:
             tokens, positions = _counts(kwargs)
-            self._tokens += tokens  # on the device, so that a GPU need not wait
+            self._tokens += tokens
             self._positions += positions
 
         def watch(_module, _args, kwargs, _output) -> None:
@@ -112,7 +111,7 @@ class Meter:
         """Remove the hooks and compute the sums."""
         for hook in self._hooks:
             hook.remove()
-        self.tokens = int(self._tokens)
+        self.tokens = self._tokens
         self.padding = self._positions - self.tokens
 
     def _watch(self, cache, layers: int) -> None:
@@ -130,28 +129,23 @@ class Meter:
         self.kv_bytes = max(self.kv_bytes, sum(sizes.values()))
 
 
-def _counts(kwargs: Mapping) -> tuple[torch.Tensor, int]:
+def _counts(kwargs: Mapping) -> tuple[int, int]:
     """Return the tokens and the positions of a forward pass."""
     ids, mask = kwargs["input_ids"], kwargs.get("attention_mask")
     real = torch.ones_like(ids) if mask is None else mask[:, -ids.shape[1] :]  # (R, S)
-    return real.sum(), ids.numel()
+    return int(real.sum()), ids.numel()
 
 
 @contextmanager
-def clocks(device: torch.device) -> Iterator[dict]:
+def clocks() -> Iterator[dict]:
     """Yield a dict, filled with the CPU and wall seconds of the block."""
     seconds: dict[str, float] = {}
-    wait = torch.cuda.synchronize if device.type == "cuda" else nullcontext
-    wait()
     cpu, wall = time.process_time(), time.perf_counter()
     yield seconds
-    wait()
     seconds.update(cpu_s=time.process_time() - cpu, wall_s=time.perf_counter() - wall)
 
 
-def timed(
-    work: Callable[[], list[str]], models: Sequence, device: torch.device, prompts: int
-) -> dict:
+def timed(work: Callable[[], list[str]], models: Sequence, prompts: int) -> dict:
     """Do a piece of work once and return what it took, as JSON values.
 
     Parameters
@@ -164,7 +158,7 @@ def timed(
     AssertionError
         Unless it answers every prompt.
     """
-    with Meter(models) as meter, clocks(device) as seconds:
+    with Meter(models) as meter, clocks() as seconds:
         answers = work()
     assert len(answers) == prompts and all(isinstance(answer, str) for answer in answers)
     counts = {
@@ -172,8 +166,7 @@ def timed(
         "padding": meter.padding,
         "kv_bytes": meter.kv_bytes,
     }
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return seconds | counts | {"device": name}
+    return seconds | counts
 
 
 def line(case: Case, repeat: int, found: Mapping) -> dict:
@@ -186,12 +179,11 @@ def line(case: Case, repeat: int, found: Mapping) -> dict:
 def table(lines: Sequence[dict], sections: Mapping[str, Sequence[Case]]) -> pd.DataFrame:
     """Return one row per planned case, with the columns `COLUMNS` and ``repr(case)`` as index.
 
-    Numbers are medians over the repeats. ``measured`` says when the first repeat was written; it is
-    `NOT_MEASURED` in a row without numbers.
+    Numbers are medians over the repeats. ``measured`` says when the first repeat was written.
 
-    ``tokens_per_s`` counts sampled tokens (for ARGS, considered ones), n_samples * new_tokens of
-    every prompt, by wall time. ``kv_bytes``, ``forward_tokens`` and ``padding`` are those of the
-    whole run over all prompts, policy and scorers together.
+    ``tokens_per_s`` counts sampled tokens, n_samples * new_tokens of every prompt, by wall time.
+    ``kv_bytes``, ``forward_tokens`` and ``padding`` are those of the whole run over all prompts,
+    policy and scorers together.
     """
     groups = pd.DataFrame(lines).astype(dict.fromkeys(COUNTS, float)).groupby("method")
     rows = groups.first()
@@ -202,10 +194,7 @@ def table(lines: Sequence[dict], sections: Mapping[str, Sequence[Case]]) -> pd.D
     rows["wall_s_per_prompt"] = rows["wall_s"] / rows["prompts"]
     tokens = rows["prompts"] * rows["n_samples"] * rows["new_tokens"]
     rows["tokens_per_s"] = tokens / rows["wall_s"]
-    cases = {repr(case): asdict(case) for cases in sections.values() for case in cases}
-    planned = pd.DataFrame.from_dict(cases, orient="index")
-    rows = rows.reindex(planned.index)
-    rows[planned.columns] = planned
-    rows = rows.fillna({"measured": NOT_MEASURED, "repeats": 0})
+    planned = dict.fromkeys(repr(case) for cases in sections.values() for case in cases)
+    rows = rows.loc[list(planned), COLUMNS]
     rows[COUNTS] = rows[COUNTS].round()  # the median of two counts may lie between them
-    return rows[COLUMNS].astype({"repeats": int} | dict.fromkeys(COUNTS, "Int64"))
+    return rows.astype(dict.fromkeys(COUNTS, int))

@@ -27,8 +27,6 @@ from igcore.scorers import SIGNS, FunctionScorer, of_function
 from igstudy.prompts import load_prompts
 
 SAMPLING = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0)
-# the other defaults of transformers are those of Llama-2-7B
-LLAMA_7B = LlamaConfig(max_position_embeddings=4096)
 # a small Llama 3: three queries share a key, and most weights are those of the vocabulary
 LLAMA_128K = LlamaConfig(
     vocab_size=128_256,
@@ -99,7 +97,7 @@ def _models(policy: Policy, scorers: list, prompts: Callable[[int, int], list[st
     policy.model.generation_config = SAMPLING
     generator = torch.Generator().manual_seed(0)
     size = policy.model.config.hidden_size
-    heads = torch.randn(2, size, generator=generator).to(policy.model.device)  # (2, H)
+    heads = torch.randn(2, size, generator=generator)  # (2, H)
     return Models(policy, dict(zip(SIGNS, zip(scorers, heads, strict=True), strict=True)), prompts)
 
 
@@ -130,17 +128,16 @@ def cut(policy: Policy, text: str, count: int, length: int) -> list[str]:
     return list(islice(fitting, count))
 
 
-def random_llama(config: LlamaConfig, dtype: str, device: str) -> Models:
-    """Make three Llamas with random weights on a device; nothing is downloaded.
+def random_llama(config: LlamaConfig, dtype: str) -> Models:
+    """Make three Llamas with random weights; nothing is downloaded.
 
     A token is a character of a private alphabet.
     """
     tokenizer = character_tokenizer(config.vocab_size)
     torch.manual_seed(0)
-    with torch.device(device):
-        models = [
-            AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval() for _ in range(3)
-        ]
+    models = [
+        AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval() for _ in range(3)
+    ]
     policy = Policy("random-llama", models[0], tokenizer)
     return _models(policy, models[1:], partial(character_prompts, tokenizer))
 
@@ -165,7 +162,6 @@ def character_tokenizer(size: int) -> PreTrainedTokenizerFast:
 
 MODELS: dict[str, Callable[[str], Models]] = {
     "smollm2": smollm2,
-    "random 7B": lambda dtype: random_llama(LLAMA_7B, dtype, "cuda"),
-    "random 128k": lambda dtype: random_llama(LLAMA_128K, dtype, "cpu"),
-    "random tiny": lambda dtype: random_llama(TINY, dtype, "cpu"),
+    "random 128k": lambda dtype: random_llama(LLAMA_128K, dtype),
+    "random tiny": lambda dtype: random_llama(TINY, dtype),
 }

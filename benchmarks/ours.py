@@ -3,16 +3,16 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from benchmarks.baselines import BUDGET, OMEGA, Variant
+from benchmarks.baselines import BUDGET, Variant
 from benchmarks.measure import Case
 from benchmarks.models import Models, free
+from igcore.config import SearchConfig
 from igcore.contract import Contract
 from igcore.engine.local import LocalEngine
 from igcore.engine.prepack import use_prepacked
 from igcore.engine.sampling import random_key
 from igcore.guard import Guard, decode
 from igcore.scorers import SIGNS
-from igstudy.baselines.args import ArgsConfig
 
 
 def search(method: str, cache: str = "shared", costless: Collection[str] = SIGNS) -> Variant:
@@ -31,15 +31,13 @@ def search(method: str, cache: str = "shared", costless: Collection[str] = SIGNS
         scorers = {
             role: free(role) if role in costless else models.lm_scorer(role) for role in SIGNS
         }
-        config = ArgsConfig(
+        config = SearchConfig(
             budget=BUDGET,
             n_samples=case.n_samples,
             keep=case.keep,
             block_size=case.block,
             max_new_tokens=case.new_tokens,
             group_size=len(prompts),
-            top_k=case.n_samples,
-            policy_weight=OMEGA,
         )
         # the examination of the cost model is part of loading, and not of decoding
         contracts = {role: Contract(scorer) for role, scorer in scorers.items()}
@@ -75,6 +73,5 @@ VARIANTS: dict[str, Variant] = {
     "one block, free": search("best-of-n-augmented"),
     "sample dynamic": search("best-of-n", "dynamic"),
     "sample shared": search("best-of-n"),
-    "args": search("args", costless=["cost"]),
     "engine": engine_alone,
 }

@@ -1,25 +1,15 @@
 """Which variants are measured under which settings.
 
 Default settings: 16 samples, 4 kept, blocks of 16, 64 new tokens, a prompt of 40 tokens,
-SmolLM2-135M as policy and both scorers. The samples of ARGS are the tokens that it considers at
-each position; only its reward is a language model. What a machine cannot run stays in the plan, and
-the table calls it "not measured".
+SmolLM2-135M as policy and both scorers. All run on the CPU.
 """
 
-import importlib.util
 from dataclasses import replace
-
-import torch
 
 from benchmarks import baselines, ours
 from benchmarks.measure import Case
 
 VARIANTS = baselines.VARIANTS | ours.VARIANTS
-LIBRARIES = [name for name in ("its_hub",) if importlib.util.find_spec(name)]
-SEVEN = "random 7B"
-# seconds per prompt of the paper: a 7B policy, 32 samples, 128 tokens, blocks of 64, on an unnamed
-# device
-PAPER_S = 2.02
 A1 = Case("A1 one beam at a time, all encoded again", "A1")
 A2 = Case("A2 batched generate, scored one at a time", "A2")
 A3 = Case("A3 batched generate, batched scoring", "A3")
@@ -32,12 +22,8 @@ UNGUARDED = Case("unguarded search, free scorers", "unguarded, free")
 ONE_BLOCK = Case("unguarded, one block, free scorers", "one block, free")
 PEER = {"new_tokens": 32, "block": 8}
 GENERATE = Case("transformers generate", "generate", **PEER)
-HUB_BEST = Case("its_hub Best-of-N", "its_hub best-of-n", **PEER)
-HUB_BEAM = Case("its_hub beam search", "its_hub beam", **PEER)
 BEST = Case("igcore best-of-n", "sample shared", **PEER)
-BEAM = Case("igcore beam-augmented", "unguarded, free", **PEER)
-PEERS = [GENERATE, HUB_BEST, BEST, HUB_BEAM, BEAM]
-# one setting of the peers at a time is another
+# one setting of these two at a time is another
 SHAPES: dict[str, dict] = {
     "64 samples": {"n_samples": 64},
     "256 new tokens": {"new_tokens": 256},
@@ -49,12 +35,6 @@ SHAPES: dict[str, dict] = {
 LONG = {"prompt_tokens": 512, "n_samples": 32}
 LONG_DYNAMIC = Case("sampling, DynamicCache", "sample dynamic", **LONG)
 LONG_SHARED = Case("sampling, prompt shared", "sample shared", **LONG)
-TOKENWISE = {"new_tokens": 32, "block": 1, "keep": 1}
-ARGS_CASE = Case("ARGS, KV cache for all", "args", **TOKENWISE)
-ARGS_BASELINES = [
-    Case("ARGS, all encoded again", "args, uncached", **TOKENWISE),
-    Case("ARGS, whole texts scored", "args, KV cache", **TOKENWISE),
-]
 
 
 def half(case: Case) -> Case:
@@ -67,27 +47,6 @@ def shaped(case: Case, name: str) -> Case:
     return replace(case, variant=f"{case.variant}, {name}", **SHAPES[name])
 
 
-def of_7b(variant: str, run: str, n_samples: int, prompts: int) -> Case:
-    """Return a case of a random 7B model on a GPU, in the paper's blocks."""
-    sizes = {"n_samples": n_samples, "new_tokens": 128, "block": 64}
-    return Case(f"{variant}, random 7B", run, SEVEN, "bfloat16", prompts, **sizes)
-
-
-SIZES_7B = [(n_samples, prompts) for n_samples in (32, 128) for prompts in (1, 8, 32)]
-FREE_7B = [of_7b("C without scorers", "guarded, free", *sizes) for sizes in SIZES_7B]
-SCORED_7B = [of_7b("C with two 7B scorers", "C", *sizes) for sizes in SIZES_7B]
-GENERATE_7B = [of_7b("transformers generate", "generate", *sizes) for sizes in SIZES_7B]
-
-
-def lacking(case: Case) -> str:
-    """Return what this machine lacks to run a case, or nothing."""
-    if case.models == SEVEN and not torch.cuda.is_available():
-        return "a GPU"
-    if case.run.startswith("its_hub") and "its_hub" not in LIBRARIES:
-        return "its_hub, which pip install 'igcore[bench]' adds"
-    return ""
-
-
 # eight prompts cost the naive search eight times what one does, as it answers them one by one
 A2_HALF = half(replace(A2, prompts=2))
 
@@ -98,38 +57,28 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
     Parameters
     ----------
     quick : bool
-        Tiny sizes on random models, for a look at whether everything runs. The 7B part is then tiny
-        and on the CPU.
+        Tiny sizes on random models, for a look at whether everything runs.
     """
     long = [LONG_DYNAMIC, LONG_SHARED]
-    scaling = [replace(GUARDED, n_samples=n) for n in (4, 64)]
-    scaling += [replace(GUARDED, new_tokens=n) for n in (32, 128)]
-    scaling += [replace(GUARDED, prompts=n) for n in (4, 8)]
-    for n in (1, 2, 8):  # the default is 4 blocks
-        name = f"{GUARDED.variant}, {n} blocks"
-        scaling.append(replace(GUARDED, variant=name, block=GUARDED.new_tokens // n))
     plan = {
         "guarded search": [A1, A2, A3, B, C, C8, A2_HALF, half(B), half(C), half(C8)],
         "long prompts": [*long, *map(half, long), half(replace(GENERATE, **LONG, new_tokens=64))],
         "overheads": [GUARDED, UNGUARDED, ONE_BLOCK, ENGINE],
-        "token by token": [*ARGS_BASELINES, ARGS_CASE],
-        "peers": PEERS,
+        "plain sampling": [GENERATE, BEST],
         "other sizes": [shaped(case, name) for name in SHAPES for case in (GENERATE, BEST)],
-        "scaling": scaling,
-        "7B": [*FREE_7B, *SCORED_7B, *GENERATE_7B],
     }
     if quick:
         return {name: [_tiny(case) for case in cases] for name, cases in plan.items()}
     return plan
 
 
-def ratios(quick: bool = False) -> list[tuple[str, Case | float, Case]]:
-    """Return which cases are compared, by CPU seconds per prompt and on a GPU by seconds elapsed.
+def ratios(quick: bool = False) -> list[tuple[str, Case, Case]]:
+    """Return which cases are compared, by CPU seconds per prompt.
 
-    Each entry is a name, the case (or its seconds) above the fraction line and the one below.
+    Each entry is a name, the case above the fraction line and the one below.
     """
     eight, long = "C with eight prompts", "DynamicCache / shared prompt, 512 prompt tokens"
-    pairs: list[tuple[str, Case | float, Case]] = []
+    pairs: list[tuple[str, Case, Case]] = []
     for name, case in (("A1", A1), ("A2", A2), ("A3", A3)):
         pairs.append((f"{name} / C, float32", case, C))
         pairs.append((f"{name} / {eight}, float32", case, C8))
@@ -143,21 +92,13 @@ def ratios(quick: bool = False) -> list[tuple[str, Case | float, Case]]:
         ("guarded search / engine alone, equal samples", GUARDED, ENGINE),
         ("guarded search / unguarded search", GUARDED, UNGUARDED),
         ("blockwise / one block", UNGUARDED, ONE_BLOCK),
+        (f"{GENERATE.variant} / {BEST.variant}", GENERATE, BEST),
     ]
-    pairs += [(f"{case.variant} / KV cache for all", case, ARGS_CASE) for case in ARGS_BASELINES]
-    for case, mine in ((GENERATE, BEST), (HUB_BEST, BEST), (HUB_BEAM, BEAM)):
-        pairs.append((f"{case.variant} / {mine.variant}", case, mine))
     for name in SHAPES:
         text = f"{GENERATE.variant} / {BEST.variant}, {name}"
         pairs.append((text, shaped(GENERATE, name), shaped(BEST, name)))
-    peers = zip(GENERATE_7B, FREE_7B, strict=True)
-    paper = [(PAPER_S, case) for case in SCORED_7B if case.n_samples == 32]
-    for peer, mine in [*peers, *paper]:
-        name = peer.variant.split(",")[0] if isinstance(peer, Case) else "paper"
-        sizes = f"{mine.n_samples} samples, {mine.prompts} prompts, seconds elapsed"
-        pairs.append((f"{name} / {mine.variant}, {sizes}", peer, mine))
     if quick:
-        return [(text, _tiny(a) if isinstance(a, Case) else a, _tiny(b)) for text, a, b in pairs]
+        return [(text, _tiny(a), _tiny(b)) for text, a, b in pairs]
     return pairs
 
 

@@ -1,6 +1,5 @@
 """The output of the benchmark: a table, the comparisons and the figure."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks import ours
-from benchmarks.measure import NOT_MEASURED, Case
+from benchmarks.measure import Case
 from igcore.files import replace_file
 from igstudy.figures import style
 from igstudy.report import tables
@@ -18,34 +17,26 @@ OURS, BASELINE = style.style("inferenceguard")[0], style.style("base")[0]
 CACHED = ("B", "sample dynamic")  # runs that hold a KV cache for as long as ours do
 PANELS = {  # section -> title
     "guarded search": "guarded search, two scorers",
-    "token by token": "ARGS over 16 tokens, one scorer",
-    "peers": "16 candidates, free reward",
+    "plain sampling": "16 candidates, free reward",
     "other sizes": "the same with another size",
 }
 COMPARED = ["first / second", "first, CPU s / prompt", "second", "ratio", "ratio of KV cache bytes"]
 
 
-def compared(table: pd.DataFrame, ratios: Sequence[tuple[str, Case | float, Case]]) -> pd.DataFrame:
+def compared(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]]) -> pd.DataFrame:
     """Return each comparison: both CPU seconds per prompt, their ratio, and that of KV cache bytes.
 
-    The latter stands only where both cases have a KV cache. On a GPU the seconds are those elapsed.
-    What was not measured has no seconds, and one row for all its sizes.
+    The latter stands only where both cases have a KV cache.
     """
-    on_cpu = table["device"] == "cpu"
-    known = table["cpu_s_per_prompt"].where(on_cpu, table["wall_s_per_prompt"]).to_dict()
-    kv_bytes = table["kv_bytes"].astype(float)
+    seconds, kv_bytes = table["cpu_s_per_prompt"], table["kv_bytes"]
     rows = []
     for label, first, second in ratios:
         a, b = repr(first), repr(second)
-        seconds = known if isinstance(first, Case) else known | {a: first}
-        if a in seconds and b in seconds:
-            cached = isinstance(first, Case) and first.run in CACHED
-            memory = kv_bytes[a] / kv_bytes[b] if cached else None
-            if math.isnan(seconds[b]):
-                label = label.partition(f", {second.n_samples} samples")[0]
+        if a in table.index and b in table.index:
+            memory = kv_bytes[a] / kv_bytes[b] if first.run in CACHED else None
             rows.append((label, seconds[a], seconds[b], memory))
     text, first, second, _, memory = COMPARED
-    result = pd.DataFrame(rows, columns=[text, first, second, memory]).drop_duplicates()
+    result = pd.DataFrame(rows, columns=[text, first, second, memory])
     result["ratio"] = result[first] / result[second]
     return result[COMPARED].astype(dict.fromkeys(COMPARED[1:], float))
 
@@ -58,7 +49,7 @@ def readable_columns(table: pd.DataFrame) -> pd.DataFrame:
         {
             "variant": table["variant"],
             "prompts": size + ", " + cells["new_tokens"] + " new",
-            "dtype, device": cells["dtype"] + ", " + cells["device"],
+            "dtype": table["dtype"],
             "CPU s / prompt": table["cpu_s_per_prompt"],
             "s / prompt": table["wall_s_per_prompt"],
             "tokens / s": table["tokens_per_s"],
@@ -70,7 +61,7 @@ def readable_columns(table: pd.DataFrame) -> pd.DataFrame:
 def write(
     table: pd.DataFrame,
     sections: Mapping[str, Sequence[Case]],
-    ratios: Sequence[tuple[str, Case | float, Case]],
+    ratios: Sequence[tuple[str, Case, Case]],
     processor: str,
     notes: Sequence[str],
     out: Path,
@@ -81,15 +72,12 @@ def write(
     is left out where there is nothing to draw.
     """
     bullets = "".join(f"* {note}\n" for note in (f"measured on {processor}", *notes))
-    missing = ["", NOT_MEASURED, NOT_MEASURED, "", ""]
     pairs = compared(table, ratios)
     pairs = pairs.astype(object).where(pairs.notna(), None)
     texts = {
         "bench.csv": table.to_csv(index=False, float_format="%.6g", lineterminator="\n"),
         "bench.md": tables.markdown(readable_columns(table)) + "\n" + bullets,
-        "bench_ratios.md": pairs.to_markdown(index=False, floatfmt=".2f", missingval=missing)
-        + "\n\n"
-        + bullets,
+        "bench_ratios.md": pairs.to_markdown(index=False, floatfmt=".2f") + "\n\n" + bullets,
     }
     folder = out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,12 +90,11 @@ def write(
 
 def _bars(table: pd.DataFrame, sections: Mapping[str, Sequence[Case]]) -> dict[str, pd.DataFrame]:
     """Return for each panel a row per bar: its label, its colour and the CPU seconds per prompt."""
-    measured = table.index[table["measured"] != NOT_MEASURED]
     panels = {}
     for section, title in PANELS.items():
         rows = []
         for case in sections[section]:
-            if repr(case) in measured:
+            if repr(case) in table.index:
                 label = case.variant
                 label += f", {case.prompts} prompts" if case.prompts > 2 else ""
                 label += ", bfloat16" if case.dtype == "bfloat16" else ""
@@ -122,7 +109,7 @@ def _bars(table: pd.DataFrame, sections: Mapping[str, Sequence[Case]]) -> dict[s
 def picture(panels: Mapping[str, pd.DataFrame], processor: str) -> Figure:
     """Draw CPU seconds per prompt; short bars are better.
 
-    The panels compare the same search in baselines and in this package, then other libraries.
+    The panels compare the same search in baselines and in this package, then plain sampling.
     """
     counts = [len(bars) for bars in panels.values()]
     height = 1.0 + 0.35 * sum(counts) + 0.6 * len(counts)

@@ -52,7 +52,7 @@ def test_environment_yml_agrees_with_pyproject():
     assert conda.pop("python") == Requirement("python" + PROJECT["requires-python"]).specifier
     assert not conda.pop("pip")
     expected = {}
-    for r in requirements(*(EXTRAS.keys() - {"bench"})):  # its_hub is not on conda-forge
+    for r in requirements(*EXTRAS.keys()):
         name = CONDA_NAMES.get(r.name, r.name)
         expected[name] = expected.get(name, r.specifier) & r.specifier
     expected = {name: bounds for name, bounds in expected.items() if name not in UNCHANNELLED}
