@@ -93,7 +93,7 @@ def pictures(*names):
 
 
 TABLES = tables("main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPER, "paper_orderings")
-PICTURES = pictures("tradeoff", "distributions", "rates", "trajectories", *WITH_CRITICS)
+PICTURES = pictures("tradeoff", "distributions", "rates", *WITH_CRITICS)
 OF_EXPERIMENTS = {  # profile -> tables and pictures of notebook 45, see `igstudy.report.experiments`
     "ablations": (
         "lambda lambda_tests ndk ndk_tests budget budget_tests retries retries_rounds retries_tests factorial factorial_tests "
