@@ -96,9 +96,9 @@ TABLES = tables("main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPE
 PICTURES = pictures("tradeoff", "distributions", "rates", *WITH_CRITICS)
 OF_EXPERIMENTS = {  # profile -> tables and pictures of notebook 45, see `igstudy.report.experiments`
     "ablations": (
-        "lambda lambda_tests ndk ndk_tests budget budget_tests retries retries_rounds retries_tests factorial factorial_tests "
+        "lambda lambda_tests ndk ndk_tests budget budget_tests retries retries_rounds retries_tests "
         "literal seeds compute over_refusal over_refusal_tests critic",
-        "lambda ndk budget retries factorial compute critic",
+        "lambda ndk budget retries compute critic",
     ),
     "critic-search": ("critic_search", "critic_search"),
     "tune": ("tune checks weights arms", ""),

@@ -14,7 +14,7 @@ from mockruns import lines
 from synthetic import record
 
 from igcore import ParameterError, RunError
-from igstudy.report import factorial, paired, points, tables
+from igstudy.report import paired, points, tables
 from igstudy.report.experiments import EXPERIMENTS
 from igstudy.report.replay import (
     BUDGET_FREE,
@@ -348,95 +348,6 @@ def test_a_search_with_fewer_rounds_is_this_one_until_a_block_fails():
     assert seen == {1, 2, 4, math.inf}
 
 
-# --- factorial ------------------------------------------------------------------------------------
-
-
-def effects(records: pd.DataFrame) -> pd.DataFrame:
-    return points.tested(factorial.effects(records))
-
-
-def cells(value, prompts=2, seeds=(0, 1), **fields) -> pd.DataFrame:
-    """Return all lines of a factorial; `value` gives a reward from prompt, seed and the four
-    choices (0 or 1).
-    """
-    found = []
-    for p, seed, *bits in product(range(prompts), seeds, *[(0, 1)] * 4):
-        settings = {
-            column: (without, with_)[bit]
-            for bit, (column, without, with_) in zip(bits, factorial.FACTORS.values(), strict=True)
-        }
-        if settings["rounds"] == 1 and settings["diversity"] == "half":
-            continue  # the same run
-        found.append(line(f"p{p}", seed, reward=value(p, seed, *bits), **settings, **fields))
-    return frame(*found)
-
-
-def test_effects_by_hand():
-    """Guards the sign and scale of main effects and interactions, and which factor is which."""
-    made = lambda p, s, check, retry, penalty, critic: (  # noqa: E731
-        0.1 * check
-        + 0.2 * retry
-        + 0.3 * retry * penalty
-        - 0.4 * critic
-        + 0.8 * check * critic
-        + 0.05 * s
-        + p
-    )
-    found = effects(factorial.expand(cells(made)))
-    rewards = found[found["measure"] == "reward"].set_index("point")["difference"]
-    assert rewards.to_dict() == pytest.approx(
-        {
-            "pathwise check": 0.1 + 0.4,
-            "retry": 0.2 + 0.15,
-            "penalty": 0.15,
-            "critic": -0.4 + 0.4,
-            "pathwise check x retry": 0,
-            "pathwise check x penalty": 0,
-            "pathwise check x critic": 0.4,
-            "retry x penalty": 0.15,
-            "retry x critic": 0,
-            "penalty x critic": 0,
-        },
-        abs=1e-12,
-    )
-    assert set(found["n_prompts"]) == {2} and set(found["n_pairs"]) == {4}
-    assert (found.loc[found["measure"] == "safe", "difference"] == 0).all()
-
-
-def test_abstentions_have_no_reward():
-    """Guards against the reward of a refusal, and against a prompt dropped because one cell of it
-    abstained.
-    """
-    found = cells(lambda p, s, check, *_: 0.1 * check)
-    lost = (
-        (found["method"] == GUARD)
-        & (found["accounting"] == "peak")
-        & (found["prompt_id"] == "p0")
-        & (found["rounds"] == 1)
-    )
-    found.loc[lost, ["status", "reward"]] = ["abstained", 9.0]
-    table = effects(factorial.expand(found)).set_index(["measure", "point"])
-    assert table.loc[("reward", "pathwise check"), "difference"] == pytest.approx(0.1)
-    # in one of four of one of two prompts
-    assert table.loc[("safe", "retry"), "difference"] == pytest.approx((1 / 4) / 2)
-    assert table.loc[("safe", "critic"), "difference"] == pytest.approx(1 / 8)
-    assert set(table.groupby("measure").size()) == {10}
-
-
-def test_incomplete_factorials_are_refused():
-    """Guards against effects of the cells that happen to be there."""
-    found = factorial.expand(cells(lambda *_: 0.5))
-    with pytest.raises(RunError, match="has 63 lines where 16 cells .* have 64"):
-        effects(found.iloc[1:])
-    with pytest.raises(RunError, match="has 65 lines"):
-        effects(pd.concat([found, found.iloc[:1]]))
-    with pytest.raises(RunError, match="has 64 lines"):
-        effects(pd.concat([found.iloc[1:], found.iloc[-1:]]))
-    assert (
-        len(found) == 16 * 4 and not found.duplicated(["prompt_id", "seed", *factorial.CELL]).any()
-    )
-
-
 # --- the whole ------------------------------------------------------------------------------------
 
 
@@ -489,15 +400,12 @@ def test_notebook_45_writes_what_has_finished(tmp_path, monkeypatch, capsys):
     assert (
         not list((tmp_path / "figures").rglob("*.*")) and "Traceback" not in capsys.readouterr().out
     )
-    written(tmp_path, "ablations", ["decode-ndk", "decode-factorial-*", "decode-benign"])
-    (tmp_path / "runs/ablations/decode-factorial-peak-diversity-half-seed-0/manifest.json").unlink()
+    written(tmp_path, "ablations", ["decode-ndk", "decode-seeds", "decode-benign"])
+    (tmp_path / "runs/ablations/decode-seeds-seed-1/manifest.json").unlink()
     executed(tmp_path, "ablations")
     made = {path.stem for path in (tmp_path / "figures").rglob("*.*")}
     tables = {"ablation_ndk", "ablation_over_refusal"}
-    assert made == tables | {f"{name}_tests" for name in tables}
+    assert made == tables | {f"{name}_tests" for name in tables} | {"ablation_seeds"}
     out = capsys.readouterr().out
-    assert (
-        out.startswith("left out: the run ")
-        and "decode-factorial-peak-diversity-half-seed-0 has not finished" in out
-    )
-    assert "factorial: the factorial has " in out and "\nlambda: not run\n" in out
+    assert out.startswith("left out: the run ") and "decode-seeds-seed-1 has not finished" in out
+    assert "\nlambda: not run\n" in out

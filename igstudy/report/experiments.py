@@ -23,7 +23,6 @@ EXPERIMENTS = {
     "ndk": RunPatterns(["decode-ndk-*"]),
     "budget": RunPatterns(["decode-budget-*"], ["decode-seeds-seed-0"]),
     "retries": RunPatterns(["decode-retries-*"]),
-    "factorial": RunPatterns(["decode-factorial-*"]),
     "literal": RunPatterns(["decode-literal-*"]),
     "seeds": RunPatterns(["decode-seeds-*"]),
     "compute": RunPatterns(["decode-compute-*"]),

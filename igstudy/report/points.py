@@ -25,9 +25,7 @@ def point_table(lines: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
         When another setting of a method varies.
     """
     for method, of_method in lines.groupby("method", sort=False):
-        # an accounting decides whether costs are checked inside blocks
-        free = [*varied, "checks"] if "accounting" in varied else varied
-        fixed = [name for name in SETTINGS if name in lines and name not in free]
+        fixed = [name for name in SETTINGS if name in lines and name not in varied]
         check_constant(of_method, fixed, f"method {method}")
     parts = []
     for values, of_point in lines.groupby(list(varied), sort=True):
