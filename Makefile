@@ -30,7 +30,7 @@ help:
 	@echo "make critic-search  what a critic gains where costs exist at the end only (about half an hour on two cores; resumes)"
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into params/networks (about half an hour on two cores)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models and a judge that never thinks, into runs/rehearsal (about ten minutes on two cores)"
-	@echo "make dry-run    PROFILE=paper lists the runs of a profile and the most tokens of a prompt in each, and starts nothing"
+	@echo "make dry-run    PROFILE=paper lists the jobs of a profile, and starts nothing"
 	@echo "make test       checks of style and types, all tests and notebooks (ten minutes on two cores)"
 	@echo "make served-test  the guard over llama.cpp's server and vLLM on this processor, beside the local engine (installs both)"
 	@echo "                SOFTWARE=llama.cpp takes one of them"
@@ -92,7 +92,7 @@ rehearsal: assets
 	@$(BIN)/python -m tests.rehearsal --cores $(CORES)
 
 dry-run: $(VENV)/installed
-	@$(BIN)/python -m igstudy plan params/$(PROFILE)/*.yaml
+	@$(BIN)/python -m snakemake --nolock --cores $(CORES) --quiet rules --dry-run --config profile=$(PROFILE)
 
 test: assets
 	@$(BIN)/ruff check --quiet

@@ -1,4 +1,4 @@
-"""The command line: ``python -m igstudy run``, ``verify``, ``compare``, ``fetch`` and ``plan``."""
+"""The command line: ``python -m igstudy run``, ``verify``, ``compare`` and ``fetch``."""
 
 import argparse
 import inspect
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Run the notebooks' experiments, and check their records.",
         epilog="`python -m igstudy run --help` shows an example, and so for the other commands.",
     )
-    commands = parser.add_subparsers(required=True, metavar="run | verify | compare | plan")
+    commands = parser.add_subparsers(required=True, metavar="run | verify | compare | fetch")
 
     def command(run: Command, example: str) -> argparse.ArgumentParser:
         """Add a command, whose name and help are those of its function."""
@@ -91,8 +91,6 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("b", type=Path, help="another one")
     fetch = command(_fetch, "rtp")
     fetch.add_argument("names", nargs="*", metavar="NAME", help="by default all")
-    plan = command(_plan, "params/ci/decode-raw.yaml params/ci/critic-raw.yaml")
-    plan.add_argument("files", nargs="+", type=Path, help="params files, of notebook 20 or 30")
     return parser
 
 
@@ -228,16 +226,6 @@ def _fetch(names: list[str]) -> Result:
     from .assets import fetched  # here: the other commands need none
 
     return list(fetched(names)), []
-
-
-def _plan(files: list[Path]) -> Result:
-    """List the runs of params files and the most tokens that each can take for a prompt.
-
-    Nothing is loaded, downloaded or started.
-    """
-    from .runs.plan import report  # here: it loads torch
-
-    return list(report(files)), []
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,6 +12,6 @@ and `igstudy.runs.folders.open_run` keeps the lines under an identity (`identity
 stopped run resumes and a changed one starts again.
 
 Notebook 20 (`critic_run`: `rollout_run`, then training) and notebook 60 (`judge_run`) keep their
-folders in the same way. `verify` checks a run folder that somebody else made, `jobs` serves
-Snakemake, and `plan` lists runs and their tokens before anything starts.
+folders in the same way. `verify` checks a run folder that somebody else made, and `jobs` serves
+Snakemake.
 """
