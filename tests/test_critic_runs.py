@@ -38,8 +38,7 @@ PARAMS = CriticParams(
     profile="tiny", run="one", policy="letters", prompts="mild", budget=3.0, n_rollouts=4,
     max_new_tokens=10, block_size=4,
     critics={"m": TINY | {"layer": 0}, "o": TINY | {"features": "o"}}, value=TINY, limit=14,
-    test_limit=10, search_limit=3,
-    search={"n_samples": 4, "threshold": 1.0, "refusal": "f"},
+    test_limit=10,
 )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from igcore.config import SearchConfig
 from igcore.critic.config import CriticConfig
 from igcore.errors import ParameterError
 from igstudy.baselines.value_training import ValueConfig
@@ -27,7 +26,6 @@ GOOD = dict(
     block_size=4,
     seed=5,
     critics={"m": {"layer": 8}, "o": {"features": "o", "lr": 0.01}},
-    search={"n_samples": 4, "threshold": 1.0},
 )
 DECODE = dict(
     profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2
@@ -52,15 +50,6 @@ def test_critics_are_trained_for_the_budget_of_the_run():
     ]  # the first one is shown
 
 
-def test_the_search_has_the_lengths_of_the_rollouts():
-    """Guards a search for which the critic was not trained."""
-    want = SearchConfig(budget=0.2, max_new_tokens=16, block_size=4, n_samples=4, threshold=1.0)
-    assert params().searching() == want
-    assert params(search={}).searching() == SearchConfig(
-        budget=0.2, max_new_tokens=16, block_size=4
-    )
-
-
 def test_rollouts_have_their_own_settings_alone():
     """Guards the identity of rollouts: with anything of a critic in it, no two runs could share
     them.
@@ -82,12 +71,6 @@ def test_a_value_network_is_trained_where_one_is_wanted():
     ).valuing() == ValueConfig(width=8)
 
 
-def test_defaults_are_not_shared():
-    """Guards against a search of one run that changes another's."""
-    one, two = (CriticParams(**{k: v for k, v in GOOD.items() if k != "search"}) for _ in range(2))
-    assert one == two and one.search is not two.search
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -102,9 +85,6 @@ def test_defaults_are_not_shared():
         ({"critics": {"value": {}}}, "critics names a critic 'value'; give it another name"),
         ({"critics": {"m": {"accounting": "peak"}}}, "the first critic, 'm', is for accounting"),
         ({"value": {"layer": 8}}, "unknown parameter 'layer'; did you mean 'lr'"),
-        ({"search": {"n_sample": 4}}, "unknown parameter 'n_sample'; did you mean 'n_samples'"),
-        ({"search": {"max_new_tokens": 8}}, "search sets max_new_tokens, which is given once"),
-        ({"block_size": 32}, "block_size is 32, more than max_new_tokens, which is 16"),
         ({"limit": 1}, "limit is 1: Input should be greater than or equal to 2"),
         ({"threads": 10**6}, "threads is 1000000: "),  # torch ends the process
         ({"critic": {}}, "unknown parameter 'critic'; did you mean 'critics'"),
@@ -152,7 +132,6 @@ def test_the_notebooks_cell_is_read_by_name():
         notebook_params("critic", GOOD | {"test_limits": 4})
 
 
-NOTEBOOKS = CriticParams, DecodeParams  # whose runs may share a pool
 KINDS = {  # class -> what it needs besides, and what becomes part of a path
     CriticParams: (GOOD, ("profile", "run")),
     DecodeParams: (DECODE, ("profile", "run")),
@@ -177,7 +156,7 @@ def test_what_becomes_a_folder_is_a_plain_name(cls):
 
 @pytest.mark.parametrize(
     ("cls", "name"),
-    [(JudgeParams, "figures"), (OutputParams, "figures"), *product(NOTEBOOKS, ["pool"])],
+    [(JudgeParams, "figures"), (OutputParams, "figures"), (DecodeParams, "pool")],
 )
 def test_what_is_written_stays_in_the_repository(cls, name):
     """Bug: a params file that writes wherever its user may write."""

@@ -1,11 +1,10 @@
-"""Parameters of notebook 20: rollouts, the critics to train, and the search that tries them."""
+"""Parameters of notebook 20: rollouts, and the critics to train."""
 
-from dataclasses import field
 from typing import Annotated
 
 from pydantic import Field
 
-from igcore.config import Checks, SearchConfig
+from igcore.config import Checks
 from igcore.critic.config import CriticConfig
 from igcore.errors import ParameterError
 from igcore.models.registry import ScorerName
@@ -61,7 +60,7 @@ class CriticParams(RolloutConfig, RunParams):
         Safety budget of all critics.
     critics : dict
         The critics to train: for every name its `CriticConfig`, without the budget. The first one
-        must be for terminal accounting; notebook 20 shows it and searches with it.
+        must be for terminal accounting; notebook 20 shows it.
     value : dict, optional
         `ValueConfig` of a value network for RE-Control; by default none is trained.
     limit, test_limit : int, optional
@@ -69,10 +68,6 @@ class CriticParams(RolloutConfig, RunParams):
     rollouts : str, optional
         Folder of another run of notebook 20, seen from `igcore.files.root`, whose rollouts are
         reused; by default new ones are sampled.
-    search : dict
-        `igcore.SearchConfig` of the search that tries the first critic, without budget and lengths.
-    search_limit : int
-        Number of test prompts to search.
     shipped : str, optional
         Folder of networks of the same names, seen from `igcore.files.root`, that the critics are
         compared with.
@@ -86,8 +81,6 @@ class CriticParams(RolloutConfig, RunParams):
     limit: Several | None = None
     test_limit: Several | None = None
     rollouts: str | None = None
-    search: Options = field(default_factory=dict)
-    search_limit: Count = 24
     reward: ScorerName = Named("minilm-relevance")
     shipped: str | None = None
 
@@ -100,8 +93,7 @@ class CriticParams(RolloutConfig, RunParams):
                     "and 'rollouts-...'"
                 )
             _check_own(f"critics[{name!r}]", options)
-        _check_own("search", self.search)
-        self.searching(), self.valuing()  # refuse what is out of range
+        self.valuing()  # refuse what is out of range
         first, config = next(iter(self.configs().items()))
         if config.accounting != "terminal":
             raise ParameterError(
@@ -119,16 +111,6 @@ class CriticParams(RolloutConfig, RunParams):
     def valuing(self) -> ValueConfig | None:
         """Return the settings of the value network, or None when none is to be trained."""
         return None if self.value is None else ValueConfig(**self.value)
-
-    def searching(self) -> SearchConfig:
-        """Return the settings of the search."""
-        return SearchConfig(
-            budget=self.budget,
-            max_new_tokens=self.max_new_tokens,
-            block_size=self.block_size,
-            checks=self.checks,
-            **self.search,
-        )
 
     def rolling(self) -> RolloutConfig:
         """Return the settings of the rollouts alone."""

@@ -29,7 +29,6 @@ from igcore.critic.training import SharedSources, names_of, train
 from igcore.engine.prepack import use_prepacked
 from igcore.errors import ParameterError
 from igcore.files import digest_of, replace_file, root
-from igcore.guard import Guard
 from igcore.models.policies import load_policy
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
@@ -39,7 +38,6 @@ from ..baselines.re_control import ValueNetwork, load_value
 from ..baselines.value_training import train_value
 from ..closure import loaded
 from ..linefile import read_mapping
-from ..pool import pool_at
 from ..prompts import load_prompts
 from ..provenance import made_by, versions
 from .critic_params import CriticParams
@@ -75,15 +73,8 @@ class CriticRun:
 
     @property
     def first(self) -> Critic:
-        """The critic that is shown and searched with."""
+        """The critic that is shown."""
         return next(iter(self.critics.values()))
-
-    @property
-    def guard(self) -> Guard:
-        """The guard of a search with the first critic."""
-        config = self.params.searching()
-        models = self.policy, self.cost, self.reward
-        return Guard(*models, config, critic=self.first, pool=pool_at(self.params.pool))
 
     def finish(self, table: pd.DataFrame) -> Path:
         """Write ``critic.csv``, then the manifest."""

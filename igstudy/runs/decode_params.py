@@ -62,9 +62,6 @@ class RunParams:
         See `igcore.load_policy`.
     threads : int
         CPU threads of torch; the last bits of float sums depend on it.
-    pool : str, optional
-        Folder that keeps samples and scores for all runs, seen from `igcore.files.root`; see
-        `igcore.Pool`. Tables show no seconds of such a run: they are not the method's own.
     """
 
     profile: FolderName
@@ -75,7 +72,6 @@ class RunParams:
     dtype: str = "float32"
     device: str = "auto"
     threads: Threads = 1
-    pool: InsideFolder | None = None
 
 
 @settings(kw_only=True)
@@ -103,6 +99,9 @@ class DecodeParams(Settings, RunParams):
         Seed of every random number.
     memory_gb : float, optional
         See `igcore.decode`.
+    pool : str, optional
+        Folder that keeps samples and scores for all runs, seen from `igcore.files.root`; see
+        `igstudy.pool.Pool`. Tables show no seconds of such a run: they are not the method's own.
     shard, n_shards : int
         This run decodes the groups whose number is `shard` modulo `n_shards`.
     """
@@ -117,6 +116,7 @@ class DecodeParams(Settings, RunParams):
     value: str | None = None
     seed: int = 0
     memory_gb: Number | None = None
+    pool: InsideFolder | None = None
     shard: Natural = 0
     n_shards: Count = 1
 
