@@ -133,8 +133,7 @@ def guarded_beam_search(batch: Batch) -> list[Emission]:
             # 7. F <- F + the tokens of this round; with n_2 they are less likely in the next one.
             # If a candidate was accepted, no retry of this prompt follows and F is not used
             for candidate in candidates:
-                row, tokens = candidate.parent.row, candidate.tokens
-                candidate.search.failures.add(row, tokens, candidate.log_p)
+                candidate.search.failures.add(candidate.tokens)
 
         # 8. B <- the best K of the pool; a guarded search without a safe candidate has failed
         for search in live:
@@ -207,9 +206,7 @@ def sample(batch: Batch, pending: Sequence[PromptSearch], round_: int) -> list[C
     penalties: list[Penalty | None] = [None] * len(samples)
     if round_ > 0:
         diversity = DIVERSITIES[config.diversity]
-        penalties = [
-            diversity(search.failures, beam.row, k, share) for search, beam, k, share in samples
-        ]
+        penalties = [diversity(search.failures, k, share) for search, _, k, share in samples]
 
     with batch.work.timed("generate"):
         block = batch.engine.sample_block(

@@ -424,8 +424,8 @@ def test_a_near_tie_is_drawn_from_its_sequence_alone(llama, cache, long, penalis
     monkeypatch.setattr("igcore.engine.prefix_cache.LONG", long)
     failures = Failures(frozenset(), 2.0)
     for token in range(0, 97, 2):
-        failures.add(0, [token] * 6, [-1.0] * 6)
-    penalty = diversity_penalty(failures, 0, 0, 1) if penalised else None
+        failures.add([token] * 6)
+    penalty = diversity_penalty(failures, 0, 1) if penalised else None
     engine = LocalEngine(llama, {-1}, cache)
     engine.open(PROMPTS)
     step = engine.kind.step

@@ -14,7 +14,7 @@ from tiny import tiny_tokenizer
 
 from igcore import Guard, ParameterError, PolicyError, SearchConfig, decode, load_policy
 from igcore.beams import Beam
-from igcore.engine.diversity import Failures, diversity_penalty, without_replacement
+from igcore.engine.diversity import Failures, diversity_penalty
 from igcore.engine.sampling import random_key
 from igcore.models.registry import SCORERS
 from igcore.policy import as_prompt
@@ -182,10 +182,10 @@ def test_blocks_go_on_from_the_selected_candidates_of_any_round():
         assert engine.sequences == []
 
 
-def failures(blocks, parent=0, penalty=None):
+def failures(blocks, penalty=None):
     found = Failures(frozenset({EOS}), penalty)
     for tokens in blocks:
-        found.add(parent, tokens, [-1.0] * len(tokens))
+        found.add(tokens)
     return found
 
 
@@ -198,9 +198,8 @@ def exact(penalty, prefix):
 
 FAILED = [[1, 2, 3], [1, 4, 4], [2, 2, EOS]]
 PENALTIES = {
-    "banned by position": diversity_penalty(failures(FAILED), 0, 0, 2),
-    "less likely by position": diversity_penalty(failures(FAILED, penalty=1.0), 0, 0, 2),
-    "shares of a tree": without_replacement(failures(FAILED), 0, 0, 2),
+    "banned by position": diversity_penalty(failures(FAILED), 0, 2),
+    "less likely by position": diversity_penalty(failures(FAILED, penalty=1.0), 0, 2),
 }
 
 
@@ -237,7 +236,7 @@ def test_a_penalised_sample_follows_the_distribution_of_a_local_retry(name):
 def test_a_bias_is_that_of_one_position():
     """Bug: a failed token that is avoided where it did not fail; a ban that is none."""
     for penalty, nats in ((None, -BAN), (2.0, -2.0)):
-        made = diversity_penalty(failures([[1, 2, 3], [4, EOS]], penalty=penalty), 0, 0, 2)
+        made = diversity_penalty(failures([[1, 2, 3], [4, EOS]], penalty=penalty), 0, 2)
         assert bias_of(made.at([5])) == {"2": nats}
         assert bias_of(made.at([])) == {"1": nats, "4": nats}
 
