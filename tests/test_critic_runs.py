@@ -19,10 +19,8 @@ from igcore.critic.config import TrainingConfig
 from igstudy.report import critics
 from igstudy.report.critic_metrics import (
     critic_table,
-    expectations,
     judged_prefixes,
     reference_table,
-    value_table,
 )
 from igstudy.report.critics import COLUMNS, load_finished
 from igstudy.runs import critic_run as module
@@ -240,9 +238,7 @@ def test_the_table_has_all_critics_and_the_judges_that_need_no_training(first):
 
 
 def test_the_value_network_learns_from_the_same_rollouts(first):
-    """Guards settings, folder and split: it is judged on prompts that it has not seen, for the
-    policy of the run.
-    """
+    """Guards settings, folder and split."""
     value, run = first.run.value, first.run
     assert (
         value.spec.policy,
@@ -254,8 +250,6 @@ def test_the_value_network_learns_from_the_same_rollouts(first):
         "value.json",
         "value.safetensors",
     ]
-    table = value_table(expectations(value, run.policy, run.test))
-    assert table["n"].tolist() == [40, sum(len(r.words) >= 8 for r in run.test)] * 2
 
 
 def test_no_rollout_of_the_first_position(first):

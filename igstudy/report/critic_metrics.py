@@ -1,10 +1,9 @@
-"""Tables of the predictions of critics and value networks on test rollouts, with the outcomes."""
+"""Tables of the predictions of critics on test rollouts, with the outcomes."""
 
 import math
 import warnings
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import ConstantInputWarning, spearmanr
@@ -17,15 +16,10 @@ from igcore.policy import Policy
 from igcore.scorers import Scorer
 from igcore.scoring import checked_score
 
-from ..baselines.re_control import ValueNetwork
-from ..baselines.value_training import final_outcomes, value_source, with_rows
 from .auroc import POSITIONS, auroc, calibration_error
 from .critics import COLUMNS
 
 MEMORY_GB = 4.0  # of latents; above it the policy reads the rollouts again for every critic
-VALUE_OUTCOMES = ("reward", "cost")  # of a value network
-VALUE_POSITIONS = (0, 8, 16, 24)
-VALUE_COLUMNS = "outcome position n explained correlation correlation_within_prompt".split()
 
 
 def judged_prefixes(
@@ -125,66 +119,3 @@ def critic_table(
     # a table without rows would change the types of columns
     filled = [table for table in tables if len(table)] or tables
     return pd.concat(filled, ignore_index=True)[["critic", *COLUMNS]]
-
-
-def expectations(
-    network: ValueNetwork, policy: Policy, rollouts: Sequence[Rollout]
-) -> pd.DataFrame:
-    """Return a value network's expectations after every prefix of rollouts, and the outcomes.
-
-    One row per prefix: ``prompt_id``, ``position`` (tokens of the response so far), ``reward`` and
-    ``cost`` (expected), ``final_reward`` and ``final_cost`` (NaN where a scorer failed).
-    """
-    rollouts = with_rows(policy, rollouts)
-    source, finals = value_source(policy, rollouts, memory_gb=0), final_outcomes(rollouts)
-    names = [*VALUE_OUTCOMES, *(f"final_{name}" for name in VALUE_OUTCOMES)]
-    frames = []
-    for start in range(0, len(rollouts), ENCODE):
-        index = range(start, min(start + ENCODE, len(rollouts)))
-        x = source.take(index).to(network.centre.device, torch.float32)
-        with torch.inference_mode():
-            expected = network(x.hidden)[x.mask].cpu()  # (rows, 2)
-        owners: list[int] = []
-        positions: list[int] = []
-        for i in index:
-            n_rows = len(source.responses[i])
-            first_row = len(rollouts[i].words) + 1 - n_rows  # 1 where the bare prompt has no row
-            owners += [i] * n_rows
-            positions += range(first_row, first_row + n_rows)
-        numbers = torch.cat([expected, finals[owners]], dim=1).double().numpy()
-        ids = [rollouts[i].prompt_id for i in owners]
-        frame = pd.DataFrame(numbers, columns=names)
-        frames.append(frame.assign(prompt_id=ids, position=positions))
-    return pd.concat(frames, ignore_index=True)
-
-
-def value_table(expected: pd.DataFrame, positions: Sequence[int] = VALUE_POSITIONS) -> pd.DataFrame:
-    """Return how expectations agree with outcomes, by outcome and position.
-
-    Responses that have ended are left out. At position 0 all responses to a prompt have one hidden
-    state, so there is no correlation within a prompt.
-    """
-    rows = []
-    for name in VALUE_OUTCOMES:
-        for position in positions:
-            here = expected[(expected["position"] == position) & expected[f"final_{name}"].notna()]
-            if not len(here):
-                continue
-            predicted, final = here[name], here[f"final_{name}"]
-            # 1 - mean squared error / variance: below 0 when the mean would predict better
-            error = ((predicted - final) ** 2).mean()
-            explained = 1 - float(error / final.var(ddof=0)) if final.nunique() > 1 else math.nan
-            # deviations from the mean of each prompt
-            means = here.groupby("prompt_id")[[name, f"final_{name}"]].transform("mean")
-            deviations = predicted - means[name], final - means[f"final_{name}"]
-            within = correlation(*deviations) if position else math.nan
-            overall = correlation(predicted, final)
-            rows.append([name, position, len(here), explained, overall, within])
-    return pd.DataFrame(rows, columns=VALUE_COLUMNS)
-
-
-def correlation(a: pd.Series, b: pd.Series) -> float:
-    """Return Pearson's correlation; NaN where one of the two does not vary."""
-    if not min(a.std(ddof=0), b.std(ddof=0)) > 0:
-        return math.nan
-    return float(np.corrcoef(a, b)[0, 1])
