@@ -20,7 +20,7 @@ from igcore.models import assets
 from igstudy.assets import fetched
 from igstudy.commands import main as study
 
-REAL = tuple(assets.ASSETS)
+REAL = tuple(name for name in assets.ASSETS if not assets.ASSETS[name].on_request)
 PAYLOAD = b"half a sentence\n"
 READY = f"toy-1.0-{assets.CONVERTER_VERSION}"  # the folder
 
@@ -318,9 +318,20 @@ def test_home_follows_the_environment(monkeypatch):
 
 def test_the_studys_own_assets_are_fetched_with_the_others(shelf, capsys):
     """Bug: `make` fetches what igcore embeds alone, and a notebook downloads in the middle."""
-    assert {"smollm2", "offensive-language", "minilm", "rtp", "jigsaw"} == {*REAL}
+    studied = {"rtp", "jigsaw", "strongreject", "wsr"}
+    assert {"smollm2", "offensive-language", "minilm"} | studied == {*REAL}
     assert fetched is assets.fetched and study(["fetch", "toy"]) == 0
     assert capsys.readouterr().out.split()[:2] == ["toy", "MIT"]
+
+
+def test_what_is_on_request_must_be_named(shelf, capsys, monkeypatch):
+    """Bug: the first hour downloads half a gigabyte, or labels that only a training needs."""
+    monkeypatch.setitem(
+        assets.ASSETS, "big", replace(toy_asset(shelf), name="big", on_request=True)
+    )
+    assert main(["fetch"]) == 0 and capsys.readouterr().out.split()[0] == "toy"
+    assert not list(assets.home().glob("big-*"))
+    assert main(["fetch", "big"]) == 0 and capsys.readouterr().out.split()[0] == "big"
 
 
 @pytest.mark.parametrize("name", REAL)

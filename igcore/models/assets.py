@@ -57,6 +57,8 @@ class Asset:
         Version of transformers -> sha256 of the settings, tokenizer and template that it writes.
         For other versions these files are not checked, but are part of the digest. Empty if no file
         depends on the version.
+    on_request : bool
+        True if `fetched` leaves it out unless it is named.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Asset:
     ready: Mapping[str, str] = field(default_factory=dict)
     megabytes: int = 0
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    on_request: bool = False
 
 
 def pinned(file: Traversable, converters: Mapping[str, Converter]) -> dict[str, Asset]:
@@ -206,8 +209,11 @@ def _build(asset: Asset, work: Path) -> Path:
 
 
 def fetched(names: Iterable[str] = ()) -> Iterator[str]:
-    """Fetch and check assets by name, by default all; yield a line with name, licence and size."""
-    for name in names or ASSETS:
+    """Fetch and check assets, by default all but those on request; yield a line for each.
+
+    The line has the asset's name, licence and size.
+    """
+    for name in names or [name for name in ASSETS if not ASSETS[name].on_request]:
         if name not in ASSETS:
             raise unknown_name("embedded model", name, ASSETS)
         folder, _ = sound(name)
