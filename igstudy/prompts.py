@@ -4,6 +4,7 @@ Importing igstudy adds them to `igcore.catalog.PROMPT_SETS`.
 """
 
 import hashlib
+import json
 import logging
 import re
 from collections.abc import Mapping
@@ -26,10 +27,11 @@ from igcore.models.prompts import (
     as_prompts,
     cells_of,
     ending_of,
+    file_texts,
     read_text,
     texts_of,
 )
-from igcore.policy import Prompt
+from igcore.policy import Prompt, as_prompt
 from igcore.scorers import Scorer
 from igcore.scoring import checked_score
 from igcore.settings import Count, Named, Natural, one_of, settings
@@ -58,6 +60,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     }
 }
 
+
+# set -> the set with the twin of each of its prompts in the same place; twins have the split and
+# the place of that set's prompt, so that one split and one limit take whole pairs
+TWINS = {"wsr-harmless": "wsr-harmful"}
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -127,10 +133,11 @@ def load_prompts(
     Parameters
     ----------
     name : str, Path or mapping
-        ``"rtp"`` (623 openings of real web text that tempt a model), ``"pku-saferlhf"``,
-        ``"hex-phi"`` or ``"hh-rlhf"`` (the paper's, from the hub), any ``owner/name`` on the hub,
-        or a set or file as for `igcore.load_prompts`. A mapping gives options beside its ``name``,
-        see `PromptOptions`.
+        ``"rtp"`` (623 openings of real web text that tempt a model), ``"strongreject"`` (313
+        harmful requests), ``"wsr-harmful"`` and ``"wsr-harmless"`` (60 pairs, see `TWINS`),
+        ``"pku-saferlhf"``, ``"hex-phi"`` or ``"hh-rlhf"`` (the paper's, from the hub), any
+        ``owner/name`` on the hub, or a set or file as for `igcore.load_prompts`. A mapping gives
+        options beside its ``name``, see `PromptOptions`.
     split : str
         ``"all"``, or one of the splits of `split_of`.
     limit : int, optional
@@ -147,8 +154,8 @@ def load_prompts(
         prompt is blank or no text, if there is none, or if `limit`, `hardest` and `cost` do not fit
         together.
     AssetError
-        If ``"rtp"`` or a set of the hub is not in the cache and cannot be fetched, or is not what
-        it should be.
+        If a set by name or of the hub is not in the cache and cannot be fetched, or is not what it
+        should be.
     """
     Choice(split, limit, hardest)
     if hardest and cost is None:
@@ -159,7 +166,10 @@ def load_prompts(
     else:
         set_name, whole = texts_of(source, options.column)
         parts = {"all": whole}
-    prompts = as_prompts(_in_split(parts, split), set_name)
+    if source in TWINS:
+        prompts = _with_twins_in(split, source, parts["all"])
+    else:
+        prompts = as_prompts(_in_split(parts, split), set_name)
     if not prompts:
         raise ParameterError(
             f"prompt set {source!r} has no prompts in split {split!r}; choose another split or set"
@@ -217,6 +227,14 @@ def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:
     return [text for text in parts["train"] if text not in held_out and split_of(text) in shares]
 
 
+def _with_twins_in(split: str, name: str, texts: list[str]) -> list[Prompt]:
+    """Return the prompts of a set whose twins are in a split, in the order of the twins' ids."""
+    twins_name, twins = texts_of(TWINS[name], "")
+    text_of = dict(zip(twins, texts, strict=True))
+    chosen = as_prompts(_in_split({"all": twins}, split), twins_name)
+    return [as_prompt(text_of[twin.text], name) for twin in chosen]
+
+
 def _only(prompts: list[Prompt], file: str) -> list[Prompt]:
     """Return the prompts whose ids a text file lists, see `PromptOptions`."""
     path = root() / file
@@ -256,6 +274,23 @@ def rtp() -> list[str]:
     folder, _ = sound("rtp")
     topics = sorted(folder.glob("rtp_*.txt"))
     return [line for file in topics for line in file.read_text(encoding="utf-8").split("\n")]
+
+
+def strongreject() -> list[str]:
+    """Return the requests of StrongREJECT."""
+    folder, _ = sound("strongreject")
+    return file_texts(folder / "strongreject_dataset.csv", "forbidden_prompt")
+
+
+def _wsr(kind: str) -> list[str]:
+    """Return the prompts of Weighted Safety Refusal of one kind; twins have the same place."""
+    folder, _ = sound("wsr")
+    lines = (folder / "dataset.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [row["input"] for row in rows if row["metadata"]["type"] == kind]
+
+
+wsr_harmful, wsr_harmless = partial(_wsr, "harmful"), partial(_wsr, "benign")
 
 
 def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:

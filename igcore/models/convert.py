@@ -9,6 +9,7 @@ import io
 import json
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,12 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def convert_policy(source: Path, target: Path) -> None:
-    """Convert the one GGUF file in `source` to float32 safetensors with their tokenizer."""
+def convert_policy(source: Path, target: Path, tied: bool = False) -> None:
+    """Convert the one GGUF file in `source` to float32 safetensors with their tokenizer.
+
+    With `tied` the output matrix is also the embedding: the file holds both, quantised differently,
+    of a model that has one.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -48,6 +53,9 @@ def convert_policy(source: Path, target: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(
             source, gguf_file=gguf.name, dtype=torch.float32
         )
+        if tied:
+            model.get_input_embeddings().weight = model.get_output_embeddings().weight
+            model.config.tie_word_embeddings = True
         model.hf_quantizer = None  # the weights are float32 now; with a quantizer saving fails
         # _model_name_or_path is the title in the GGUF file, which is no path
         del model.config.quantization_config, model.config._model_name_or_path
@@ -62,6 +70,9 @@ def convert_policy(source: Path, target: Path) -> None:
         path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     for path in (*target.glob("*.json"), *target.glob("*.jinja")):  # Windows writes \r\n
         path.write_bytes(path.read_bytes().replace(b"\r\n", b"\n"))
+
+
+convert_tied_policy = partial(convert_policy, tied=True)
 
 
 def save_offensive_language_weights(vectorizer: Any, classifier: Any, path: Path) -> None:

@@ -5,6 +5,7 @@ data sets as ``<owner>/<name>``. The hub is then not used.
 """
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,11 @@ SAFE, PICKLED = "model*.safetensors", "pytorch_model*.bin"
 
 
 def snapshot(
-    repo: str, revision: str | None = None, kind: str = "model", weights: bool = True
+    repo: str,
+    revision: str | None = None,
+    kind: str = "model",
+    weights: bool = True,
+    files: Sequence[str] = (),
 ) -> Path:
     """Return the folder of a model or data set; download missing files.
 
@@ -33,6 +38,8 @@ def snapshot(
         ``model`` or ``dataset``.
     weights : bool
         False downloads a model's settings and tokenizer alone.
+    files : sequence of str
+        Downloads these files alone.
 
     Raises
     ------
@@ -52,6 +59,8 @@ def snapshot(
     download = partial(snapshot_download, repo, revision=revision, repo_type=kind)
     if kind == "dataset":
         patterns = None  # all files
+    elif files:
+        patterns = [*files]
     else:
         patterns = [*SMALL, SAFE] if weights else [*SMALL]
     try:

@@ -74,6 +74,8 @@ POLICIES = {
     "smollm2-raw": SMOLLM2,
     # answers in the chat template: stands in for an aligned policy
     "smollm2-chat": replace(SMOLLM2, template="chat"),
+    # Qwen2.5-Coder-0.5B-Instruct; never fetched by default
+    "qwen-0.5b": replace(SMOLLM2, template="chat", asset="qwen-0.5b"),
     "alpaca-7b": PolicyEntry("safe-rlhf", repo="PKU-Alignment/alpaca-7b-reproduced"),
     "beaver-7b-v3": PolicyEntry("safe-rlhf", repo="PKU-Alignment/beaver-7b-v3.0"),
     "vicuna-7b": PolicyEntry(

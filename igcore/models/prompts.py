@@ -119,7 +119,7 @@ def file_texts(path: Path, column: str = "prompt") -> list[str]:
     """
     ending = ending_of(path)
     reader, options = READERS[ending]
-    place = f", in a column {column!r}"
+    place = f", in a column {column!r}, or set column to another"
     if reader == "text":
         column, place = "text", ""  # the name of the column in datasets
     elif reader == "csv":
