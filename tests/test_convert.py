@@ -7,14 +7,19 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from bytetokenizers import llama_2
+from safetensors import safe_open
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tinymodels import SIZE
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
 from igcore.models import assets
 from igcore.models.convert import (
+    convert_policy,
+    convert_tied_policy,
     quiet_transformers,
     save_offensive_language_weights,
 )
@@ -44,6 +49,39 @@ def test_policy_folder_is_plain_float32():
     assert "<|im_start|>user" in tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hello"}], tokenize=False
     )
+
+
+@pytest.fixture
+def untied(monkeypatch):
+    """What transformers reads from the one GGUF file of a folder: two matrices for one."""
+    config = Qwen2Config(**SIZE, num_key_value_heads=2, tie_word_embeddings=False)
+    torch.manual_seed(1)
+    model = Qwen2ForCausalLM(config)
+    config.quantization_config = config._model_name_or_path = "of the file"
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: model)
+    tokenizer = llama_2()
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer)
+    return model
+
+
+@pytest.mark.parametrize("convert", [convert_policy, convert_tied_policy])
+def test_a_tied_policy_embeds_by_its_output_matrix(untied, tmp_path, convert):
+    """Bug: the coarser of two quantised copies is kept, both are, or every policy is tied."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir(), target.mkdir()
+    (source / "model.gguf").touch()
+    embedded = untied.get_input_embeddings().weight.clone()
+    output = untied.get_output_embeddings().weight.clone()
+    assert not torch.equal(embedded, output)
+    convert(source, target)
+    read = Qwen2ForCausalLM.from_pretrained(target, local_files_only=True)
+    tied = convert is convert_tied_policy
+    assert read.config.tie_word_embeddings == tied
+    assert torch.equal(read.get_output_embeddings().weight, output)
+    assert torch.equal(read.get_input_embeddings().weight, output if tied else embedded)
+    with safe_open(target / "model.safetensors", "pt") as file:
+        matrices = [name for name in file.keys() if file.get_tensor(name).shape == output.shape]
+    assert len(matrices) == 2 - tied  # half a gigabyte less
 
 
 def test_columns_follow_the_sorted_words(tmp_path):

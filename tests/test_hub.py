@@ -113,6 +113,13 @@ def test_only_the_files_of_transformers_are_fetched(monkeypatch, tmp_path):
     assert hub.asked == [(REPO, "abc123", "model")]
 
 
+def test_one_file_of_many(monkeypatch, tmp_path):
+    """Bug: for one quantisation the other seven are downloaded too."""
+    hub = Hub(monkeypatch, tmp_path / "cache", "config.json", "q4.gguf", "q8.gguf")
+    assert [p.name for p in snapshot(REPO, "abc123", files=("q4.gguf",)).iterdir()] == ["q4.gguf"]
+    assert hub.asked == [(REPO, "abc123", "model")]
+
+
 def test_whatever_a_tokenizer_reads_is_fetched(monkeypatch, tmp_path):
     """Bug: a tokenizer that loads from a folder and lacks a file from the hub; a template of tools
     in a folder of its own.

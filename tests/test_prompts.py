@@ -194,7 +194,7 @@ def test_counts_of_a_file_are_logged(write, caplog):
         (
             "n.csv",
             "",
-            r"\(n.csv: .*No columns to parse from file\); give .* in a column 'prompt', or set .* another$",
+            r"\(n.csv: .*No columns to parse .*\); give .* column 'prompt', or set .* another$",
         ),
         ("l.json", "", r"\(l.json holds no row\)"),
         (

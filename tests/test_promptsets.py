@@ -10,17 +10,20 @@ import math
 import re
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from igcore import AssetError, ParameterError
+from igcore.catalog import PROMPT_SETS
 from igcore.models.hub import MIRROR
 from igcore.models.prompts import mild
 from igcore.models.templates import turns_of
 from igcore.policy import Prompt, as_prompt
 from igstudy import prompts
+from igstudy.assets import sound
 from igstudy.prompts import (
     SOURCES,
     SPLITS,
@@ -314,6 +317,49 @@ def test_split_is_a_function_of_the_text_alone():
         )
     parts = [load_prompts("mild", split) for split in {split_of(text) for text in MILD}]
     assert sorted((p for part in parts for p in part), key=lambda p: p.id) == load_prompts("mild")
+
+
+def test_twins_are_in_one_split_and_a_limit_takes_pairs(monkeypatch):
+    """Bug: a critic learns from the twin of a test prompt, or 30 of each set are not 30 pairs."""
+    twins = {f"harmful {i}": f"harmless {i}" for i in range(80)}
+    monkeypatch.setitem(PROMPT_SETS, "first", lambda: [*twins])
+    monkeypatch.setitem(PROMPT_SETS, "second", lambda: [*twins.values()])
+    monkeypatch.setitem(prompts.TWINS, "second", "first")
+    assert any(split_of(first) != split_of(second) for first, second in twins.items())
+    for split in ("all", *SPLITS):
+        firsts = load_prompts("first", split)
+        assert firsts
+        for limit in (1, 3, None):
+            chosen = load_prompts("second", split, limit)
+            assert {p.text for p in chosen} == {twins[p.text] for p in firsts[:limit]}
+            assert chosen == sorted(
+                (as_prompt(p.text, "second") for p in chosen), key=attrgetter("id")
+            )
+
+
+def test_sets_of_harmful_requests():
+    """Bug: a pin of another file, harmless prompts among the harmful ones, or pairs by accident."""
+    assert len(load_prompts("strongreject")) == 313
+    harmful, harmless = prompts.wsr_harmful(), prompts.wsr_harmless()
+    assert len(load_prompts("wsr-harmful")) == len(load_prompts("wsr-harmless")) == 60
+    id_of = {row["input"]: row["id"] for row in rows(sound("wsr")[0] / "dataset.jsonl")}
+    pairs = [(id_of[a], id_of[b]) for a, b in zip(harmful, harmless, strict=True)]
+    assert all(re.fullmatch(r"[a-z_]+_h\d+", a) and a.replace("_h", "_b") == b for a, b in pairs)
+
+
+def test_a_benchmark_s_file_by_its_column(write):
+    """Bug: the field's files are not read, because the column is not called prompt."""
+    table = write("a.csv", 'category,forbidden_prompt\nx,"Walk, then run."\n')
+    lines = write("b.jsonl", '{"id": 1, "input": "Walk.", "metadata": {"type": "x"}}\n')
+    for path, column, text in (
+        (table, "forbidden_prompt", "Walk, then run."),
+        (lines, "input", "Walk."),
+    ):
+        assert [p.text for p in load_prompts({"name": str(path), "column": column})] == [text]
+    with pytest.raises(ParameterError) as caught:
+        load_prompts(table)
+    assert "has the columns category, forbidden_prompt, but not 'prompt'" in str(caught.value)
+    assert "set column to another" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_limit_and_hardest(caplog):
