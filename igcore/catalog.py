@@ -11,8 +11,10 @@ from typing import Any
 # name -> what makes the scorer with its options, or where that is
 SCORERS: dict[str, Any] = {
     "offensive-language": "igcore.models.embedded:OffensiveLanguage",
+    "smollm2-harm": "igcore.models.head:smollm2_harm",
     "minilm-relevance": "igcore.models.embedded:MiniLMRelevance",
     "classifier": "igcore.models.classifier:Classifier",
+    "probe": "igcore.models.head:Probe",
     "guard": "igcore.models.guard:GenerativeGuard",
     "endpoint": "igcore.serve.endpoint:Endpoint",
     "maximum": "igcore.models.maximum:Maximum",

@@ -126,6 +126,10 @@ class Backbone:
             ends.append(max(since, len(response) - after))
         return ids, [*ends, len(response)]
 
+    def has_tokens(self, prompt: str, response: str) -> bool:
+        """True if a response adds to the text; the template may cut it off, like spaces."""
+        return self.template(prompt, response) != self.template(prompt, "")
+
     def _encoding(self, text: str) -> Any:
         """Encode a text with the tokenizer."""
         return self.tokenizer(text, add_special_tokens=self.special)

@@ -1,4 +1,4 @@
-"""Scorers with a head on a language model's last hidden state, and their checkpoints.
+"""Scorers with a head on a language model's hidden states, and their checkpoints.
 
 Within one group of prompts a `Session` keeps a KV cache, so a longer text costs only its new
 tokens. Scorers on one `Backbone` share its session::
@@ -11,15 +11,17 @@ A scorer without a session is uncached. The final check uses an uncached scorer,
 answer does not depend on a cache.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
 
+from ..errors import ParameterError
 from ..files import digest_of
 from ..scorers import Scorer
 from ..settings import settings
@@ -36,6 +38,8 @@ from .probe import probe
 from .templates import TEMPLATES, check_chat
 
 HeadFunction = Callable[[torch.Tensor], torch.Tensor]
+Pooling = Literal["last", "mean"]
+Encoded = tuple[list[int], list[int]]  # of a text, see `Backbone.ids_and_ends`
 EXAMPLE = ("How do plants grow?", "They need light and water.")
 
 
@@ -69,7 +73,7 @@ Kind = TypeVar("Kind", bound=Reader)
 
 @dataclass(frozen=True)
 class LMScorer(Reader):
-    """A cost or reward that a head reads from the last hidden state of a response.
+    """A cost or reward that a head reads from the hidden states of a response.
 
     Attributes
     ----------
@@ -77,21 +81,53 @@ class LMScorer(Reader):
         The KV cache in use. None scores without a cache, one prompt at a time: a score then does
         not depend on other prompts, which matters in bfloat16, so reported scores can be
         recomputed.
+    pooling : str
+        ``last``: the head reads the state of the text's last token. ``mean``: it reads the mean
+        over the tokens of the response so far, 0 for an empty response.
+
+    Raises
+    ------
+    ParameterError
+        When it is to read a mean and the tokens of the response are uncertain.
     """
 
     session: Session | None = None
+    pooling: Pooling = "last"
+
+    def __post_init__(self) -> None:
+        """Check that the tokens of a response are known if they are counted."""
+        if self.pooling == "mean" and not self.reads_tokens:
+            raise ParameterError(
+                f"pooling of {self.name} is 'mean', which needs texts that end with the response "
+                "and a fast tokenizer; choose another text_format, such as raw, or pooling: last"
+            )
 
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
     ) -> np.ndarray:
         """Return one number per text (n,); callers refuse the scores of a wider head."""
+        states = self.features(prompts, responses)
+        # without a session row by row: a batch may round differently
+        rows = [states] if self.session else states.split(1)
         with torch.inference_mode():
-            if self.session:
-                scores = self.head(self.session.hidden(prompts, responses))
-            else:  # row by row: a batch may round differently
-                states = self._uncached_states(prompts, responses)
-                scores = torch.cat([self.head(row[None]) for row in states])
+            scores = torch.cat([self.head(row) for row in rows])
         return _numbers(scores, len(prompts)).numpy()
+
+    @torch.inference_mode()
+    def features(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
+        """Return what the head reads of each response, see `pooling`: (n, H) float32."""
+        if self.session:
+            return self._features(self.session, prompts, responses)
+        # no two prompts share a batch or a cache
+        groups: dict[str, list[str]] = {}
+        for prompt, response in zip(prompts, responses, strict=True):
+            groups.setdefault(prompt, []).append(response)
+        states = {}
+        for prompt, texts in groups.items():
+            # prefixes of one answer share nearly all of their tokens; the final check has one text
+            session = self.open_cache([prompt]) if len(texts) > 1 else None
+            states[prompt] = iter(self._features(session, [prompt] * len(texts), texts))
+        return torch.stack([next(states[prompt]) for prompt in prompts])
 
     @property
     def reads_tokens(self) -> bool:
@@ -126,34 +162,54 @@ class LMScorer(Reader):
         ParameterError
             For a text longer than the context.
         """
-        texts = zip(prompts, responses, since, strict=True)
-        encoded = [self.backbone.ids_and_ends(*text) for text in texts]
+        mean = self.pooling == "mean"
+        starts = [0] * len(since) if mean else since  # a mean needs every token of the response
+        pairs = list(zip(prompts, responses, strict=True))
+        encoded = [
+            self.backbone.ids_and_ends(*pair, start)
+            for pair, start in zip(pairs, starts, strict=True)
+        ]
+        with torch.inference_mode():
+            states = self._states(self.session, pairs, encoded)
+            # without a session row by row: a batch may round differently
+            parts = [torch.cat(states)] if self.session else states
+            numbers = torch.cat([self.head(part) for part in parts])
+        counts = [len(ends) for _, ends in encoded]
+        split = torch.split(_numbers(numbers, sum(counts)), counts)
+        found = []
+        for (_, ends), scores, after in zip(encoded, split, since, strict=True):
+            first = min(bisect_right(ends, after), len(ends) - 1) if mean else 0
+            found.append((ends[first:], scores[first:].numpy()))
+        return found
+
+    def _features(
+        self, session: Session | None, prompts: Sequence[str], responses: Sequence[str]
+    ) -> torch.Tensor:
+        """Return what the head reads of each response, (R, H)."""
+        pairs = list(zip(prompts, responses, strict=True))
+        if self.pooling == "mean":
+            encoded = [self.backbone.ids_and_ends(*pair, 0) for pair in pairs]
+            return torch.stack([rows[-1] for rows in self._states(session, pairs, encoded)])
+        if session:
+            return session.hidden(prompts, responses)
+        return self.backbone.encode([self.backbone.ids(*pair) for pair in pairs])
+
+    def _states(
+        self, session: Session | None, pairs: Sequence[tuple[str, str]], encoded: Sequence[Encoded]
+    ) -> list[torch.Tensor]:
+        """Return what the head reads after each counted token of the texts, (count, H) each."""
         sequences = [ids for ids, _ in encoded]
         counts = [len(ends) for _, ends in encoded]
-        with torch.inference_mode():
-            if self.session:
-                states = self.session.states(prompts, sequences, counts)
-                scores = self.head(torch.cat(states))
-            else:  # row by row: a batch may round differently
-                states = [self.backbone.states([ids], [len(ends)])[0] for ids, ends in encoded]
-                scores = torch.cat([self.head(rows) for rows in states])
-        split = torch.split(_numbers(scores, sum(counts)), counts)
-        return [(ends, part.numpy()) for (_, ends), part in zip(encoded, split, strict=True)]
-
-    def _uncached_states(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
-        """Return the hidden states (R, H) of texts; no two prompts share a batch or a cache."""
-        groups: dict[str, list[str]] = {}
-        for prompt, response in zip(prompts, responses, strict=True):
-            groups.setdefault(prompt, []).append(response)
-        states = {prompt: iter(self._states(prompt, texts)) for prompt, texts in groups.items()}
-        return torch.stack([next(states[prompt]) for prompt in prompts])
-
-    def _states(self, prompt: str, responses: list[str]) -> torch.Tensor:
-        """Return the hidden states (R, H) of the texts of one prompt."""
-        if len(responses) == 1:  # for example in the final check
-            return self.backbone.encode([self.backbone.ids(prompt, *responses)])
-        # prefixes of one answer share nearly all of their tokens
-        return self.open_cache([prompt]).hidden([prompt] * len(responses), responses)
+        if session:
+            states = session.states([prompt for prompt, _ in pairs], sequences, counts)
+        else:  # row by row: a batch may round differently
+            texts = zip(sequences, counts, strict=True)
+            states = [self.backbone.states([ids], [count])[0] for ids, count in texts]
+        if self.pooling == "last":
+            return states
+        # the only state of an empty response is that of its prompt
+        known = [self.backbone.has_tokens(*pair) for pair in pairs]
+        return [_means(rows) * some for rows, some in zip(states, known, strict=True)]
 
     def open_cache(self, prompts: Sequence[str]) -> Session:
         """Return a new session of its backbone over a group of prompts."""
@@ -166,6 +222,12 @@ class LMScorer(Reader):
     def uncached(self) -> "LMScorer":
         """Return the same scorer without a session."""
         return replace(self, session=None)
+
+
+def _means(states: torch.Tensor) -> torch.Tensor:
+    """Return the mean of the first 1, 2, ..., k states (k, H) float32."""
+    counts = torch.arange(1, len(states) + 1, device=states.device)[:, None]
+    return (states.double().cumsum(0) / counts).float()
 
 
 def _numbers(scores: torch.Tensor, n: int) -> torch.Tensor:

@@ -1,0 +1,188 @@
+"""A linear head on a middle layer of a language model as a cost, and the cost of harm.
+
+The model is cut after that layer, so reading costs only the layers up to it. Each token's state is
+divided by its root mean square, and the head reads their mean over the tokens of the answer, so one
+pass gives the cost after every token.
+"""
+
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from ..errors import AssetError, ParameterError, one_line
+from ..files import file_digest
+from ..scorers import COST
+from ..settings import Natural, settings
+from . import assets
+from .lm_scorer import Checkpoint, LMScorer, Pooling
+from .pretrained import contents_of
+from .templates import TextFormat
+
+DATA = Path(__file__).parent / "data"
+HARM = DATA / "smollm2-harm.safetensors"
+EPS = 1e-6  # added to the mean square of a state
+
+
+@settings(kw_only=True)
+class Probe(Checkpoint):
+    """A linear head on the states of a middle layer; a cost, the probability of its class.
+
+    The scorer's name is ``probe:`` and the name of the head's file. With ``mean``, an empty answer
+    costs the sigmoid of the bias.
+
+    Attributes
+    ----------
+    repo, revision, dtype, device, self_check
+        See `igcore.models.lm_scorer.Checkpoint`. A key of `igcore.models.assets.ASSETS` is the
+        pinned model of that name.
+    layer : int
+        The decoder layer whose output is read, counted from 0.
+    head : str
+        A safetensors file with ``weight`` (H,) and ``bias`` (1,), see `load_head`.
+    pooling : str
+        See `igcore.models.lm_scorer.LMScorer`.
+    text_format : str
+        The text of a pair, a key of `igcore.models.templates.TEMPLATES`.
+    """
+
+    layer: Natural
+    head: str
+    pooling: Pooling = "mean"
+    text_format: TextFormat = "human-assistant"
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder with the model's files."""
+        return assets.sound(self.repo)[0] if self.repo in assets.ASSETS else super().folder
+
+    def scorer(self) -> LMScorer:
+        """Return the scorer, unchecked.
+
+        Raises
+        ------
+        AssetError
+            When the head is no such file, or was trained for another model or other options.
+        """
+        path = Path(self.head).expanduser()
+        model, _ = self.model()
+        weight, bias, said = load_head(path, model.config.get_text_config().hidden_size)
+        files = contents_of(self.folder)
+        options = {"layer": self.layer, "pooling": self.pooling, "text_format": self.text_format}
+        for name, value in options.items():
+            if said.get(name, str(value)) != str(value):
+                raise AssetError(
+                    f"head {path} was trained with {name} {said[name]}, not {value}; give that, or "
+                    "another head"
+                )
+        if "backbone" in said and said["backbone"] not in files.values():
+            raise AssetError(
+                f"head {path} was trained on a model with sha256 {said['backbone']}, which no file "
+                f"in {self.folder} has; give its own model, or another head"
+            )
+        cut(model, self.layer)
+        device = model.device
+        return self.made(
+            partial(LMScorer, pooling=self.pooling),
+            f"probe:{path.stem}",
+            COST,
+            self.backbone(model, self.text_format),
+            partial(_probability, weight.to(device), bias.to(device)),
+            options | {"head": file_digest(path)},
+            "probability",
+            files,
+        )
+
+
+def smollm2_harm(device: str = "auto") -> LMScorer:
+    """Return the learned cost of harm: a head on SmolLM2-135M, the probability of harm.
+
+    Raises
+    ------
+    AssetError
+        When the model cannot be downloaded, or when a file is missing or damaged.
+    """
+    wanted = HARM.with_suffix(".sha256").read_text(encoding="utf-8").split()[0]
+    found = file_digest(HARM) if HARM.is_file() else "none"
+    if found != wanted:
+        raise AssetError(
+            f"{HARM} is missing or damaged: its sha256 is {found} where {wanted} is needed; "
+            "install igcore again"
+        )
+    probe = Probe(repo="smollm2", layer=15, head=str(HARM), dtype="float32", device=device)
+    return replace(probe.load(), name="smollm2-harm")
+
+
+def load_head(path: Path, width: int) -> tuple[Tensor, Tensor, dict[str, str]]:
+    """Return a head's weight (H,) and bias (1,) float32, and what its file says about it.
+
+    The metadata may name the ``layer``, ``pooling`` and ``text_format`` that it was trained with,
+    and as ``backbone`` the sha256 of a weight file of its model.
+
+    Parameters
+    ----------
+    width : int
+        H, the size of the model's states.
+
+    Raises
+    ------
+    AssetError
+        When the file cannot be read, holds other tensors, or numbers that are not finite.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            said = dict(file.metadata() or {})
+            tensors = {key: file.get_tensor(key).float() for key in sorted(file.keys())}
+    except (OSError, SafetensorError) as error:
+        raise AssetError(
+            f"head {path} cannot be read ({one_line(error):.200}); give a safetensors file"
+        ) from error
+    shapes = {key: list(tensor.shape) for key, tensor in tensors.items()}
+    wanted = {"bias": [1], "weight": [width]}
+    if shapes != wanted:
+        raise AssetError(
+            f"head {path} holds tensors of the shapes {shapes} where {wanted} are needed; give a "
+            "head that was trained on this model"
+        )
+    if not all(tensor.isfinite().all() for tensor in tensors.values()):
+        raise AssetError(f"head {path} holds numbers that are not finite; train it again")
+    return tensors["weight"], tensors["bias"], said
+
+
+def cut(model: Any, layer: int) -> None:
+    """Make a decoder return the output of a layer, each state divided by its root mean square.
+
+    Later layers and the final norm are dropped.
+
+    Raises
+    ------
+    ParameterError
+        When the model has no such layer, or names its layers or its norm otherwise.
+    """
+    decoder = model.get_decoder()
+    if not hasattr(decoder, "layers") or not hasattr(decoder, "norm"):
+        raise ParameterError(
+            f"a {type(model).__name__} has no layers and norm by these names; choose a decoder of "
+            "another family, such as Llama or Qwen"
+        )
+    if layer >= len(decoder.layers):
+        raise ParameterError(
+            f"layer is {layer}, but the model has {len(decoder.layers)}; give 0 to "
+            f"{len(decoder.layers) - 1}"
+        )
+    config = model.config.get_text_config(decoder=True)
+    kept = layer + 1
+    del decoder.layers[kept:]
+    decoder.norm = nn.RMSNorm(config.hidden_size, eps=EPS, elementwise_affine=False)
+    config.num_hidden_layers = kept
+    if types := getattr(config, "layer_types", None):  # of the layers' KV caches
+        config.layer_types = types[:kept]
+
+
+def _probability(weight: Tensor, bias: Tensor, states: Tensor) -> Tensor:
+    """Return the probabilities (R,) float64 of states (R, H)."""
+    return torch.sigmoid(states.to(weight.device).double() @ weight.double() + bias.double())
