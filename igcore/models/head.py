@@ -114,7 +114,9 @@ def smollm2_harm(device: str = "auto") -> LMScorer:
             "install igcore again"
         )
     probe = Probe(repo="smollm2", layer=15, head=str(HARM), dtype="float32", device=device)
-    return replace(probe.load(), name="smollm2-harm")
+    scorer: Any = probe.load()
+    harm: LMScorer = replace(scorer, name="smollm2-harm")
+    return harm
 
 
 def load_head(path: Path, width: int) -> tuple[Tensor, Tensor, dict[str, str]]:

@@ -108,7 +108,7 @@ class LMScorer(Reader):
         """Return one number per text (n,); callers refuse the scores of a wider head."""
         states = self.features(prompts, responses)
         # without a session row by row: a batch may round differently
-        rows = [states] if self.session else states.split(1)
+        rows = [states] if self.session else torch.split(states, 1)
         with torch.inference_mode():
             scores = torch.cat([self.head(row) for row in rows])
         return _numbers(scores, len(prompts)).numpy()
