@@ -17,12 +17,12 @@ from torch.nn.functional import linear
 from ..errors import ParameterError
 from ..scorers import COST, REWARD
 from ..settings import one_of, settings
-from .lm_scorer import Checkpoint, HeadFunction, LMScorer, Reader
+from .lm_scorer import Checkpoint, HeadFunction, LMScorer, Pooling, Reader
 from .pretrained import tensors_of
 from .templates import TextFormat
 
 ROLES_BY_SIGN = {COST: "cost", REWARD: "reward"}
-HEAD = "score.weight"  # the linear head on the last token of transformers' decoders
+HEAD = "score.weight"  # the linear head of transformers' decoders
 
 
 def _response(prompt: str, response: str) -> str:
@@ -65,6 +65,9 @@ class Classifier(Checkpoint):
         The text of a pair, a key of `igcore.models.templates.TEMPLATES`.
     reads : str
         ``pair``: prompt and response in one text. ``response``: the response alone.
+    pooling : str
+        What the head of a decoder reads: the ``last`` token, as in transformers, or the ``mean``,
+        see `igcore.models.lm_scorer.LMScorer`.
 
     Notes
     -----
@@ -81,6 +84,7 @@ class Classifier(Checkpoint):
     unit: Literal["logit", "sigmoid", "softmax"] | None = None
     text_format: TextFormat = "chat"
     reads: Literal["pair", "response"] = "pair"
+    pooling: Pooling = "last"
 
     def scorer(self) -> Reader:
         """Return the scorer, unchecked."""
@@ -88,6 +92,11 @@ class Classifier(Checkpoint):
 
         text_format = self.text_format if self.reads == "pair" else "raw"
         heads = list(tensors_of(self.folder, [HEAD]))
+        if self.pooling == "mean" and not heads:
+            raise ParameterError(
+                f"pooling is 'mean', but {self.repo} has no {HEAD}, the linear head of a decoder, "
+                "and pools by itself; leave pooling out"
+            )
         if heads:
             model, tensors = self.model(heads=heads)
             weight = tensors[HEAD].float().to(model.device)  # (C, H)
@@ -110,9 +119,11 @@ class Classifier(Checkpoint):
         head = partial(_scores, weight, number) if heads else number
         name = f"classifier:{Path(self.repo).name}-{ROLES_BY_SIGN[self.sign]}"
         options: dict[str, Any] = {"counted": counted, "unit": unit, "reads": self.reads}
-        kind: Callable[..., Reader] = LMScorer if heads else partial(EncoderScorer, model=model)
+        kind: Callable[..., Reader] = partial(EncoderScorer, model=model)
+        if heads:
+            kind = partial(LMScorer, pooling=self.pooling)
         scale = "logit" if unit == "logit" else "probability"
-        options["text_format"] = text_format
+        options |= {"text_format": text_format, "pooling": self.pooling}
         return self.made(kind, name, self.sign, backbone, head, options, scale)
 
     def _counted(self, classes: dict[int, str], unit: str) -> list[int]:

@@ -7,7 +7,7 @@ the label words instead: it needs one forward pass and returns a number instead 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Literal
 
 import torch
 from torch.nn.functional import linear
@@ -29,13 +29,13 @@ FINAL = ("final_logit_softcapping", "logits_scaling")
 
 @settings(kw_only=True)
 class GenerativeGuard(Wording, Checkpoint):
-    r"""A generative guard; higher is worse, and above 0 unsafe is more likely than safe.
+    r"""A generative guard; higher is worse, and above `boundary` unsafe is more likely than safe.
 
     .. math:: C(x, y) = \log \sum_{u \in \mathrm{unsafe}} e^{z_u} - \log \sum_{s \in \mathrm{safe}}
     e^{z_s}
 
     Here :math:`z` are the logits of the token after the text, so the sigmoid of the cost is the
-    probability of unsafe among the labels alone. The scorer's name is ``guard:`` and the last part
+    probability of unsafe among the labels alone; `unit` chooses one of the two. The scorer's name is ``guard:`` and the last part
     of `repo`.
 
     Attributes
@@ -44,6 +44,9 @@ class GenerativeGuard(Wording, Checkpoint):
         See `igcore.models.lm_scorer.Checkpoint`.
     unsafe, safe, messages, chat_options, prefix
         See `igcore.models.wording.Wording`.
+    unit : str
+        ``logit gap`` or ``probability``. A budget is 0 or more, so only a probability can be held
+        below even odds.
 
     Notes
     -----
@@ -57,8 +60,12 @@ class GenerativeGuard(Wording, Checkpoint):
                           {role: user, content: "<guardian> ... ### Criteria: ..."}]}
     """
 
-    boundary: ClassVar[float | None] = 0
-    scale: ClassVar[str] = "logit gap"
+    unit: Literal["logit gap", "probability"] = "logit gap"
+
+    @property
+    def boundary(self) -> float:
+        """The score at which both verdicts are equally likely."""
+        return 0.5 if self.unit == "probability" else 0
 
     def scorer(self) -> LMScorer:
         """Return the scorer, unchecked.
@@ -77,11 +84,12 @@ class GenerativeGuard(Wording, Checkpoint):
         model, _ = self.model(AutoModelForCausalLM)
         backbone = Backbone(model, self.tokenizer, write, special=False)
         _check_logits(model, backbone, self.repo)
-        cost = partial(_gap, _logits(model, ids), len(self.unsafe))
-        decisive = ("unsafe", "safe", "prefix", "messages", "chat_options")
+        score = _probability if self.unit == "probability" else _gap
+        cost = partial(score, _logits(model, ids), len(self.unsafe))
+        decisive = ("unsafe", "safe", "prefix", "messages", "chat_options", "unit")
         options = {option: getattr(self, option) for option in decisive}
         name = f"guard:{Path(self.repo).name}"
-        return self.made(LMScorer, name, COST, backbone, cost, options)
+        return self.made(LMScorer, name, COST, backbone, cost, options, self.unit)
 
 
 def _logits(model: Any, ids: Sequence[int]) -> HeadFunction:
@@ -108,6 +116,11 @@ def _gap(logits: HeadFunction, n: int, hidden: torch.Tensor) -> torch.Tensor:
     """Return log-sum-exp of the first n logits of hidden states minus that of the others, (R,)."""
     found = logits(hidden)
     return found[:, :n].logsumexp(1) - found[:, n:].logsumexp(1)
+
+
+def _probability(logits: HeadFunction, n: int, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the probability (R,) of the first n labels of hidden states, among all labels."""
+    return _gap(logits, n, hidden).sigmoid()
 
 
 @torch.inference_mode()

@@ -256,9 +256,12 @@ class Checkpoint:
     dtype: Dtype = "bfloat16"
     device: str = "auto"
     self_check: bool = True
-    # the score that separates safe from unsafe, if the scale has one
-    boundary: ClassVar[float | None] = None
     scale: ClassVar[str] = "trained scale"  # the unit of its scores
+
+    @property
+    def boundary(self) -> float | None:
+        """The score that separates safe from unsafe, if the scale has one."""
+        return None
 
     def load(self) -> Scorer:
         """Return the scorer.
