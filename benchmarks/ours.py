@@ -1,5 +1,6 @@
 """This package as variants of the benchmark: whole searches, and the engine alone."""
 
+import functools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -12,10 +13,16 @@ from igcore.engine.local import LocalEngine
 from igcore.engine.prepack import use_prepacked
 from igcore.engine.sampling import random_key
 from igcore.guard import Guard, decode
+from igcore.models.registry import load_scorer
 from igcore.scorers import SIGNS
 
+# once, in the warm-up: loading is no part of decoding
+loaded = functools.cache(load_scorer)
 
-def search(method: str, cache: str = "shared", costless: Collection[str] = SIGNS) -> Variant:
+
+def search(
+    method: str, cache: str = "shared", costless: Collection[str] = SIGNS, cost: str = ""
+) -> Variant:
     """Return a method of `igcore.decode`, with all prompts in one batch.
 
     Parameters
@@ -24,6 +31,8 @@ def search(method: str, cache: str = "shared", costless: Collection[str] = SIGNS
         How the engine stores its KV cache, see `igcore.engine.agreement.CACHES`.
     costless : collection of str
         Scorers that cost nothing, of ``cost`` and ``reward``; with both only decoding is measured.
+    cost : str
+        A cost by name, with the default reward. Neither's tokens are counted.
     """
 
     def run(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
@@ -31,6 +40,8 @@ def search(method: str, cache: str = "shared", costless: Collection[str] = SIGNS
         scorers = {
             role: free(role) if role in costless else models.lm_scorer(role) for role in SIGNS
         }
+        if cost:
+            scorers = {"cost": loaded(cost), "reward": loaded("minilm-relevance")}
         config = SearchConfig(
             budget=BUDGET,
             n_samples=case.n_samples,
@@ -69,6 +80,8 @@ VARIANTS: dict[str, Variant] = {
     "B": search("inferenceguard", "dynamic", costless=[]),
     "C": search("inferenceguard", costless=[]),
     "guarded, free": search("inferenceguard"),
+    "guarded, rude": search("inferenceguard", cost="offensive-language"),
+    "guarded, harm": search("inferenceguard", cost="smollm2-harm"),
     "unguarded, free": search("beam-augmented"),
     "one block, free": search("best-of-n-augmented"),
     "sample dynamic": search("best-of-n", "dynamic"),

@@ -20,6 +20,9 @@ ENGINE = Case("engine alone, one block", "engine")
 GUARDED = Case("guarded search, free scorers", "guarded, free")
 UNGUARDED = Case("unguarded search, free scorers", "unguarded, free")
 ONE_BLOCK = Case("unguarded, one block, free scorers", "one block, free")
+NAMED = {"n_samples": 8, "keep": 2, "block": 8}  # as a guard has them by default
+RUDE = Case("guarded search, rude cost at every word", "guarded, rude", **NAMED)
+HARM = Case("guarded search, harm cost at every word", "guarded, harm", **NAMED)
 PEER = {"new_tokens": 32, "block": 8}
 GENERATE = Case("transformers generate", "generate", **PEER)
 BEST = Case("igcore best-of-n", "sample shared", **PEER)
@@ -65,6 +68,7 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
         "long prompts": [*long, *map(half, long), half(replace(GENERATE, **LONG, new_tokens=64))],
         "overheads": [GUARDED, UNGUARDED, ONE_BLOCK, ENGINE],
         "plain sampling": [GENERATE, BEST],
+        "costs by name": [RUDE, HARM],
         "other sizes": [shaped(case, name) for name in SHAPES for case in (GENERATE, BEST)],
     }
     if quick:
@@ -93,6 +97,7 @@ def ratios(quick: bool = False) -> list[tuple[str, Case, Case]]:
         ("guarded search / unguarded search", GUARDED, UNGUARDED),
         ("blockwise / one block", UNGUARDED, ONE_BLOCK),
         (f"{GENERATE.variant} / {BEST.variant}", GENERATE, BEST),
+        ("harm cost / rude cost", HARM, RUDE),
     ]
     for name in SHAPES:
         text = f"{GENERATE.variant} / {BEST.variant}, {name}"

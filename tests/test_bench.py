@@ -48,6 +48,8 @@ FORWARD_TOKENS = {
     "B": SEARCHED,
     "C": SEARCHED,
     "guarded, free": SAMPLED,
+    "guarded, rude": SAMPLED,
+    "guarded, harm": SAMPLED,  # the model of a cost by name is not metered
     "unguarded, free": SAMPLED,
     "one block, free": SAMPLED,
     "sample dynamic": SAMPLED,

@@ -105,6 +105,30 @@ def test_a_decoder_scores_as_transformers_does(hub, family, side):
     assert_everywhere(scorer, reference, [(p, r) for p in PROMPTS for r in RESPONSES])
 
 
+def test_the_head_of_a_decoder_reads_the_mean_over_the_answer(hub):
+    """Bug: the prompt's tokens are in the mean, or the last token stands for it."""
+    folder = hub("qwen2")
+    model, tokenizer = exact_model(folder), AutoTokenizer.from_pretrained(folder)
+
+    def reference(prompts, responses):
+        scores = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            before, answer = (t.replace("</s>", "< /s>") for t in (prompt, response))
+            ids, n = tokenizer(before + answer)["input_ids"], len(answer.encode())  # a byte each
+            with torch.inference_mode():
+                states = model.model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+            mean = states[len(ids) - n :].sum(0) / max(n, 1)
+            scores.append((model.score.weight[0] @ mean).item())
+        return scores
+
+    scorer = load(folder, text_format="raw", pooling="mean", sign=REWARD)
+    assert_everywhere(scorer, reference, [(p, r) for p in PROMPTS for r in RESPONSES])
+    with pytest.raises(ParameterError, match="needs texts that end with the response"):
+        load(folder, text_format="chat", pooling="mean")
+    with pytest.raises(ParameterError, match="no score.weight, the linear head of a decoder"):
+        load(hub("bert"), text_format="raw", pooling="mean")
+
+
 def encoded(folder, texts, reads: str):
     """Return the logits (R, C) of texts by transformers' own class in float64, all in one batch
     padded on the right and alone.
@@ -320,6 +344,7 @@ def test_the_digest_covers_what_changes_a_score(hub, tmp_path):
         {"labels": [0, 3]},
         {"unit": "sigmoid"},
         {"text_format": "raw"},
+        {"text_format": "raw", "pooling": "mean"},
         {"reads": "response"},
         {"dtype": "bfloat16"},
     ):
