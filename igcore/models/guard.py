@@ -35,8 +35,8 @@ class GenerativeGuard(Wording, Checkpoint):
     e^{z_s}
 
     Here :math:`z` are the logits of the token after the text, so the sigmoid of the cost is the
-    probability of unsafe among the labels alone; `unit` chooses one of the two. The scorer's name is ``guard:`` and the last part
-    of `repo`.
+    probability of unsafe among the labels alone; `unit` chooses between the two. The scorer's name
+    is ``guard:`` and the last part of `repo`.
 
     Attributes
     ----------
