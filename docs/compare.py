@@ -19,7 +19,7 @@ import pandas as pd
 
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import replace_file, root
-from igstudy.linefile import comparable, key, read
+from igstudy.linefile import comparable, current, key, read
 from igstudy.runs.rescore import TOLERANCE, differing_fields
 from igstudy.runs.verify import allow_for_batch
 
@@ -84,7 +84,7 @@ def answer_changes(name: str, made: dict, kept: dict) -> list[str]:
     new, old = (
         {
             field: value
-            for field, value in comparable(line).items()
+            for field, value in comparable(current(line)).items()
             if field != "near_ties" and not field.endswith("digest")
         }
         for line in (made, kept)

@@ -26,6 +26,7 @@ PROMPT_SETS: dict[str, Any] = {  # name -> what returns its texts, or where that
 METHODS: dict[str, Any] = {}  # those besides the package's own, see `igcore.beams.METHODS`
 PARTS = {  # name used by the core -> where it is defined
     "answer_rows": "igcore.adapters.generate:answer_rows",
+    "checkpoint_config": "igcore.adapters.generate:checkpoint_config",
     "explore": "igcore.watch.explore:explore",
     "Recorder": "igcore.watch.record:Recorder",
     "Tree": "igcore.watch.tree:Tree",

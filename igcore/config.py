@@ -42,6 +42,15 @@ class SearchConfig:
     rounds : int
         Attempts per block [M]; another is made only while no candidate is safe and, under a critic,
         let through.
+    temperature, top_p, top_k : float, float, int
+        A token is sampled as in transformers' ``generate``: logits are divided by the temperature,
+        then the `top_k` most probable tokens are left, and of these the fewest that have at least
+        `top_p` of the mass; None leaves all. The paper samples from the policy itself, as by
+        default. A critic must have been trained on such samples. ``log_p``, KL and perplexity stay
+        those of the policy itself.
+    sampling : str, optional
+        ``checkpoint`` takes these three from the generation settings of the policy's model, when
+        a `Guard` is made, and names in the log what else they hold, such as a repetition penalty.
     accounting : str
         How prefix scores become costs, a key of `igcore.budget.ACCOUNTINGS` [C_t].
     checks : str
@@ -102,6 +111,10 @@ class SearchConfig:
     block_size: Count = 8
     max_new_tokens: Count = 32
     rounds: Count = 2
+    temperature: Number = 1.0
+    top_p: Discount | None = None
+    top_k: Count | None = None
+    sampling: Literal["checkpoint"] | None = None
     accounting: Accounting = "peak"
     checks: Checks = "word"
     gamma_safety: Discount = 1.0
@@ -130,6 +143,17 @@ class SearchConfig:
                     f"{small} is {a}, more than {large}, which is {b}; lower {small} or raise "
                     f"{large}"
                 )
+        # servers of models raise a lower one, and under a higher one their bans leak
+        if not 0.01 <= self.temperature <= 5:
+            raise ParameterError(
+                f"temperature is {self.temperature}, but the search samples and is never greedy; "
+                "give one from 0.01, which is all but greedy, to 5"
+            )
+        if self.sampling and (self.temperature, self.top_p, self.top_k) != (1, None, None):
+            raise ParameterError(
+                f"sampling is {self.sampling!r}, which takes temperature, top_p and top_k from the "
+                "model; leave out these three, or sampling"
+            )
 
     @property
     def lagrangian_threshold(self) -> float:

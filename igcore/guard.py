@@ -20,6 +20,7 @@ from .contract import Contract, Scoring, contracts_of
 from .engine.device import device_of, free_bytes, note_threads
 from .engine.memory import batch_size, halving, session_bytes
 from .engine.prepack import missing_bytes, turn, use_prepacked
+from .engine.sampling import AS_IS, Sampling
 from .errors import ParameterError
 from .policy import Message, Policy, Prompt, as_prompt
 from .progress import progress
@@ -71,10 +72,10 @@ class Guard:
     seed : int
         Together with a prompt it decides every token, unless a call names another.
     pool : object, optional
-        A cache of samples and scores that searches share. It has ``engine(make, policy)``, an
-        engine that reads samples from the cache and draws missing ones with the engine that
-        ``make()`` returns, and ``scores_of(scorer, part)``, which is None or has ``get(texts)``
-        and ``add(scores)``. Answers do not depend on it; their seconds do.
+        A cache of samples and scores that searches share. It has ``engine(make, policy,
+        sampling)``, an engine that reads samples from the cache and draws missing ones with the
+        engine that ``make()`` returns, and ``scores_of(scorer, part)``, which is None or has
+        ``get(texts)`` and ``add(scores)``. Answers do not depend on it; their seconds do.
     device, dtype : str, optional
         Where a policy that is given by name is loaded, and in which type, see `igcore.load_policy`.
         By default (``auto``) the device with most free memory, and the type of the saved weights
@@ -150,6 +151,8 @@ class Guard:
             "answers": [],
             "policy": as_policy(policy, device, dtype),
         }
+        if config.sampling == "checkpoint":
+            values["config"] = room("checkpoint_config")(values["policy"], config)
         scorers = {role: values[role] for role in ("cost", "reward") if values[role] is not None}
         note_threads()
         values["contracts"] = contracts_of(scorers, contracts or {}, config.failure_rate)
@@ -264,6 +267,11 @@ def check_network(name: str, method: Method, guard: Guard) -> None:
             f"method {name!r} needs a {method.network}, but critic= gives it a {spec.KIND}; give "
             f"it a {method.network}"
         )
+    if Sampling.of(guard.config) != AS_IS:
+        raise ParameterError(
+            f"the {spec.KIND} was trained on samples of the policy itself, not of others; "
+            "leave out temperature, top_p and top_k, or name another method"
+        )
     spec.check_scorers(guard.policy.trained, guard.cost, guard.reward)
     spec.check_settings(name, guard.config)
 
@@ -350,7 +358,8 @@ def decode(
                 scoring = Scoring(resolved.contracts, texts, resolved.pool)
             # the engine keeps a middle layer's output only for a critic that reads it
             watch = resolved.critic.watch if how.asks_critic else None
-            make, pool = partial(policy.engine, watch), resolved.pool
+            sampling, pool = Sampling.of(resolved.config), resolved.pool
+            make = partial(policy.engine, watch, sampling)
             # a method with its own search needs logits at every token, which no pool keeps
             alone = pool is None or how.search
             batch = Batch(
@@ -360,7 +369,7 @@ def decode(
                 config=resolved.config,
                 method=how,
                 searches=searches,
-                engine=make() if alone else pool.engine(make, policy),
+                engine=make() if alone else pool.engine(make, policy, sampling),
                 scoring=scoring,
                 seed=seed,
                 work=account,

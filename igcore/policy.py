@@ -281,11 +281,11 @@ class Policy:
         """Longest sequence of prompt and response, in tokens."""
         return context_of(self.model)
 
-    def engine(self, watch: int | None = None) -> Any:
-        """Return a new engine; `watch` as of `igcore.engine.local.LocalEngine`."""
+    def engine(self, watch: int | None = None, sampling: Any = None) -> Any:
+        """Return a new engine; the parameters are those of `igcore.engine.local.LocalEngine`."""
         from .engine.local import LocalEngine
 
-        return LocalEngine(self.model, self.eos_ids, self.cache, watch)
+        return LocalEngine(self.model, self.eos_ids, self.cache, watch, sampling)
 
     def search_bytes(self, config: Any, prompt_tokens: int) -> int:
         """Return the bytes of memory here to plan for the search for one prompt."""

@@ -44,7 +44,7 @@ class Candidate:
     # kept by token, because the penalty of a retry needs each token's reference probability
     tokens: list[int]
     log_p: list[float]
-    log_q: list[float]  # differs from log_p under a penalty or steering alone
+    log_q: list[float]  # differs from log_p where the policy itself was not sampled
     near_ties: int
     encoded: int
 
@@ -143,7 +143,7 @@ class Work:
                 "finals": len(finals),
                 "safe_finals": safe_finals if self.method.cost else None,
                 # the samples come from q, so the mean of log q - log p over blocks estimates
-                # KL(q || p) in nats per block: how far a retry's penalty moved the policy
+                # KL(q || p) in nats per block: how far sampling moved the policy
                 "kl": (sum(log_q) - sum(log_p)) / len(own),
                 "perplexity": perplexity(log_p),
             }

@@ -18,12 +18,23 @@ SETTINGS = tuple(  # the settings of a method, in the order of a line
     """
     n_samples keep block_size max_new_tokens rounds budget accounting checks gamma_safety strict
     lagrange_multiplier threshold miss eta gamma_task diversity diversity_penalty on_failure refusal
-    probe_fail_open failure_rate group_size score_threshold top_k token_score policy_weight
-    reward_weight token_temperature value_steps value_step_size
+    probe_fail_open failure_rate group_size temperature top_p top_k score_threshold token_top_k
+    token_score policy_weight reward_weight token_temperature value_steps value_step_size
     """.split()
 )
 LineKey = tuple[str, str]
 Fields = dict[str, Any]  # of a line, of params.json or of a manifest
+
+
+def current(fields: Fields) -> Fields:
+    """Return a line or params.json with the settings of today.
+
+    Before the sampling could be set, `top_k` was what is now ARGS' `token_top_k`.
+    """
+    if "temperature" in fields or "top_k" not in fields:
+        return fields
+    own = {"temperature": 1.0, "top_p": None, "top_k": None}
+    return fields | {"token_top_k": fields["top_k"]} | own
 
 
 def comparable(line: Fields) -> Fields:

@@ -16,7 +16,7 @@ UNSTEERED = [name for name in METHODS if not name.startswith("re-control")]
 def lines(budget=0.5, methods=UNSTEERED, **settings):
     config = Settings(
         **(
-            dict(budget=budget, n_samples=4, block_size=3, max_new_tokens=6, keep=1, top_k=4)
+            dict(budget=budget, n_samples=4, block_size=3, max_new_tokens=6, keep=1, token_top_k=4)
             | settings
         )
     )

@@ -267,7 +267,7 @@ def test_no_more_samples_are_asked_for_at_a_time_than_a_server_gives():
 
 
 def answers(policy, method="inferenceguard", prompts=("ab", "fed", "c"), pool=None, **settings):
-    config = ArgsConfig(**SETTINGS | {"top_k": 5} | settings)
+    config = ArgsConfig(**SETTINGS | {"token_top_k": 5} | settings)
     guard = Guard(policy, LetterCost(), LetterReward(), config=config, pool=pool)
     return list(decode(method, guard, prompts))
 

@@ -41,7 +41,7 @@ def said(response):
 
 def answered(policy, method, pool=None, prompts=PROMPTS, scorers=SCORERS, critic=None, **settings):
     kind = ReControlConfig if method.startswith("re-") else ArgsConfig
-    config = kind(**SETTINGS | settings | ({"top_k": 5} if kind is ArgsConfig else {}))
+    config = kind(**SETTINGS | settings | ({"token_top_k": 5} if kind is ArgsConfig else {}))
     guard = Guard(policy, **scorers, config=config, critic=critic, pool=pool)
     return [said(response) for response in decode(method, guard, prompts)]
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 SMALL = {
     "n_samples": 4,
     "keep": 2,
-    "top_k": 4,
+    "token_top_k": 4,
     "block_size": 4,
     "max_new_tokens": 8,
     "limit": 2,

@@ -34,7 +34,7 @@ SETTINGS = dict(
     max_new_tokens=12,
     rounds=2,
     lagrange_multiplier=0.7,
-    top_k=4,
+    token_top_k=4,
     refusal="",
     checks="word",
 )

@@ -50,7 +50,7 @@ ASKING = [method for method in METHODS if method_of(method).asks_critic]
 ALONE = [method for method in METHODS if not method_of(method).network]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
 SETTINGS = dict(budget=1.0, n_samples=3, keep=2, block_size=3, max_new_tokens=8)
-SETTINGS |= dict(rounds=2, lagrange_multiplier=0.7, top_k=4)
+SETTINGS |= dict(rounds=2, lagrange_multiplier=0.7, token_top_k=4)
 
 
 def answers(

@@ -42,7 +42,7 @@ TOKENIZER = (
 PROMPTS = ["one", "a longer prompt", "22", "naïve"]
 SETTINGS = dict(
     budget=1.0,
-    top_k=5,
+    token_top_k=5,
     max_new_tokens=8,
     lagrange_multiplier=0.7,
     policy_weight=0.4,
@@ -122,7 +122,7 @@ def slow_args(method, policy, prompt, reward, config, seed=0):
                 .double()
             )
         p, found = logits.softmax(-1), {}
-        for token in logits.argsort(descending=True)[: config.top_k].tolist():
+        for token in logits.argsort(descending=True)[: config.token_top_k].tolist():
             ends = token in policy.eos_ids or len(tokens) + 1 == config.max_new_tokens
             text = [prompt.text], [policy.text([*tokens, token])], [ends]
             r, c = (float(scorer.score(*text)[0]) for scorer in (reward, COST))
@@ -210,8 +210,8 @@ def compare(method, policy, reward, **settings):
 
 
 def test_one_candidate_is_greedy_decoding(policy):
-    """Guards top_k 1 against transformers' own greedy decoding."""
-    for prompt, r in zip(PROMPTS, answers("args", policy, top_k=1), strict=True):
+    """Guards token_top_k 1 against transformers' own greedy decoding."""
+    for prompt, r in zip(PROMPTS, answers("args", policy, token_top_k=1), strict=True):
         ids = torch.tensor([policy.encode(prompt)])
         greedy = policy.model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8,
@@ -278,7 +278,7 @@ def test_every_chosen_token_is_read_once_and_no_other(policy, method, cache):
 def mock_answers(method, prompts, logits=logits_of, reward=None, cost=None, seed=0, **settings):
     config = Settings(
         **(
-            dict(budget=1.0, top_k=4, max_new_tokens=6, block_size=3, lagrange_multiplier=0.7)
+            dict(budget=1.0, token_top_k=4, max_new_tokens=6, block_size=3, lagrange_multiplier=0.7)
             | settings
         )
     )
@@ -301,7 +301,7 @@ def test_noise_belongs_to_the_token_and_not_to_its_place():
                 "args",
                 prompts,
                 lambda prefix, logits=logits: logits,
-                top_k=6,
+                token_top_k=6,
                 token_temperature=2.0,
             )
         )
@@ -319,7 +319,7 @@ def test_an_end_token_can_be_chosen_and_ends():
             return [float(f) for f in finished]
 
     for method in ("args", "args-lagrangian"):
-        (r,) = mock_answers(method, ["fed"], reward=Ended(), top_k=7)
+        (r,) = mock_answers(method, ["fed"], reward=Ended(), token_top_k=7)
         assert (r.text, r.tokens, r.finished, r.counts.forward_tokens, r.counts.samples_drawn) == (
             "",
             [EOS],
@@ -361,7 +361,7 @@ def test_where_nothing_could_be_scored_the_policy_decides():
         def score(self, prompts, responses, finished):
             return [letter_reward(r) if len(r) < 3 else math.nan for r in responses]
 
-    for r in mock_answers("args", ["ab", "fed", "dd"], reward=Short(), top_k=3):
+    for r in mock_answers("args", ["ab", "fed", "dd"], reward=Short(), token_top_k=3):
         prefix = tuple(LETTERS.index(c) for c in r.prompt)
         for n in range(3, len(r.tokens)):
             p = probabilities(prefix + tuple(r.tokens[:n]))
@@ -371,8 +371,11 @@ def test_where_nothing_could_be_scored_the_policy_decides():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"top_k": 8}, "8 candidates per token were asked of a vocabulary of 7; lower top_k"),
-        ({"top_k": 0}, "top_k is 0: Input should be greater than or equal to 1"),
+        (
+            {"token_top_k": 8},
+            "8 candidates per token were asked of a vocabulary of 7; lower token_top_k",
+        ),
+        ({"token_top_k": 0}, "token_top_k is 0: Input should be greater than or equal to 1"),
         (
             {"token_score": "log-probabilty"},
             "unknown token_score 'log-probabilty'; did you mean 'log-probability'",
@@ -448,7 +451,7 @@ def test_more_proposals_than_tokens_are_refused():
     engine = LocalEngine(MockModel(), {EOS})
     engine.open([[1], [2]])
     assert sorted(t for (t,) in propose(engine, [0], 7).tokens) == list(range(7))
-    message = "8 candidates per token were asked of a vocabulary of 7; lower top_k"
+    message = "8 candidates per token were asked of a vocabulary of 7; lower token_top_k"
     with pytest.raises(ParameterError, match=message):
         propose(engine, [0], 8)
 

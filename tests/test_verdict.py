@@ -37,7 +37,7 @@ SETTINGS = dict(
     rounds=1,
     refusal="",
     checks="word",
-    top_k=4,
+    token_top_k=4,
 )
 
 

@@ -11,6 +11,8 @@ Versions 5.17 to 5.24 do not pass on the ``streamer`` of ``generate``, so `custo
 it.
 """
 
+import logging
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -24,10 +26,12 @@ from transformers import generation
 
 from ..beams import Beam, method_of
 from ..config import SearchConfig
+from ..engine.sampling import Sampling
 from ..errors import ParameterError
 from ..guard import Guard, decode
 from ..policy import RAW, Encoded, Policy, Prompt, as_prompt
 from ..response import Response
+from ..settings import Options
 from ..verdict import Emission, judge, within
 
 # settings that the search supports or that change no answer
@@ -44,14 +48,18 @@ INPUTS = CACHES | {"attention_mask", "position_ids", "use_cache", "logits_to_kee
 ALLOWED_STOPS = (generation.MaxLengthCriteria, generation.EosTokenCriteria)
 DEFAULT_LENGTH = 20  # new tokens that transformers allows by default
 
+log = logging.getLogger("igcore")
+
 
 @dataclass
 class custom_generate:
     """A guard with a streamer, for ``model.generate(**inputs, custom_generate=...)``.
 
     A bare `Guard` works as well. The search continues the input ids of ``generate``, without their
-    left padding; scorers read their text without special tokens. It samples at temperature 1, and
-    ignores ``position_ids`` and the checkpoint's defaults (``top_p``, ...).
+    left padding; scorers read their text without special tokens. The guard's config alone sets
+    ``temperature``, ``top_p`` and ``top_k``: another value in the call raises ``ParameterError``,
+    one that a pipeline adds is ignored with a warning. ``position_ids`` and the checkpoint's
+    defaults (``top_p``, ...) are ignored.
 
     Parameters
     ----------
@@ -81,8 +89,8 @@ class custom_generate:
     returned. A tokenizer that cleans up spaces by default needs
     ``clean_up_tokenization_spaces=False``, there and in the streamer.
 
-    It raises ``ParameterError`` for anything that it does not support, such as ``num_beams``, a
-    temperature, ``do_sample=False``, a logits processor or scores to be returned; for another model
+    It raises ``ParameterError`` for anything that it does not support, such as ``num_beams``,
+    ``do_sample=False``, a logits processor or scores to be returned; for another model
     than the guard's; for prompts that are not padded on the left.
 
     The streamer receives the prompt, and after each block the tokens that all kept beams share, up
@@ -135,10 +143,11 @@ def answer_rows(
     transformers chooses the names of these parameters, except `guard` and `seed`.
     """
     guard.answers.clear()
-    own = [model.generation_config, _check_caller(streamer)]
+    named, pipeline = _check_caller(streamer)
+    own = [model.generation_config, pipeline]
     if model is not guard.policy.model:
         raise ParameterError("the guard was made for another model; make one of this model")
-    _check_settings(generation_config, own)
+    _check_settings(generation_config, own, named, Sampling.of(guard.config))
     _check_processors([*logits_processor, *stopping_criteria])
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask.long()
@@ -282,8 +291,11 @@ def _special(settings: generation.GenerationConfig, rows: int) -> tuple[list[int
     return eos, pad or 0
 
 
-def _check_caller(streamer: Any) -> generation.GenerationConfig:
-    """Refuse arguments that `generate` does not pass on; return the defaults of a pipeline."""
+def _check_caller(streamer: Any) -> tuple[Options, generation.GenerationConfig]:
+    """Refuse arguments that `generate` does not pass on.
+
+    Return the caller's arguments, and the defaults of a pipeline.
+    """
     callers = {frame.f_code.co_name: frame for frame, _ in reversed(list(walk_stack(None)))}
     calling = callers.get("generate")
     lost = calling.f_locals.get("streamer") if calling else None
@@ -303,27 +315,65 @@ def _check_caller(streamer: Any) -> generation.GenerationConfig:
         )
     pipeline = callers["_forward"].f_locals.get("self") if "_forward" in callers else None
     preset = getattr(pipeline, "_default_generation_config", None)
-    return preset or generation.GenerationConfig()
+    return named, preset or generation.GenerationConfig()
 
 
-def _check_settings(settings: generation.GenerationConfig, own: Sequence[Any]) -> None:
-    """Raise ``ParameterError`` for settings that the search does not support, except defaults."""
+def _check_settings(
+    settings: generation.GenerationConfig, own: Sequence[Any], named: Options, sampling: Sampling
+) -> None:
+    """Raise ``ParameterError`` for settings that the search does not support, except defaults.
+
+    A default does not count where the caller named it and the guard's config has another value.
+    """
     if settings.num_beams not in (None, 1):
         raise ParameterError(
             f"num_beams is {settings.num_beams}, but the search has its own beams; give generate "
             "num_beams=1"
         )
-    defaults, neutral = settings._get_default_generation_params(), {"top_k": 0, "guidance_scale": 1}
+    defaults, neutral = settings._get_default_generation_params(), {"guidance_scale": 1}
+    shape = vars(sampling)  # temperature, top_p and top_k
     for name, value in vars(settings).items():
         if name in SUPPORTED or name.startswith("_") or value is None or value is False:
             continue
-        preset = [getattr(each, name, None) for each in own]
-        if value not in [defaults.get(name), neutral.get(name), *preset]:
+        checkpoint, pipeline = (getattr(each, name, None) for each in own)
+        allowed = [(neutral | shape).get(name)]
+        if name not in shape or name not in named:
+            allowed += [defaults.get(name), checkpoint]
+        if value in allowed:
+            continue
+        given, hint = f"generate was given {name}={value!r}", ""
+        if name in shape:
+            given += f" beside the guard's {name} of {shape[name]}"
+            hint = ", or set it in the guard's config, which alone counts"
+        if value != pipeline:
             raise ParameterError(
-                f"generate was given {name}={value!r}, which is not supported: the search samples "
-                "at temperature 1 from the model's own distribution and returns token ids alone; "
-                f"leave {name} out"
+                f"{given}, which is not supported: the search samples as the guard's config says "
+                f"and returns token ids alone; leave {name} out{hint}"
             )
+        if name in shape:
+            warnings.warn(f"{given}; the pipeline's value is ignored", stacklevel=2)
+
+
+def checkpoint_config(policy: Policy, config: SearchConfig) -> SearchConfig:
+    """Return settings with the temperature, top-p and top-k of a policy's checkpoint.
+
+    What else its generation settings say about tokens is named in the log. Transformers' own
+    default of top-k 50 is no setting of a checkpoint.
+
+    Raises
+    ------
+    ParameterError
+        For a value outside the range of `SearchConfig`.
+    PolicyError
+        For a policy in a server, which does not tell its settings.
+    """
+    own = policy.model.generation_config.to_diff_dict()
+    if left := sorted(own.keys() - SUPPORTED - {"temperature", "top_p", "top_k"}):
+        log.warning(
+            "sampling is 'checkpoint', which leaves out %s of %s", ", ".join(left), policy.name
+        )
+    shape = {"temperature": own.get("temperature", 1.0), "top_p": own.get("top_p")}
+    return replace(config, sampling=None, top_k=own.get("top_k") or None, **shape)
 
 
 def _check_processors(parts: Sequence[Any]) -> None:

@@ -24,7 +24,8 @@ class Block:
         Whether an end token was sampled.
     log_p, log_q : list of list of float
         Logprob of each token under the reference policy, and under the distribution that it was
-        sampled from, penalised or steered (nats); NaN where an engine does not know it.
+        sampled from: tempered, truncated, penalised or steered (nats); NaN where an engine does not
+        know it.
     near : list of list of bool
         Whether each token was a near tie (see `igcore.engine.sampling`), and sampled again alone.
     encoded : list of int

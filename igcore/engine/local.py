@@ -29,7 +29,7 @@ from .agreement import CacheRows, cache_for
 from .block import Block, Steering
 from .diversity import Factors, Penalty
 from .kv_cache import History
-from .sampling import WORDS, Drawn, RowFactors, draw, uniforms
+from .sampling import AS_IS, WORDS, Drawn, RowFactors, Sampling, draw, uniforms
 
 
 class LocalEngine:
@@ -55,6 +55,8 @@ class LocalEngine:
         once), ``dynamic`` (transformers' own), or ``auto``, the first that the model supports.
     watch : int, optional
         Decoder layer whose output `history` also returns, as ``middle``.
+    sampling : Sampling, optional
+        The distribution of all tokens; by default the policy's own.
 
     Attributes
     ----------
@@ -73,11 +75,13 @@ class LocalEngine:
         eos_ids: Collection[int],
         cache: str = "auto",
         watch: int | None = None,
+        sampling: Sampling | None = None,
     ):
         self.model = model
         self.eos_ids = frozenset(eos_ids)
         self.kind = cache_for(model, cache)
         self.watch = watch
+        self.sampling = sampling or AS_IS
         self.steering: Steering | None = None
         self._start(None, [])
 
@@ -103,7 +107,7 @@ class LocalEngine:
         last: bool = False,
         known: Sequence[Sequence[int]] = (),
     ) -> Block:
-        """Sample one continuation of each given row, at temperature 1 without top-k or top-p.
+        """Sample one continuation of each given row.
 
         Parameters
         ----------
@@ -112,8 +116,8 @@ class LocalEngine:
         keys : sequence of R sequences of `length` int
             One `igcore.engine.sampling.random_key` per candidate and position.
         penalties : sequence of R Penalty or None, optional
-            Factors on each candidate's reference probabilities. Where they leave no mass the
-            reference is used.
+            Factors on each candidate's reference probabilities, see
+            `igcore.engine.sampling.Sampling`. Where they leave no mass the reference is used.
         last : bool
             Whether no candidate will be continued: the model then does not read the last tokens,
             and no candidate can be selected.
@@ -188,9 +192,9 @@ class LocalEngine:
     def _draw(self, state: CacheRows, u: Tensor, factors: RowFactors) -> Drawn:
         """Sample one token per row of a state; see `igcore.engine.sampling.draw`."""
         if self.steering is None:
-            return draw(state.logits, u, factors)
+            return draw(state.logits, u, factors, self.sampling)
         steered = self.steering(state.hidden, state.logits)
-        tokens, _, log_q, near = draw(steered, u, factors)
+        tokens, _, log_q, near = draw(steered, u, factors, self.sampling)
         # log_p is that of the reference policy, whatever the token was sampled from. float32: in
         # bfloat16 a log-softmax would lose digits that sum up over a response
         reference = state.logits.log_softmax(-1, dtype=torch.float32)

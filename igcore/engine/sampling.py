@@ -6,10 +6,16 @@ uniform number. But float32 logits differ by some 1e-5 between batches and machi
 every edge of the CDF, and among tens of thousands of edges that often changes the token. A tree has
 some fifty edges on the way to a token, so that near ties are rare. It also takes one pass over the
 vocabulary instead of three.
+
+By default a token is sampled from the policy itself, as in the paper. `Sampling` names the other
+distributions.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +30,52 @@ NEAR_TIE = 1e-4
 BRANCH = 16  # children of a node
 WIDEST = 128  # nodes on the top level, at most
 CHUNK = 2**20  # probabilities handled at a time on a CPU, so that they stay in its cache
+ROUNDING = 1e-6  # of a sum of float32 probabilities
 WORDS = 4  # uniform numbers per key: enough for 128 * 16^3 tokens
 
 UNCHANGED = {0: 1.0}  # factors that change nothing
 RowFactors = Mapping[int, Mapping[int, float]]  # row -> {token: factor on its probability}
 Drawn = tuple[list[int], list[float], list[float], list[bool]]  # tokens, log_p, log_q, near ties
+# tokens (R, P) and the factors on their probabilities (R, P)
+Changes = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The distribution of the next token, made of logits as transformers' processors make it.
+
+    The order is: factors of a retry, temperature, top-k, top-p. A factor f on a probability is a
+    bias of log f on the raw logit. It comes before the temperature T, so that it acts as f^(1/T),
+    and it may change which tokens are left.
+
+    Attributes
+    ----------
+    temperature : float
+        Divides the logits.
+    top_p : float
+        The fewest most probable tokens whose probabilities add up to this are left; 1 leaves all.
+    top_k : int
+        Number of most probable tokens that are left, and those that tie with the last; 0 leaves
+        all.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """Return that of a `igcore.SearchConfig`."""
+        top_p = 1.0 if config.top_p is None else float(config.top_p)
+        return cls(float(config.temperature), top_p, config.top_k or 0)
+
+    @property
+    def truncates(self) -> bool:
+        """True if tokens may be left out."""
+        return self.top_p < 1 or self.top_k > 0
+
+
+AS_IS = Sampling()  # the policy's own distribution
 
 
 def random_key(seed: int, prompt_id: str, round_: int, beam: int, position: int) -> int:
@@ -56,8 +103,8 @@ def check_finite(numbers: Tensor) -> None:
 
 
 @torch.inference_mode()
-def draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
-    """Sample one token per row from softmax(logits) times the factors.
+def draw(logits: Tensor, u: Tensor, factors: RowFactors, sampling: Sampling = AS_IS) -> Drawn:
+    """Sample one token per row from softmax(logits) times the factors, shaped by `sampling`.
 
     Parameters
     ----------
@@ -67,13 +114,16 @@ def draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
         See `uniforms`.
     factors : mapping from row to {token: factor}
         Factors on the reference probabilities of a row. A row that they leave without mass is
-        sampled from the reference. Rows that share one object cost little more than one row.
+        sampled without factors. Rows that share one object cost little more than one row.
+    sampling : Sampling
+        By default the reference itself.
 
     Returns
     -------
     tokens, log_p, log_q, near : lists of length R
-        Token ids; their log-probability before and after the factors (nats); whether logits that
-        differ by `NEAR_TIE` could have given another token.
+        Token ids; their log-probability under softmax(logits), and under the distribution that they
+        were sampled from (nats); whether logits that differ by `NEAR_TIE` could have given another
+        token.
 
     Raises
     ------
@@ -91,15 +141,18 @@ def draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
     for at in range(0, len(logits), size):
         rows = slice(at, at + size)
         change = changes and (changes[0][rows], changes[1][rows])
-        *part, mass = _drawn(logits[rows], u[rows], change)
+        if sampling == AS_IS:
+            *part, mass = _drawn(logits[rows], u[rows], change)
+        else:
+            *part, mass = _shaped_draw(logits[rows], u[rows], change, sampling)
         check_finite(mass)
         for i, new in enumerate(part):
             out[i].extend(new.tolist())
     return out
 
 
-def _changes_of(factors: RowFactors, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return tokens and their factors for each row, both (R, P)."""
+def _changes_of(factors: RowFactors, rows: int, device: torch.device) -> Changes:
+    """Return the factors of each row."""
     own = [factors.get(row) or UNCHANGED for row in range(rows)]
     # one line of the table per object, however many rows share it
     _, first, lines = np.unique([id(f) for f in own], return_index=True, return_inverse=True)
@@ -113,7 +166,7 @@ def _changes_of(factors: RowFactors, rows: int, device: torch.device) -> tuple[T
 
 
 def _drawn(
-    logits: Tensor, u: Tensor, changes: tuple[Tensor, Tensor] | None
+    logits: Tensor, u: Tensor, changes: Changes | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Sample one token per row; see `draw`, which calls it with a few rows at a time.
 
@@ -143,6 +196,47 @@ def _drawn(
     return tokens, p.log(), q.log(), near, mass
 
 
+def _shaped_draw(
+    logits: Tensor, u: Tensor, changes: Changes | None, sampling: Sampling
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Sample one token per row as `_drawn` does, from a distribution that `sampling` shapes."""
+    scores = logits.float()
+    if changes:
+        index, factors = changes
+        biased = scores.scatter(1, index, scores.gather(1, index) + factors.log())
+        # a row that the factors left without a token gets its reference back
+        scores = biased.where(biased.amax(1, keepdim=True) > -math.inf, scores)
+    scores, near = _truncated(scores / sampling.temperature, sampling)
+    weights = scores.softmax(-1)
+    levels = _levels(weights)
+    tokens, close = _descend(levels, u, NEAR_TIE / sampling.temperature)
+    mass, index = levels[-1].sum(-1), tokens[:, None]
+    log_p = logits.log_softmax(-1, dtype=torch.float32).gather(1, index)[:, 0]
+    log_q = (weights.gather(1, index)[:, 0] / mass).log()
+    return tokens, log_p, log_q, near | close, mass
+
+
+def _truncated(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Return scores (R, V) with -inf for the tokens left out, and if a near tie decides it (R,).
+
+    Logits that move by `NEAR_TIE` move the difference of two scores by at most `slack`, and a sum F
+    of the highest probabilities by at most `slack` F (1 - F).
+    """
+    vocabulary, slack = scores.shape[1], 2 * NEAR_TIE / sampling.temperature
+    if not sampling.truncates:
+        return scores, torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
+    k = min(sampling.top_k or vocabulary, vocabulary)
+    best = pad(scores.topk(min(k + 1, vocabulary)).values, (0, 1), value=-math.inf)
+    p = best[:, :k].softmax(-1, dtype=torch.float64)
+    above = p.cumsum(1) - p  # the mass of the tokens before each one
+    top_p = sampling.top_p if sampling.top_p < 1 else math.inf
+    n = (above < top_p).sum(1, keepdim=True).clamp(min=1)
+    last, following = best.gather(1, n - 1), best.gather(1, n)
+    crossed = (above - top_p).abs() < slack * top_p * (1 - top_p) + ROUNDING
+    near = crossed.any(1) | (last - following < slack)[:, 0]
+    return scores.masked_fill(scores < last, -math.inf), near
+
+
 def _levels(weights: Tensor) -> list[Tensor]:
     """Sum (R, V) over groups of `BRANCH` until at most `WIDEST` are left.
 
@@ -158,29 +252,29 @@ def _levels(weights: Tensor) -> list[Tensor]:
     return [*levels, weights]
 
 
-def _descend(levels: list[Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
+def _descend(levels: list[Tensor], u: Tensor, moved: float = NEAR_TIE) -> tuple[Tensor, Tensor]:
     """Walk from the top to a leaf; return leaves (R,) and whether an edge on the way was near."""
-    node, near = _choose(levels[-1], u[:, 0])
+    node, near = _choose(levels[-1], u[:, 0], moved)
     for depth, children in enumerate(reversed(levels[:-1]), start=1):
         index = node[:, None, None].expand(-1, BRANCH, 1)
         below = children.gather(2, index)[:, :, 0]
-        digit, close = _choose(below, u[:, depth])
+        digit, close = _choose(below, u[:, depth], moved)
         node = digit * children.shape[2] + node
         near = near | close
     return node, near
 
 
-def _choose(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def _choose(weights: Tensor, u: Tensor, moved: float) -> tuple[Tensor, Tensor]:
     """Return the first of k weights (R, k) whose cumulative share exceeds u, and if it was near.
 
-    An edge is near where logits that move by `NEAR_TIE` could move it across u. Logits that move by
-    at most e move an edge at F by at most 2 e F (1 - F).
+    An edge is near where log-weights that move by `moved` could move it across u. If they move by
+    at most e, an edge at F moves by at most 2 e F (1 - F).
     """
     # float64: near 0 and 1 the tolerance below is smaller than the rounding of a float32 sum
     edges = weights.double().cumsum(1)
     edges = edges / edges[:, -1:]
     u = u[:, None]
     distance = (edges - u).abs()
-    near = distance < 2 * NEAR_TIE * edges * (1 - edges)
+    near = distance < 2 * moved * edges * (1 - edges)
     chosen = (edges <= u).sum(1)
     return chosen, near.any(1)

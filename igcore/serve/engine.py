@@ -12,6 +12,11 @@ as a bias, and the sample continues from there with the policy. A token x is the
 probability p(x) f(x) and drawn again with probability 1 - Z, where Z is the sum of p f; together
 that is p f / Z, the distribution of a local retry.
 
+At a temperature T the server samples from r, proportional to p^(1/T), and a bias of log f on the
+raw logits multiplies r by f^(1/T). So a token is accepted with probability f^(1/T), and the same
+sum gives r f^(1/T) / Z. Under top-k or top-p a bias also changes which tokens are left, which an
+accepted token does not show. So a token is then always drawn again where its position has factors.
+
 Differences from a local engine:
 
 * A key sets the seed of a request, not of a token. Servers add floats in another order from batch
@@ -19,8 +24,9 @@ Differences from a local engine:
   repeated run then agrees in its statistics and not bit by bit.
 * A ban is a bias of -`BAN` nats. The tokens after a rejected one are discarded, which no count of
   work shows.
-* A server returns the reference probability of a penalised token, not the one from which it was
-  sampled. So log q of such a block is NaN, and so is the KL of its round in a trace.
+* A server returns the reference probability of a token, not the one from which it was sampled. So
+  under a penalty, a temperature or truncation log q of a block is NaN, and so is the KL of its
+  round in a trace. A server that was started to return other probabilities is refused.
 * llama.cpp's server returns no probability of a token inside a character of several tokens. All
   log-probabilities of such a sample are NaN.
 * Near ties are neither detected nor counted. There are no logits, which ARGS needs.
@@ -38,9 +44,9 @@ from torch.nn.utils.rnn import pad_sequence
 from ..engine.block import Block
 from ..engine.diversity import Penalty
 from ..engine.kv_cache import History
-from ..engine.sampling import uniforms
+from ..engine.sampling import AS_IS, Sampling, uniforms
 from ..errors import PolicyError
-from .server import SAMPLING, Sample, Server, samples_in
+from .server import CERTAIN, SAMPLING, Sample, Server, samples_in
 
 BAN = 100.0  # nats; the largest bias in OpenAI's interface
 SEEDS = 2**31
@@ -62,6 +68,8 @@ class ServedEngine:
         Tokens that end a sequence. Tokens after one are dropped.
     states : callable, optional
         Returns the output of a middle layer, such as `igcore.serve.states.HiddenStates.read`.
+    sampling : Sampling, optional
+        The distribution of all tokens; by default the policy's own.
 
     Attributes
     ----------
@@ -71,8 +79,15 @@ class ServedEngine:
         Number of tokens of each row's prompt.
     """
 
-    def __init__(self, server: Server, eos_ids: Collection[int], states: States | None = None):
+    def __init__(
+        self,
+        server: Server,
+        eos_ids: Collection[int],
+        states: States | None = None,
+        sampling: Sampling | None = None,
+    ):
         self.server, self.eos_ids, self.states = server, frozenset(eos_ids), states
+        self.sampling = sampling or AS_IS
         self._start([], [])
 
     def _start(self, sequences: list[list[int]], prompt_sizes: list[int]) -> None:
@@ -101,7 +116,8 @@ class ServedEngine:
         Raises
         ------
         PolicyError
-            When a request fails or a reply is malformed.
+            When a request fails or a reply is malformed, and for a server whose log-probabilities
+            are not those of the model itself where `sampling` differs from it.
         """
         length, block = len(keys[0]), Block.empty(self._drawn, len(rows))
         penalties, known = penalties or [None] * len(rows), known or [()] * len(rows)
@@ -119,6 +135,7 @@ class ServedEngine:
                 prompt, left = self.sequences[rows[first]] + done, keys[first][len(done) :]
                 bodies.append(self._body(prompt, left, 1 + len(others), biases.get(first)))
             try:
+                self._check_reference()
                 for group, samples in zip(groups, self._samples(bodies), strict=True):
                     for c, sample in zip(group, samples, strict=True):
                         self._add(block, c, sample, penalties[c], keys[c], biases)
@@ -146,7 +163,10 @@ class ServedEngine:
         key, most = keys[0], len(keys)
         if bias is not None:  # other bits of the key, or the rejected token would be drawn again
             key, most = key >> 32, 1
-        body = SAMPLING | {
+        body = {
+            **SAMPLING,
+            **vars(self.sampling),
+            "top_k": self.sampling.top_k or -1,
             "prompt": prompt,
             "max_tokens": most,
             "n_predict": most,  # llama.cpp's
@@ -190,16 +210,36 @@ class ServedEngine:
             if penalty and not biased:
                 factors = penalty.at(block.tokens[c])
                 key = keys[len(block.tokens[c])]
-                if uniforms([key])[0, -1] >= factors.get(token, 1.0):
+                accepted = factors.get(token, 1.0) ** (1 / self.sampling.temperature)
+                again = bool(factors) and self.sampling.truncates
+                if again or uniforms([key])[0, -1] >= accepted:
                     biases[c] = bias_of(factors)
                     return
-            block.append(c, token, x, math.nan if penalty else x, False)
+            known = self.sampling == AS_IS and not penalty
+            block.append(c, token, x, x if known else math.nan, False)
             if token in self.eos_ids:
                 block.ended[c] = True
                 return
         if len(tokens) != wanted:
             end = f"{tokens[-1:]}, which is no end token of the policy"
             raise ValueError(f"a sample of {len(tokens)} tokens for {wanted} ends with {end}")
+
+    def _check_reference(self) -> None:
+        """Raise ``PolicyError`` if log-probabilities are those after temperature and truncation.
+
+        If so, the only token that top-k 1 leaves has probability 1.
+        """
+        if self.sampling == AS_IS or self.server.checked:
+            return
+        one = self._body(self.server.text, [0], 1, None) | {"top_k": 1}
+        ((sample,),) = self._samples([one])
+        if not sum(sample.log_p) < CERTAIN:
+            raise PolicyError(
+                f"the server at {self.server.url} returns probabilities after temperature, top_p "
+                "and top_k, from which the policy's own are not known; start vLLM with "
+                "--logprobs-mode raw_logprobs, or leave these three out"
+            )
+        self.server.checked = True
 
     def _samples(self, bodies: Sequence[dict[str, Any]]) -> list[list[Sample]]:
         """Return the samples of each request, in their order."""

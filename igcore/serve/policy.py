@@ -11,6 +11,7 @@ import torch
 
 from ..beams import Method
 from ..config import SearchConfig
+from ..engine.sampling import Sampling
 from ..errors import ParameterError, PolicyError, no_latents
 from ..files import digest_of
 from ..models.policies import POLICIES, PolicyEntry, eos_ids_of, load_policy
@@ -132,10 +133,10 @@ class ServedPolicy(Policy):
     def trained(self) -> Policy:
         return self.origin or self
 
-    def engine(self, watch: int | None = None) -> ServedEngine:
+    def engine(self, watch: int | None = None, sampling: Sampling | None = None) -> ServedEngine:
         """Return a new engine; `watch` is ignored, because the states server sets the layer."""
         read = self.states.read if self.states else None
-        return ServedEngine(self.server, self.eos_ids, read)
+        return ServedEngine(self.server, self.eos_ids, read, sampling)
 
     def search_bytes(self, config: SearchConfig, prompt_tokens: int) -> int:
         """Return 0: the server has the KV cache."""

@@ -15,22 +15,20 @@ from .client import Client, Failed, Request
 
 UNLIMITED = 2**31  # tokens
 TEXT = "The quick brown fox jumps over 13 lazy dogs"  # both tokenizers read it
-# sample from the policy's own distribution, which overrides defaults of server and model; and
-# return token ids and log-probabilities
+# beside temperature, top_p and top_k: override all other defaults of server and model, and return
+# token ids with the log-probabilities of the model itself
 SAMPLING = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
     "min_p": 0.0,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
-    "samplers": ["temperature"],  # llama.cpp
+    "samplers": ["temperature", "top_k", "top_p"],  # llama.cpp, in this order
     "logprobs": 1,
     "n_probs": 1,  # llama.cpp
     "return_tokens": True,  # llama.cpp
     "return_token_ids": True,  # vLLM
 }
+CERTAIN = -1e-6  # nats; no next token of TEXT is so likely
 ROUNDING = 1e-4  # nats by which rounding may raise a log-probability above 0
 
 # ``owned_by`` in /v1/models -> name, path of its version, path of completions
@@ -62,6 +60,8 @@ class Server:
         self.client, self.model, self.samples, self.path = client, model, samples, path
         self.url = client.url
         self.vocabulary = UNLIMITED  # one more than the highest id of the policy's tokenizer
+        self.text = [1]  # the ids of TEXT
+        self.checked = False  # whether its log-probabilities are known to be the model's own
 
     def complete(self, bodies: Sequence[dict[str, Any]]) -> list[bytes]:
         """Return the replies to requests for completions, see `send`."""
@@ -164,7 +164,7 @@ def check_tokenizer(server: Server, tokenizer: Any) -> None:
     body = {"model": server.model, "prompt": TEXT, "add_special_tokens": False}
     llama = {"content": TEXT, "add_special": False}
     theirs = fetch_json(server, Request("/tokenize", llama | body), Tokens).tokens
-    ours = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    ours = server.text = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     # compared as text without spaces: a leading space or another split is no other tokenizer
     read, meant = ("".join(tokenizer.decode(ids).split()) for ids in (theirs, ours))
     if read != meant:

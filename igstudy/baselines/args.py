@@ -21,7 +21,7 @@ from igcore.beams import Beam, Method, lagrangian, safety_cost, task_cost
 from igcore.config import SearchConfig
 from igcore.engine.block import Block
 from igcore.engine.local import LocalEngine
-from igcore.engine.sampling import NEAR_TIE, check_finite, random_key, uniforms
+from igcore.engine.sampling import AS_IS, NEAR_TIE, Sampling, check_finite, random_key, uniforms
 from igcore.errors import ParameterError
 from igcore.search import (
     Batch,
@@ -68,7 +68,7 @@ class ArgsConfig(SearchConfig):
 
     Attributes
     ----------
-    top_k : int
+    token_top_k : int
         Tokens that are proposed at each position [k].
     token_score : str
         How a token's probability and score are combined, a key of `TOKEN_SCORES`.
@@ -78,10 +78,10 @@ class ArgsConfig(SearchConfig):
         Weight of the scores in the form of ARGS's public code [w].
     token_temperature : float
         The best token is taken at 0; above it one is sampled from softmax(-score / temperature) of
-        the `top_k`.
+        the `token_top_k`.
     """
 
-    top_k: Count = 16
+    token_top_k: Count = 16
     token_score: Annotated[str, one_of(TOKEN_SCORES)] = "probability"
     policy_weight: Weight = 2.5
     reward_weight: Weight = 1.0
@@ -99,7 +99,7 @@ def args(batch: Batch) -> list[Emission]:
     Raises
     ------
     ParameterError
-        When the vocabulary has fewer than `top_k` tokens.
+        When the vocabulary has fewer than `token_top_k` tokens.
     ScorerError, PolicyError
         As `igcore.search.guarded_beam_search`.
     """
@@ -109,24 +109,24 @@ def args(batch: Batch) -> list[Emission]:
     while going := [search for search in batch.searches if search.live]:
         beams = [search.live[0] for search in going]  # ARGS keeps one beam per prompt
         with batch.work.timed("generate"):
-            block = propose(batch.engine, [beam.row for beam in beams], config.top_k)
+            block = propose(batch.engine, [beam.row for beam in beams], config.token_top_k)
         pairs = list(zip(going, beams, strict=True))
         candidates = candidates_of(
-            batch, block, [pair for pair in pairs for _ in range(config.top_k)]
+            batch, block, [pair for pair in pairs for _ in range(config.token_top_k)]
         )
         charge_costs(batch, candidates)
         ask_promising(batch, candidates)
         batch.work.saw_round(position, 0, candidates)
 
         for i, search in enumerate(going):
-            own = candidates[i * config.top_k : (i + 1) * config.top_k]
+            own = candidates[i * config.token_top_k : (i + 1) * config.token_top_k]
             weights = [weigh(batch, candidate) for candidate in own]
             # of a tie the more probable token: proposals come in that order
             search.beams = [own[weights.index(min(weights))].beam]
             batch.work.saw_block(search)
         if chosen := [search.live[0] for search in going if search.live]:
             with batch.work.timed("generate"):
-                read_chosen(batch.engine, chosen, config.top_k)
+                read_chosen(batch.engine, chosen, config.token_top_k)
         go_on(batch)
         for search in going:  # a proposed token is read only when it is taken
             batch.work.saw_read(search, len(search.live))
@@ -153,7 +153,8 @@ def propose(engine: LocalEngine, rows: Sequence[int], k: int) -> Block:
     vocabulary = log_p.shape[1]
     if k > vocabulary:
         raise ParameterError(
-            f"{k} candidates per token were asked of a vocabulary of {vocabulary}; lower top_k"
+            f"{k} candidates per token were asked of a vocabulary of {vocabulary}; lower "
+            "token_top_k"
         )
     check_finite(log_p.amax(1))
     best, ids = log_p.topk(min(k + 1, vocabulary))  # (R, k + 1), the last to see near ties
@@ -203,7 +204,7 @@ def ask_promising(batch: Batch, candidates: Sequence[Candidate]) -> None:
     for candidate in candidates:
         candidate.beam.reward = -math.inf  # until it is asked for
 
-    k = batch.config.top_k
+    k = batch.config.token_top_k
     firsts = []  # of each prompt the token that promises most
     for at in range(0, len(candidates), k):
         own = promises[at : at + k]
@@ -248,9 +249,14 @@ def gumbel(key: int) -> float:
 
 
 def one_token(config: SearchConfig) -> ArgsConfig:
-    """Return settings under which each block is one of the `top_k` proposed tokens."""
+    """Return settings under which each block is one of the `token_top_k` proposed tokens."""
+    if Sampling.of(config) != AS_IS:
+        raise ParameterError(
+            "ARGS does not sample with temperature, top_p and top_k; leave them out, and set "
+            "token_temperature and token_top_k, the number of its proposals"
+        )
     own: ArgsConfig = upcast_settings(ArgsConfig, config)
-    return replace(own, n_samples=own.top_k, block_size=1, keep=1, rounds=1)
+    return replace(own, n_samples=own.token_top_k, block_size=1, keep=1, rounds=1)
 
 
 def one_token_without_cost(config: SearchConfig) -> ArgsConfig:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from igcore.engine.local import LocalEngine
+from igcore.engine.sampling import Sampling
 from igcore.errors import ParameterError, RunError
 from igcore.files import root, writing
 from igcore.policy import Policy
@@ -91,11 +92,11 @@ class Pool:
             with self.opened(prompt) as database:
                 database.executemany("INSERT OR IGNORE INTO records VALUES (?, ?)", lines)
 
-    def engine(self, make: Callable[[], LocalEngine], policy: Policy) -> Any:
+    def engine(self, make: Callable[[], LocalEngine], policy: Policy, sampling: Sampling) -> Any:
         """Return an engine that looks here first, and samples the rest with the one of `make`."""
         from .pooled import PooledEngine  # which needs this module
 
-        return PooledEngine(make, policy, self)
+        return PooledEngine(make, policy, self, sampling)
 
     def scores_of(self, scorer: Scorer, part: str = "") -> "PooledScores | None":
         """Return the scores of a scorer; None for a scorer without a digest."""

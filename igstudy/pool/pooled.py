@@ -15,10 +15,12 @@ from igcore.engine.block import Block
 from igcore.engine.diversity import Penalty
 from igcore.engine.kv_cache import History
 from igcore.engine.local import LocalEngine
+from igcore.engine.sampling import AS_IS, Sampling
 from igcore.policy import Policy
 
 from . import Pool, digest, policy_digest, value_of
 
+Make = Callable[[], LocalEngine]
 Draw = Sequence[Any]  # token, log_p, log_q, and whether it was a near tie
 # a row, and the keys and penalty of its block
 BlockRequest = tuple[int, Sequence[int], Penalty | None]
@@ -56,11 +58,15 @@ class PooledEngine:
         Makes the `LocalEngine`, when it is first needed.
     policy : Policy
     pool : Pool
+    sampling : Sampling
+        That of the engine.
     """
 
-    def __init__(self, make: Callable[[], LocalEngine], policy: Policy, pool: Pool):
+    def __init__(self, make: Make, policy: Policy, pool: Pool, sampling: Sampling = AS_IS):
         self.make, self.eos_ids, self.pool = make, policy.eos_ids, pool
         self.policy = policy_digest(policy)
+        if sampling != AS_IS:
+            self.policy = digest(self.policy, str(sampling))
         self._engine: LocalEngine | None = None
         self._begin([], {})
 

@@ -101,6 +101,9 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
             name += f".{params.shard}-of-{params.n_shards}"
         folder = root() / "runs" / params.profile / name
     guard = guard_of(params)
+    # the run's identity has the numbers that the guard took from the model
+    taken = ("sampling", "temperature", "top_p", "top_k")
+    params = replace(params, **{name: getattr(guard.config, name) for name in taken})
     prompts = load_prompts(params.prompts, params.split, params.limit, params.hardest, guard.cost)
     networks, weights = load_networks(params, root(), guard)
     experiment = Experiment.of(params, prompts, guard, networks)

@@ -29,7 +29,7 @@ from igcore.policy import Prompt
 from igcore.settings import Named, written
 
 from ..closure import loaded
-from ..linefile import SETTINGS, Fields, Record, comparable, key, read_record
+from ..linefile import SETTINGS, Fields, Record, comparable, current, key, read_record
 from ..prompts import load_prompts
 from ..provenance import versions
 from .decode_params import NETWORKS, DecodeParams
@@ -121,8 +121,9 @@ def verify(path: Path, trusted: Mapping[str, Any] | None = None, replay: int | N
 
 def _check(found: Record, trusted: Mapping[str, Any], replay: int | None, report: Report) -> None:
     """Score the lines again, compare the files, and decode groups again."""
-    settings = {f.name for f in fields(DecodeParams)} & found.params.keys()
-    params = DecodeParams(**{name: found.params[name] for name in settings})
+    given = current(found.params)
+    settings = {f.name for f in fields(DecodeParams)} & given.keys()
+    params = DecodeParams(**{name: given[name] for name in settings})
     cost = loaded(trusted_source("cost", params.cost, trusted))
     named = trusted_source("reward", params.reward, trusted)
     reward = loaded(named, "reward")
@@ -232,9 +233,9 @@ def contradictions(found: Record, params: DecodeParams, prompts: Sequence[Prompt
             settings = asdict(method_of(line["method"]).settings_under(params.search()))
             expected = of_run | {name: settings[name] for name in SETTINGS}
             expected |= {"prompt": prompt.text, "prompts": prompt.set_name}
-            yield from differing_fields(f"line {number}", line, expected)
-    chosen = {"chosen": prompts_digest(prompts)}
-    yield from differing_fields("params.json", found.params, written(params) | chosen)
+            yield from differing_fields(f"line {number}", current(line), expected)
+    given, chosen = current(found.params), {"chosen": prompts_digest(prompts)}
+    yield from differing_fields("params.json", given, written(params) | chosen)
     expected = summary(found.lines) | {"params": found.params}
     del expected["seconds"]  # nobody can check them
     expected["root"] = found.root
@@ -252,7 +253,7 @@ def _decode_again(
     size = len(work) if replay is None else min(replay, len(work))
     # nobody knows beforehand which groups are checked
     chosen = random.SystemRandom().sample(work, size)
-    lines = {key(line): line for line in found}
+    lines = {key(line): current(line) for line in found}
     for method, group in chosen:
         for again in experiment.lines_of(method, group):
             expected = comparable(again)
