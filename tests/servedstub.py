@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from mockpolicy import logits_of
@@ -121,10 +122,14 @@ class Served(Answering):
         (token ids of a prompt) -> path of the file with their states.
     tokenized : callable or None
         (text) -> the tokens in a reply of /tokenize; None: no such route.
+    processed : bool
+        Whether it returns log-probabilities after temperature and truncation, as vLLM does with
+        ``--logprobs-mode processed_logprobs``.
     """
 
     states: Callable[[list[int]], str] | None = None
     tokenized: Callable[[str], object] | None = None
+    processed = False
 
     def __init__(self, software: str, logits, ends, fault, slots: int, port: int, pieces):
         super().__init__(port=port)
@@ -149,16 +154,18 @@ class Served(Answering):
         return facts if facts is not None else Reply("no such route", 404)
 
     def sample(self, request: dict, child: int) -> list[tuple[int, float]]:
-        """Return tokens with their reference log-probabilities."""
+        """Return tokens with their log-probabilities, by default the reference's."""
         rng = random.Random(request.get("seed", 0) + child)
-        sequence, found = list(request["prompt"]), []
-        bias = {int(token): nats for token, nats in request.get("logit_bias", {}).items()}
+        sequence, found = tuple(request["prompt"]), []
+        bias = tuple((int(t), nats) for t, nats in request.get("logit_bias", {}).items())
+        assert request["samplers"] == ["temperature", "top_k", "top_p"]
+        shape = request["temperature"], request["top_k"], request["top_p"]
         for _ in range(request["max_tokens"]):
-            log_p = log_softmax(self.logits(tuple(sequence)))
-            weights = [math.exp(x + bias.get(token, 0.0)) for token, x in enumerate(log_p)]
+            log_p, weights = distribution(self.logits, sequence, bias, *shape)
             (token,) = rng.choices(range(len(weights)), weights)
-            found.append((token, log_p[token]))
-            sequence.append(token)
+            told = math.log(weights[token] / sum(weights)) if self.processed else log_p[token]
+            found.append((token, told))
+            sequence += (token,)
             if token in self.ends and not self.overrun:
                 break
         return found
@@ -200,6 +207,23 @@ class Served(Answering):
             ("vllm", "/version"): {"version": "0.32.0"},
             ("llama.cpp", "/props"): {"build_info": "b1", "total_slots": self.slots},
         }.get(("any" if path == "/v1/models" else self.software, path))
+
+
+@cache
+def distribution(
+    logits: Callable, prefix: tuple, bias: tuple, temperature: float, top_k: int, top_p: float
+) -> tuple[list[float], list[float]]:
+    """Return log-probabilities after a prefix, and the weights by which a token is sampled."""
+    log_p = log_softmax(logits(prefix))
+    weights = [math.exp((x + dict(bias).get(t, 0.0)) / temperature) for t, x in enumerate(log_p)]
+    order = sorted(range(len(weights)), key=lambda token: -weights[token])
+    order = order[:top_k] if top_k > 0 else order
+    total, above, left = sum(weights[token] for token in order), 0.0, set()
+    for token in order:
+        if above < top_p * total or top_p == 1:
+            left.add(token)
+        above += weights[token]
+    return log_p, [weight if token in left else 0.0 for token, weight in enumerate(weights)]
 
 
 def log_softmax(logits: list[float]) -> list[float]:

@@ -7,15 +7,19 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer, mock_policy, probabilities
+from scipy.stats import chisquare
 from servedstub import MODEL, Reply, served
+from test_sampling import processed
 from tiny import tiny_tokenizer
 
 from igcore import Guard, ParameterError, PolicyError, SearchConfig, decode, load_policy
 from igcore.beams import Beam
-from igcore.engine.diversity import Failures, diversity_penalty
-from igcore.engine.sampling import random_key
+from igcore.engine.diversity import Failures, Penalty, diversity_penalty
+from igcore.engine.sampling import Sampling, random_key
 from igcore.models.registry import SCORERS
 from igcore.policy import as_prompt
 from igcore.serve import client as way
@@ -49,8 +53,8 @@ def server_of(stub, samples=100, **options):
     return Server(client, MODEL, samples=samples, path=stub.route)
 
 
-def engine_of(stub, **options):
-    engine = ServedEngine(server_of(stub, **options), {EOS})
+def engine_of(stub, sampling=None, **options):
+    engine = ServedEngine(server_of(stub, **options), {EOS}, sampling=sampling)
     engine.open(PROMPTS)
     return engine
 
@@ -231,6 +235,84 @@ def test_a_penalised_sample_follows_the_distribution_of_a_local_retry(name):
     for tokens, log_p in zip(block.tokens[:100], block.log_p, strict=False):
         for i, x in enumerate(log_p):
             assert x == pytest.approx(math.log(probabilities((1, 2, *tokens[:i]))[tokens[i]]))
+
+
+WIDE = 60  # tokens of `wide_logits`
+
+
+def wide_logits(prefix):
+    """Logits over `WIDE` tokens, fixed by the prefix."""
+    rng = np.random.default_rng([*prefix, 5])
+    return (2 * rng.standard_normal(WIDE)).tolist()
+
+
+def frequencies_are(tokens, q):
+    """Compare tokens with probabilities (V,) by chi-square."""
+    counts = np.bincount(tokens, minlength=len(q))
+    assert not counts[q == 0].any()
+    expected = len(tokens) * q[q > 0]
+    assert chisquare(counts[q > 0], expected).pvalue > 1e-3
+
+
+def wide_q(prefix, sampling, factors=None):
+    return processed(torch.tensor([wide_logits(prefix)]), sampling, factors)[0].numpy()
+
+
+@pytest.mark.parametrize("software", DIALECTS)
+def test_tempered_and_truncated_samples_follow_the_processors_of_transformers(software):
+    """Guards the fields of a request, and the order of llama.cpp's samplers: 10^5 draws by
+    chi-square. log_p is the policy's own; log q is not known."""
+    sampling, n = Sampling(0.7, 0.9, 20), 100_000
+    with served(software, wide_logits, ends=frozenset()) as stub:
+        engine = engine_of(stub, sampling, samples=10_000, timeout=60.0)
+        block = engine.sample_block([1] * n, [[c] for c in range(n)])
+        asked = stub.requests[1:]  # the first is about the server's log-probabilities
+    assert {(r["temperature"], r["top_p"], r["top_k"]) for r in asked} == {(0.7, 0.9, 20)}
+    tokens = [token for (token,) in block.tokens]
+    frequencies_are(tokens, wide_q((3,), sampling))
+    p = torch.tensor(wide_logits((3,))).double().log_softmax(-1)
+    assert [x for (x,) in block.log_p[:99]] == pytest.approx(p[tokens[:99]].tolist(), abs=1e-5)
+    assert all(map(math.isnan, itertools.chain(*block.log_q)))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "factor"),
+    [
+        (Sampling(0.7, 0.9, 20), 0.0),
+        (Sampling(0.7, 0.9, 20), 0.2),
+        (Sampling(0.7), 0.2),
+        (Sampling(2.0), 0.2),
+        (Sampling(1.0, 0.6), 0.2),
+    ],
+    ids=str,
+)
+def test_a_penalty_on_shaped_samples_is_that_of_a_local_retry(sampling, factor):
+    """Bug: a factor that is accepted at f instead of f^(1/T); a token that is accepted though the
+    penalty would have left other tokens than those of the policy."""
+    best = np.argsort(wide_logits((1, 2)))[::-1].tolist()
+    factors = dict.fromkeys(sorted(best[:6:2] + best[15:19]), factor)
+    penalty, n = Penalty({0: factors}), 1000
+    assert (wide_q((1, 2), sampling) > 0).sum() != (
+        wide_q((1, 2), sampling, factors) > 0
+    ).sum() or (not sampling.truncates)
+    with served("vllm", wide_logits, ends=frozenset()) as stub:
+        engine = engine_of(stub, sampling, samples=10_000, timeout=60.0)
+        block = engine.sample_block([0] * n, keys_of([(c, 0) for c in range(n)], 1), [penalty] * n)
+    tokens = [token for (token,) in block.tokens]
+    frequencies_are(tokens, wide_q((1, 2), sampling, factors))
+
+
+def test_a_server_that_cannot_report_the_reference_is_refused_once_it_matters():
+    """Bug: likelihood, KL and shares of failed blocks made of probabilities after truncation."""
+    with served() as stub:
+        stub.processed = True
+        assert sampled(engine_of(stub), [0]).tokens  # the policy itself: both are the same
+        with pytest.raises(PolicyError, match="probabilities after temperature.*raw_logprobs"):
+            sampled(engine_of(stub, Sampling(0.7)), [0])
+    with served() as stub:
+        engine = engine_of(stub, Sampling(0.7))
+        sampled(engine, [0]), sampled(engine, [0])
+        assert [r["top_k"] for r in stub.requests] == [1, -1, -1]  # asked once
 
 
 def test_a_bias_is_that_of_one_position():

@@ -2,6 +2,7 @@
 tokenizer of single letters.
 """
 
+import dataclasses
 import hashlib
 import itertools
 import math
@@ -36,6 +37,7 @@ from igcore import (
 )
 from igcore.engine.kv_cache import cache_name
 from igcore.policy import Policy
+from igcore.serve.policy import RemoteModel
 
 SPECIALS = ["<eos>", "<pad>", "<bos>", "<unk>"]
 EOS, PAD, BOS = 0, 1, 2
@@ -331,6 +333,41 @@ def test_what_a_checkpoint_sets_for_itself_changes_nothing(model, tokenizer, mon
     assert generate(model, guard, texts, **neutral) == before
 
 
+def test_the_guards_config_alone_sets_the_sampling(model, tokenizer):
+    """Bug: a caller's temperature ignored in silence, because it is the default of transformers."""
+    usual = dict(temperature=0.7, top_p=0.9, top_k=3)
+    guard = a_guard(model, tokenizer, **usual)
+    expected = generate(model, guard, ["ab"])
+    assert expected != generate(model, a_guard(model, tokenizer), ["ab"])
+    assert generate(model, guard, ["ab"], do_sample=True, **usual) == expected
+    for name, value in dict(temperature=1.0, top_p=1.0, top_k=50).items():
+        with pytest.raises(ParameterError, match=f"was given {name}={value} beside the guard's"):
+            generate(model, guard, ["ab"], do_sample=True, **{name: value})
+
+
+def test_a_guard_may_take_its_sampling_from_the_checkpoint(model, tokenizer, monkeypatch, caplog):
+    """Bug: a repetition penalty of the checkpoint that is left out without a word; transformers'
+    own top-k of 50 taken for the checkpoint's."""
+    policy = (model, tokenizer)
+    own = Guard(policy, LetterCost(), sampling="checkpoint", **SETTINGS).config
+    assert (own.temperature, own.top_p, own.top_k) == (1.0, None, None) and not caplog.text
+    given = dict(do_sample=True, temperature=0.6, top_k=2, repetition_penalty=1.2, min_p=0.1)
+    for name, value in given.items():
+        monkeypatch.setattr(model.generation_config, name, value)
+    guard = Guard(policy, LetterCost(), sampling="checkpoint", **SETTINGS)
+    guard("ab"), dataclasses.replace(guard, method="base")("ab")
+    own = guard.config
+    assert (own.temperature, own.top_p, own.top_k, own.sampling) == (0.6, None, 2, None)
+    assert [record.message for record in caplog.records] == [
+        "sampling is 'checkpoint', which leaves out min_p, repetition_penalty of LlamaForCausalLM"
+    ]
+    same = Guard(policy, LetterCost(), temperature=0.6, top_k=2, **SETTINGS)
+    assert guard("ab").tokens == same("ab").tokens
+    served = dataclasses.replace(guard.policy, model=RemoteModel("far"))
+    with pytest.raises(PolicyError, match="far is in a server, .*load the policy from a folder"):
+        Guard(served, LetterCost(), sampling="checkpoint", **SETTINGS)
+
+
 class Halving(LogitsProcessor):
     def __call__(self, input_ids, scores):
         return scores / 2
@@ -339,7 +376,9 @@ class Halving(LogitsProcessor):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"do_sample": True, "temperature": 0.5}, "temperature=0.5, .* at temperature 1"),
+        ({"do_sample": True, "temperature": 0.5}, "temperature=0.5 beside the guard's .* of 1.0, "),
+        ({"do_sample": True, "top_k": 50}, "top_k=50 .* or set it in the guard's config"),
+        ({"generation_config": GenerationConfig(do_sample=True, top_p=0.5)}, "given top_p=0.5"),
         ({"num_beams": 4}, "num_beams is 4, .* give generate num_beams=1"),
         ({"output_scores": True}, "output_scores=True, .* returns token ids alone"),
         ({"max_time": 9.0}, "max_time=9.0"),
@@ -371,10 +410,13 @@ def test_a_pipeline_takes_a_guard(model, tokenizer):
     guard = a_guard(model, tokenizer, budget=100.0).guard
     generate(model, custom_generate(guard), ["ab"])
     expected = guard.answers[0].text
-    for given in ({}, {"max_new_tokens": 8}, {"temperature": 1.0}):
-        (out,) = pipe("ab", custom_generate=guard, return_full_text=False, **given)
+    for given in ({}, {"max_new_tokens": 8}):
+        with pytest.warns(UserWarning, match="temperature=0.7 .* the pipeline's value is ignored"):
+            (out,) = pipe("ab", custom_generate=guard, return_full_text=False, **given)
         assert out["generated_text"] == guard.answers[0].text == expected
-    pipe("ab", custom_generate=guard, max_new_tokens=4)
+    (out,) = pipe("ab", custom_generate=guard, return_full_text=False, temperature=1.0)
+    assert out["generated_text"] == guard.answers[0].text == expected
+    pipe("ab", custom_generate=guard, max_new_tokens=4, temperature=1.0)
     assert guard.answers[0].n_tokens <= 4
     for given in ({"temperature": 0.6}, {"do_sample": False}, {"top_p": 0.5}):
         with pytest.raises(ParameterError, match=f"was given {next(iter(given))}="):

@@ -19,7 +19,7 @@ from igcore import Guard, ParameterError, PolicyError, RunError, decode, load_sc
 from igcore.beams import METHODS, method_of
 from igcore.engine.diversity import Failures, diversity_penalty
 from igcore.engine.local import LocalEngine
-from igcore.engine.sampling import random_key
+from igcore.engine.sampling import Sampling, random_key
 from igcore.models.policies import load_policy
 from igstudy.baselines.args import ArgsConfig
 from igstudy.baselines.re_control import ReControlConfig
@@ -390,3 +390,16 @@ def test_changed_code_has_samples_and_scores_of_its_own(tmp_path, monkeypatch):
     after = digests()
     forget()
     assert before[0] != after[0] and before[1] != after[1]
+
+
+@pytest.mark.parametrize("shape", [dict(temperature=0.7), dict(top_p=0.5), dict(top_k=2)])
+def test_a_pool_tells_samplings_apart(tmp_path, shape):
+    """Bug: a sample of one temperature, top-p or top-k found by a search with another."""
+    policy, pool = mock_policy(), Pool(tmp_path)
+    answered(policy, "inferenceguard", pool)
+    alone = answered(policy, "inferenceguard", **shape)
+    for drawn in (True, False):  # from an empty pool, then from a full one
+        pool = Pool(tmp_path)
+        assert answered(policy, "inferenceguard", pool, **shape) == alone
+        assert bool(pool.drawn) == drawn
+    assert Pool(tmp_path).engine(None, policy, Sampling()).policy == policy_digest(policy)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.stats import chisquare, kstest
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from igcore import PolicyError
 from igcore.engine import sampling
@@ -15,6 +16,7 @@ from igcore.engine.sampling import (
     NEAR_TIE,
     WIDEST,
     WORDS,
+    Sampling,
     draw,
     random_key,
     uniforms,
@@ -398,3 +400,117 @@ def test_a_token_that_a_small_change_turns_was_counted(size):
         assert all(tie for a, b, tie in zip(tokens, other, near, strict=True) if a != b)
         turned += sum(a != b for a, b in zip(tokens, other, strict=True))
     assert turned and sum(near) < 0.02 * n
+
+
+# --- temperature, top-k and top-p -----------------------------------------------------------------
+
+USUAL = Sampling(0.7, 0.9, 20)
+SHAPES = [USUAL, Sampling(0.7), Sampling(2.0, 0.5), Sampling(1.0, 1.0, 3), Sampling(0.3, 0.95, 40)]
+PENALTIES = {"none": {}, "some": {0: 0.0, 3: 0.2, 11: 0.5}}
+
+
+def processed(logits: torch.Tensor, sampling: Sampling, factors=None) -> torch.Tensor:
+    """Probabilities (R, V) by transformers' own processors, in double precision."""
+    scores = logits.double().clone()
+    for token, factor in (factors or {}).items():
+        scores[:, token] += math.log(factor) if factor else -math.inf
+    steps = [TemperatureLogitsWarper(sampling.temperature)]
+    steps += [TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
+    steps += [TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else []
+    for step in steps:
+        scores = step(None, scores)
+    return scores.softmax(-1)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("size", [50, 2049])
+def test_frequencies_are_those_of_the_processors_of_transformers(size, penalty):
+    """Guards the order (penalty, temperature, top-k, top-p): 10^5 draws, by chi-square."""
+    n, factors = 100_000, PENALTIES[penalty]
+    logits = random_logits(1, size)
+    q = processed(logits, USUAL, factors)[0].numpy()
+    counts = np.zeros(size)
+    for part in range(0, n, 20_000):
+        u = numbers(20_000, f"{size} {part}")
+        rows = dict.fromkeys(range(20_000), factors) if factors else {}
+        counts += np.bincount(draw(logits.expand(20_000, -1), u, rows, USUAL)[0], minlength=size)
+    assert not counts[q == 0].any() and 1 < (q > 0).sum() <= 20
+    assert chisquare(counts[q > 0], n * q[q > 0]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("sampling", SHAPES, ids=str)
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("size", [50, 2049])
+def test_log_probabilities_are_those_of_the_reference_and_of_the_processors(
+    size, penalty, sampling
+):
+    """Guards log_p, which stays the policy's own, and log_q, which is that of what was sampled."""
+    n, factors = 300, PENALTIES[penalty]
+    logits = random_logits(n, size)
+    given = {row: factors for row in range(0, n, 2)} if factors else {}
+    tokens, log_p, log_q, near = draw(logits, numbers(n), given, sampling)
+    q = processed(logits, sampling)
+    q[::2] = processed(logits[::2], sampling, factors)
+    p, rows = logits.double().softmax(-1), range(n)
+    assert log_p == pytest.approx(
+        [math.log(p[r, t]) for r, t in zip(rows, tokens, strict=True)], abs=2e-5
+    )
+    known = [r for r in rows if not near[r]]
+    assert len(known) > 0.8 * n
+    own = [math.log(q[r, tokens[r]]) for r in known]
+    assert [log_q[r] for r in known] == pytest.approx(own, abs=1e-4)
+
+
+@pytest.mark.parametrize("sampling", SHAPES, ids=str)
+def test_a_small_change_that_turns_a_shaped_token_was_counted(sampling):
+    """Guards tokens against the batch: also where a change lets a token in or leaves it out, which
+    moves all edges."""
+    n, size = 4000, 300
+    logits, u = random_logits(n, size), numbers(n, "turned")
+    tokens, _, _, near = draw(logits, u, {}, sampling)
+    rng, turned = torch.Generator().manual_seed(0), 0
+    for _ in range(20):
+        sign = 2.0 * torch.randint(0, 2, (n, size), generator=rng) - 1
+        other = draw(logits + 0.99 * NEAR_TIE * sign, u, {}, sampling)[0]
+        assert all(tie for a, b, tie in zip(tokens, other, near, strict=True) if a != b)
+        turned += sum(a != b for a, b in zip(tokens, other, strict=True))
+    assert turned and sum(near) < 0.1 * n
+
+
+def test_tokens_that_tie_for_the_last_place_are_all_left_and_counted_as_near():
+    """Guards half precision, where logits often tie: the order of a sort must not decide."""
+    logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]]).expand(400, -1)
+    for shape in (Sampling(top_k=2), Sampling(top_p=0.75)):
+        tokens, _, _, near = draw(logits, numbers(400), {}, shape)
+        assert set(tokens) == {0, 1, 2, 3} and all(near)
+
+
+@pytest.mark.parametrize("sampling", [USUAL, Sampling(0.01), Sampling(1.0, 0.3)], ids=str)
+def test_a_shaped_row_without_a_token_gets_its_reference_and_a_ban_stays_one(sampling):
+    """Bug: at a low temperature what a ban leaves has a mass of 0 in float32, so that the banned
+    token came back."""
+    logits, u = torch.tensor([[0.0, -4.0, -math.inf]] * 50), numbers(50)
+    assert set(draw(logits, u, dict.fromkeys(range(50), {0: 0.0}), sampling)[0]) == {1}
+    banned = dict.fromkeys(range(50), {0: 0.0, 1: 0.0})
+    assert draw(logits, u, banned, sampling) == draw(logits, u, {}, sampling)
+
+
+@pytest.mark.parametrize("sampling", SHAPES, ids=str)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_shaped_logits_that_are_not_finite_are_refused(sampling, bad):
+    """Guards a broken model: truncation must not hide what is not a number."""
+    logits = random_logits(3, 60)
+    logits[1, 7] = bad
+    with pytest.raises(PolicyError, match="not finite"):
+        draw(logits, numbers(3), {}, sampling)
+
+
+def test_a_key_decides_the_same_token_alone_and_in_a_batch():
+    """Guards rows against one another: the truncation of a row is its own."""
+    logits, u = random_logits(64, 2049), numbers(64)
+    together = draw(logits, u, {5: {3: 0.0}}, USUAL)[0]
+    alone = [
+        draw(logits[r : r + 1], u[r : r + 1], {0: {3: 0.0}} if r == 5 else {}, USUAL)[0][0]
+        for r in range(64)
+    ]
+    assert together == alone

@@ -375,6 +375,8 @@ def test_where_nothing_could_be_scored_the_policy_decides():
             {"token_top_k": 8},
             "8 candidates per token were asked of a vocabulary of 7; lower token_top_k",
         ),
+        ({"temperature": 0.7}, "ARGS does not sample with temperature, .* set token_temperature"),
+        ({"top_k": 5}, "leave them out, and set token_temperature and token_top_k"),
         ({"token_top_k": 0}, "token_top_k is 0: Input should be greater than or equal to 1"),
         (
             {"token_score": "log-probabilty"},

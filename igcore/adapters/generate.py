@@ -367,13 +367,15 @@ def checkpoint_config(policy: Policy, config: SearchConfig) -> SearchConfig:
     PolicyError
         For a policy in a server, which does not tell its settings.
     """
-    own = policy.model.generation_config.to_diff_dict()
-    if left := sorted(own.keys() - SUPPORTED - {"temperature", "top_p", "top_k"}):
-        log.warning(
-            "sampling is 'checkpoint', which leaves out %s of %s", ", ".join(left), policy.name
-        )
-    shape = {"temperature": own.get("temperature", 1.0), "top_p": own.get("top_p")}
-    return replace(config, sampling=None, top_k=own.get("top_k") or None, **shape)
+    own = policy.model.generation_config
+    given = {name: value for name, value in vars(own).items() if value is not None}
+    shape = {name: given.pop(name) for name in ("temperature", "top_p", "top_k") if name in given}
+    shape["top_k"] = shape.get("top_k") or None  # transformers writes 0 for none
+    neutral = own._get_default_generation_params()
+    left = [n for n in given.keys() - SUPPORTED if given[n] and given[n] != neutral.get(n)]
+    if named := ", ".join(sorted(name for name in left if not name.startswith("_"))):
+        log.warning("sampling is 'checkpoint', which leaves out %s of %s", named, policy.name)
+    return replace(config, sampling=None, **shape)
 
 
 def _check_processors(parts: Sequence[Any]) -> None:
