@@ -54,6 +54,21 @@ def mocked(tmp_path, monkeypatch):
     monkeypatch.setattr(decode_run, "load_prompts", lambda *_: PROMPTS)
 
 
+def test_a_run_records_the_sampling_that_it_took_from_the_checkpoint(tmp_path, monkeypatch, mocked):
+    """Bug: lines and identity that say temperature 1, or only `checkpoint`."""
+    policy = letters()
+    policy.model.generation_config.temperature = 0.5
+    policy.model.generation_config.top_k = 3
+    monkeypatch.setattr(policies, "load_policy", lambda *_: policy)
+    run = decode_run.decode_run(params(sampling="checkpoint", **SIZE), tmp_path / "taken")
+    same = decode_run.decode_run(params(temperature=0.5, top_k=3, **SIZE), tmp_path / "given")
+    assert {(x["temperature"], x["top_p"], x["top_k"]) for x in run.lines} == {(0.5, None, 3)}
+    assert run.params["temperature"] == 0.5 and run.params["sampling"] is None
+    assert not differences(run.lines, same.lines) and run.params == same.params
+    plain = decode_run.decode_run(params(**SIZE), tmp_path / "plain")
+    assert differences(run.lines, plain.lines)
+
+
 # --- one policy for the runs of a file ------------------------------------------------------------
 
 

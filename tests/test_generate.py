@@ -418,7 +418,7 @@ def test_a_pipeline_takes_a_guard(model, tokenizer):
     assert out["generated_text"] == guard.answers[0].text == expected
     pipe("ab", custom_generate=guard, max_new_tokens=4, temperature=1.0)
     assert guard.answers[0].n_tokens <= 4
-    for given in ({"temperature": 0.6}, {"do_sample": False}, {"top_p": 0.5}):
+    for given in ({"temperature": 0.6}, {"do_sample": False}, {"top_p": 0.5, "temperature": 1.0}):
         with pytest.raises(ParameterError, match=f"was given {next(iter(given))}="):
             pipe("ab", custom_generate=guard, **given)
 

@@ -380,6 +380,15 @@ def test_a_steered_method_without_its_network_is_refused(method, given, sentence
         decode(method, Guard(letters(), **SCORERS, config=CONFIG, critic=given()), TEXTS)
 
 
+@pytest.mark.parametrize("method", [*METHODS, "inferenceguard-mix"])
+def test_a_network_is_refused_for_samples_that_it_was_not_trained_on(method):
+    """Bug: a chance to end safely, learned at temperature 1, trusted at another."""
+    critic = untrained() if method == "inferenceguard-mix" else network()
+    guard = Guard(letters(), **SCORERS, config=replace(CONFIG, top_p=0.9), critic=critic)
+    with pytest.raises(ParameterError, match="trained on samples of the policy itself, .* top_p"):
+        decode(method, guard, TEXTS)
+
+
 def test_a_critics_method_refuses_a_network():
     with pytest.raises(
         ParameterError,

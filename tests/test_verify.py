@@ -561,6 +561,22 @@ def forger(honest, tmp_path):
     return Forger(tmp_path / "run/responses.jsonl")
 
 
+def test_records_made_before_the_sampling_could_be_set_still_hold(forger, tiny):
+    """Bug: committed records that no longer verify, or whose top_k, which was that of ARGS, is
+    taken for a truncation of all methods."""
+
+    def aged(settings):
+        settings["top_k"] = settings.pop("token_top_k")
+        for name in ("temperature", "top_p", "sampling"):
+            settings.pop(name, None)
+
+    for settings in (*forger.lines, forger.params):
+        aged(settings)
+    forger.save()
+    report = replayed(forger.path, tiny)
+    assert report.problems == [] and "replay" in report.certified
+
+
 def in_lines(**changes):
     """A forgery of the same change to every line; a function is given the line."""
 
