@@ -341,7 +341,7 @@ def test_the_guards_config_alone_sets_the_sampling(model, tokenizer):
     assert expected != generate(model, a_guard(model, tokenizer), ["ab"])
     assert generate(model, guard, ["ab"], do_sample=True, **usual) == expected
     for name, value in dict(temperature=1.0, top_p=1.0, top_k=50).items():
-        with pytest.raises(ParameterError, match=f"was given {name}={value} beside the guard's"):
+        with pytest.raises(ParameterError, match=f"given {name}={value}, .* config, where {name}"):
             generate(model, guard, ["ab"], do_sample=True, **{name: value})
 
 
@@ -376,8 +376,11 @@ class Halving(LogitsProcessor):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"do_sample": True, "temperature": 0.5}, "temperature=0.5 beside the guard's .* of 1.0, "),
-        ({"do_sample": True, "top_k": 50}, "top_k=50 .* or set it in the guard's config"),
+        ({"do_sample": True, "temperature": 0.5}, "set it .* config, where temperature is 1.0"),
+        (
+            {"do_sample": True, "top_k": 50},
+            "top_k=50, .* set it in the guard's config, where top_k is 0",
+        ),
         ({"generation_config": GenerationConfig(do_sample=True, top_p=0.5)}, "given top_p=0.5"),
         ({"num_beams": 4}, "num_beams is 4, .* give generate num_beams=1"),
         ({"output_scores": True}, "output_scores=True, .* returns token ids alone"),
@@ -411,7 +414,7 @@ def test_a_pipeline_takes_a_guard(model, tokenizer):
     generate(model, custom_generate(guard), ["ab"])
     expected = guard.answers[0].text
     for given in ({}, {"max_new_tokens": 8}):
-        with pytest.warns(UserWarning, match="temperature=0.7 .* the pipeline's value is ignored"):
+        with pytest.warns(UserWarning, match="temperature=0.7, .* the pipeline's value is ignored"):
             (out,) = pipe("ab", custom_generate=guard, return_full_text=False, **given)
         assert out["generated_text"] == guard.answers[0].text == expected
     (out,) = pipe("ab", custom_generate=guard, return_full_text=False, temperature=1.0)

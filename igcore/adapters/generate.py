@@ -341,17 +341,13 @@ def _check_settings(
             allowed += [defaults.get(name), checkpoint]
         if value in allowed:
             continue
-        given, hint = f"generate was given {name}={value!r}", ""
-        if name in shape:
-            given += f" beside the guard's {name} of {shape[name]}"
-            hint = ", or set it in the guard's config, which alone counts"
+        given = f"generate was given {name}={value!r}, which is not supported: the search samples "
+        given += "as the guard's config says and returns token ids alone; "
         if value != pipeline:
-            raise ParameterError(
-                f"{given}, which is not supported: the search samples as the guard's config says "
-                f"and returns token ids alone; leave {name} out{hint}"
-            )
+            where = f", or set it in the guard's config, where {name} is {shape.get(name)}"
+            raise ParameterError(f"{given}leave {name} out{where if name in shape else ''}")
         if name in shape:
-            warnings.warn(f"{given}; the pipeline's value is ignored", stacklevel=2)
+            warnings.warn(f"{given}the pipeline's value is ignored", stacklevel=2)
 
 
 def checkpoint_config(policy: Policy, config: SearchConfig) -> SearchConfig:

@@ -187,7 +187,7 @@ def _drawn(
         weights.scatter_(1, index, weights.gather(1, index).where(mass[:, None] > 0, before))
         levels = _levels(weights)
         mass = levels[-1].sum(-1)
-    tokens, near = _descend(levels, u)
+    tokens, near = _descend(levels, u, NEAR_TIE)
     p = q = weights.gather(1, tokens[:, None])[:, 0]  # (R,)
     if changes:
         # without factors the mass is 1 up to rounding, and both are the same
@@ -252,7 +252,7 @@ def _levels(weights: Tensor) -> list[Tensor]:
     return [*levels, weights]
 
 
-def _descend(levels: list[Tensor], u: Tensor, moved: float = NEAR_TIE) -> tuple[Tensor, Tensor]:
+def _descend(levels: list[Tensor], u: Tensor, moved: float) -> tuple[Tensor, Tensor]:
     """Walk from the top to a leaf; return leaves (R,) and whether an edge on the way was near."""
     node, near = _choose(levels[-1], u[:, 0], moved)
     for depth, children in enumerate(reversed(levels[:-1]), start=1):
