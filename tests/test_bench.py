@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import baselines, measure, models, plan, report
+from benchmarks import baselines, measure, models, ours, plan, report
 from benchmarks.measure import Case, Meter
 from igcore.engine.agreement import cache_for, supports_shared_prefix
 from igcore.engine.memory import kv_bytes
@@ -49,7 +49,7 @@ FORWARD_TOKENS = {
     "C": SEARCHED,
     "guarded, free": SAMPLED,
     "guarded, rude": SAMPLED,
-    "guarded, harm": SAMPLED,  # the model of a cost by name is not metered
+    "guarded, harm": SAMPLED,  # the models of scorers by name are not metered
     "unguarded, free": SAMPLED,
     "one block, free": SAMPLED,
     "sample dynamic": SAMPLED,
@@ -76,6 +76,8 @@ def test_every_variant_answers_every_prompt_in_full_with_the_tokens_counted_by_h
     would look fast. Near ties, which are read again, are left out.
     """
     monkeypatch.setattr("igcore.engine.sampling.NEAR_TIE", 0.0)
+    roles = {"minilm-relevance": "reward"}
+    monkeypatch.setattr(ours, "loaded", lambda name: models.free(roles.get(name, "cost")))
     prompts = tiny.prompts(2, P)
     plan.VARIANTS[name](tiny, CASE, prompts, seed=1)  # caches are tried once, and not counted
     with Meter(tiny.all) as meter:

@@ -2,7 +2,6 @@
 time and without a cache.
 """
 
-
 import numpy as np
 import pytest
 import torch
@@ -238,10 +237,10 @@ def test_not_a_number_is_never_safe(files):
         ({"bias": torch.tensor(0.0)}, r"'bias': \[\]"),
         ({"weight": torch.full((32,), torch.nan)}, "not finite"),
         ({"bias": torch.tensor([torch.inf])}, "not finite"),
-        ({"metadata": {"layer": "0"}}, "trained with layer 0, not 1"),
-        ({"metadata": {"pooling": "last"}}, "trained with pooling last, not mean"),
-        ({"metadata": {"text_format": "raw"}}, "trained with text_format raw, not human-assistant"),
-        ({"metadata": {"backbone": "ab" * 32}}, "trained on a model with sha256 abab"),
+        ({"metadata": {"layer": "0"}}, "trained with layer 0, which is not"),
+        ({"metadata": {"pooling": "last"}}, "trained with pooling last, which"),
+        ({"metadata": {"text_format": "raw"}}, "trained with text_format raw"),
+        ({"metadata": {"backbone": "ab" * 32}}, "trained with backbone abab"),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused(files, tmp_path, tensors, message):
@@ -273,9 +272,9 @@ def test_a_file_that_is_no_head_is_refused(files, tmp_path, content):
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
-        ("llama", {"layer": 3}, "layer is 3, but the model has 3; give 0 to 2"),
+        ("llama", {"layer": 3}, "layer is 3, counted from 0, but LlamaModel has 3 layers"),
         ("llama", {"text_format": "chat"}, "needs texts that end with the response"),
-        ("gpt2", {}, "GPT2Model has no layers and norm"),
+        ("gpt2", {}, "GPT2Model has 0 layers before a norm"),
     ],
 )
 def test_options_that_do_not_fit_are_named(files, family, options, message):

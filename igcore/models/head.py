@@ -5,7 +5,6 @@ divided by its root mean square, and the head reads their mean over the tokens o
 pass gives the cost after every token.
 """
 
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,14 @@ from torch import Tensor, nn
 
 from ..errors import AssetError, ParameterError, one_line
 from ..files import file_digest
-from ..scorers import COST
+from ..scorers import COST, Scorer
 from ..settings import Natural, settings
 from . import assets
 from .lm_scorer import Checkpoint, LMScorer, Pooling
 from .pretrained import contents_of
 from .templates import TextFormat
 
-DATA = Path(__file__).parent / "data"
-HARM = DATA / "smollm2-harm.safetensors"
-EPS = 1e-6  # added to the mean square of a state
+HARM = Path(__file__).parent / "data/smollm2-harm.safetensors"
 
 
 @settings(kw_only=True)
@@ -73,32 +70,24 @@ class Probe(Checkpoint):
         weight, bias, said = load_head(path, model.config.get_text_config().hidden_size)
         files = contents_of(self.folder)
         options = {"layer": self.layer, "pooling": self.pooling, "text_format": self.text_format}
-        for name, value in options.items():
-            if said.get(name, str(value)) != str(value):
+        fitting = {name: [str(value)] for name, value in options.items()}
+        fitting["backbone"] = [*files.values()]
+        for name, values in fitting.items():
+            if said.get(name, values[0]) not in values:
                 raise AssetError(
-                    f"head {path} was trained with {name} {said[name]}, not {value}; give that, or "
-                    "another head"
+                    f"head {path} was trained with {name} {said[name]}, which is not what is given "
+                    "here; give that, or another head"
                 )
-        if "backbone" in said and said["backbone"] not in files.values():
-            raise AssetError(
-                f"head {path} was trained on a model with sha256 {said['backbone']}, which no file "
-                f"in {self.folder} has; give its own model, or another head"
-            )
         cut(model, self.layer)
-        device = model.device
-        return self.made(
-            partial(LMScorer, pooling=self.pooling),
-            f"probe:{path.stem}",
-            COST,
-            self.backbone(model, self.text_format),
-            partial(_probability, weight.to(device), bias.to(device)),
-            options | {"head": file_digest(path)},
-            "probability",
-            files,
-        )
+        backbone = self.backbone(model, self.text_format)
+        head = partial(_probability, weight.to(model.device), bias.to(model.device))
+        kind = partial(LMScorer, pooling=self.pooling)
+        name = path.stem if path == HARM else f"probe:{path.stem}"
+        options["head"] = file_digest(path)
+        return self.made(kind, name, COST, backbone, head, options, "probability", files)
 
 
-def smollm2_harm(device: str = "auto") -> LMScorer:
+def smollm2_harm(device: str = "auto") -> Scorer:
     """Return the learned cost of harm: a head on SmolLM2-135M, the probability of harm.
 
     Raises
@@ -114,9 +103,7 @@ def smollm2_harm(device: str = "auto") -> LMScorer:
             "install igcore again"
         )
     probe = Probe(repo="smollm2", layer=15, head=str(HARM), dtype="float32", device=device)
-    scorer: Any = probe.load()
-    harm: LMScorer = replace(scorer, name="smollm2-harm")
-    return harm
+    return probe.load()
 
 
 def load_head(path: Path, width: int) -> tuple[Tensor, Tensor, dict[str, str]]:
@@ -158,28 +145,24 @@ def load_head(path: Path, width: int) -> tuple[Tensor, Tensor, dict[str, str]]:
 def cut(model: Any, layer: int) -> None:
     """Make a decoder return the output of a layer, each state divided by its root mean square.
 
-    Later layers and the final norm are dropped.
+    Later layers and the final norm are dropped. The mean square is raised by 1e-6.
 
     Raises
     ------
     ParameterError
-        When the model has no such layer, or names its layers or its norm otherwise.
+        When the model has no such layer, or not by the names ``layers`` and ``norm``.
     """
     decoder = model.get_decoder()
-    if not hasattr(decoder, "layers") or not hasattr(decoder, "norm"):
+    found = len(getattr(decoder, "layers", ())) if hasattr(decoder, "norm") else 0
+    if layer >= found:
         raise ParameterError(
-            f"a {type(model).__name__} has no layers and norm by these names; choose a decoder of "
-            "another family, such as Llama or Qwen"
-        )
-    if layer >= len(decoder.layers):
-        raise ParameterError(
-            f"layer is {layer}, but the model has {len(decoder.layers)}; give 0 to "
-            f"{len(decoder.layers) - 1}"
+            f"layer is {layer}, counted from 0, but {type(model).__name__} has {found} layers "
+            "before a norm; give a lower one, or a decoder of another family, such as Llama or Qwen"
         )
     config = model.config.get_text_config(decoder=True)
     kept = layer + 1
     del decoder.layers[kept:]
-    decoder.norm = nn.RMSNorm(config.hidden_size, eps=EPS, elementwise_affine=False)
+    decoder.norm = nn.RMSNorm(config.hidden_size, eps=1e-6, elementwise_affine=False)
     config.num_hidden_layers = kept
     if types := getattr(config, "layer_types", None):  # of the layers' KV caches
         config.layer_types = types[:kept]

@@ -165,10 +165,8 @@ class LMScorer(Reader):
         mean = self.pooling == "mean"
         starts = [0] * len(since) if mean else since  # a mean needs every token of the response
         pairs = list(zip(prompts, responses, strict=True))
-        encoded = [
-            self.backbone.ids_and_ends(*pair, start)
-            for pair, start in zip(pairs, starts, strict=True)
-        ]
+        texts = zip(prompts, responses, starts, strict=True)
+        encoded = [self.backbone.ids_and_ends(*text) for text in texts]
         with torch.inference_mode():
             states = self._states(self.session, pairs, encoded)
             # without a session row by row: a batch may round differently
@@ -189,10 +187,9 @@ class LMScorer(Reader):
         pairs = list(zip(prompts, responses, strict=True))
         if self.pooling == "mean":
             encoded = [self.backbone.ids_and_ends(*pair, 0) for pair in pairs]
-            return torch.stack([rows[-1] for rows in self._states(session, pairs, encoded)])
-        if session:
-            return session.hidden(prompts, responses)
-        return self.backbone.encode([self.backbone.ids(*pair) for pair in pairs])
+        else:
+            encoded = [(self.backbone.ids(*pair), [len(pair[1])]) for pair in pairs]
+        return torch.stack([rows[-1] for rows in self._states(session, pairs, encoded)])
 
     def _states(
         self, session: Session | None, pairs: Sequence[tuple[str, str]], encoded: Sequence[Encoded]
@@ -208,8 +205,8 @@ class LMScorer(Reader):
         if self.pooling == "last":
             return states
         # the only state of an empty response is that of its prompt
-        known = [self.backbone.has_tokens(*pair) for pair in pairs]
-        return [_means(rows) * some for rows, some in zip(states, known, strict=True)]
+        answers = zip(states, pairs, strict=True)
+        return [_means(rows) * self.backbone.has_tokens(*pair) for rows, pair in answers]
 
     def open_cache(self, prompts: Sequence[str]) -> Session:
         """Return a new session of its backbone over a group of prompts."""
