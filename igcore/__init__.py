@@ -26,6 +26,7 @@ _HOME = {  # public name -> its module
     "SearchConfig": "config",
     "custom_generate": "adapters.generate",
     "decode": "guard",
+    "labels_needed": "suggest",
     "load_policy": "models.policies",
     "load_prompts": "models.prompts",
     "load_scorer": "models.registry",

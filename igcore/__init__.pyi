@@ -21,6 +21,7 @@ from .policy import Policy as Policy
 from .policy import Prompt as Prompt
 from .response import Response as Response
 from .scorers import Scorer as Scorer
+from .suggest import labels_needed as labels_needed
 from .suggest import suggest_budget as suggest_budget
 
 __version__: str

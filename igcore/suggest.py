@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from .errors import ParameterError, unknown_name
-from .scorers import Scorer, TextFunction, as_scorer
-from .scoring import Tally, checked_score, word_ends
+from .scorers import Scorer, TextFunction, as_scorer, keeps_cache
+from .scoring import Cached, Reading, Tally, readings
 
 Interval = tuple[float, float]
+Judged = Sequence[str | tuple[str, str]]  # answers, or pairs of a prompt and its answer
 MOST_ROWS = 20  # of a printed table
-CHECKS = ("word", "end")
+CHECKS = {"word": "word", "end": "block"}  # -> the name in `igcore.scoring.readings`
+BATCH = 16  # texts that share a KV cache
+Z = NormalDist().inv_cdf(0.975)  # of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -70,26 +73,27 @@ class BudgetChoice:
 
 def suggest_budget(
     cost: Scorer | TextFunction | str,
-    acceptable_texts: Sequence[str],
-    unacceptable_texts: Sequence[str],
+    acceptable_texts: Judged,
+    unacceptable_texts: Judged,
     checks: Literal["word", "end"] = "word",
 ) -> BudgetChoice:
     """Return the error rates that each budget implies on texts of known kind, and a suggestion.
 
     The guarantee holds with respect to the cost model alone. These rates say how well that model,
-    cut at a budget, agrees with the person who judged the texts.
+    cut at a budget, agrees with the person who judged the texts. `labels_needed` says how many
+    texts a wanted precision takes.
 
     Parameters
     ----------
     cost : Scorer, callable or str
-        As `Guard` takes it; higher is worse. It sees the texts without a prompt.
-    acceptable_texts, unacceptable_texts : sequence of str
-        Complete answers, judged by a person; at least one of each.
+        As `Guard` takes it; higher is worse.
+    acceptable_texts, unacceptable_texts : sequence of str or of (str, str)
+        Complete answers, judged by a person, or pairs of a prompt and its answer; at least one of
+        each. A cost that reads prompts reads an answer without one after an empty prompt.
     checks : str
         ``word`` takes the highest cost of a text at the end of any word, where a guard looks by
         default; the ends of its blocks, where it looks too, are not known here. ``end`` takes the
-        cost of the complete text alone, as under accounting ``terminal``; with a large cost model
-        it is faster.
+        cost of the complete text alone, as under accounting ``terminal``.
 
     Raises
     ------
@@ -102,8 +106,8 @@ def suggest_budget(
     if checks not in CHECKS:
         raise unknown_name("checks", checks, CHECKS)
     scorer = as_scorer(cost, "cost")
-    good = costs_of(scorer, acceptable_texts, "acceptable_texts", checks)
-    bad = costs_of(scorer, unacceptable_texts, "unacceptable_texts", checks)
+    good = costs_of(scorer, pairs_of(acceptable_texts, "acceptable_texts"), checks)
+    bad = costs_of(scorer, pairs_of(unacceptable_texts, "unacceptable_texts"), checks)
     rows = tuple(row_of(budget, good, bad) for budget in cuts([*good, *bad]))
     if not rows:
         raise ParameterError(
@@ -114,24 +118,75 @@ def suggest_budget(
     return BudgetChoice(best.budget, rows)
 
 
-def costs_of(scorer: Scorer, texts: Sequence[str], name: str, checks: str) -> list[float]:
-    """Return the cost of each text, of those at its checks the highest; each must be finite."""
-    if isinstance(texts, str) or not len(texts) or not all(isinstance(t, str) for t in texts):
-        raise ParameterError(f"{name} is {texts!r:.60}; give a list of texts, at least one")
-    words = [word_ends(text) if checks == "word" else [] for text in texts]
-    read = [(i, text[:end]) for i, text in enumerate(texts) for end in [*words[i], len(text)]]
-    parts, finished = [part for _, part in read], [part == texts[i] for i, part in read]
-    # the tally warns why a call failed
-    costs = checked_score(scorer, [""] * len(parts), parts, finished, Tally())
-    highest = [-math.inf] * len(texts)
-    for (i, part), cost in zip(read, costs, strict=True):
-        if math.isnan(cost):
-            raise ParameterError(
-                f"cost {scorer.name!r} gives no finite number for {part[:40]!r}; fix the cost or "
-                "leave the text out"
-            )
-        highest[i] = max(highest[i], float(cost))
+def pairs_of(judged: Judged, name: str) -> list[tuple[str, str]]:
+    """Return judged texts as pairs of a prompt, which may be empty, and an answer."""
+    given = judged if isinstance(judged, Iterable) and not isinstance(judged, str) else []
+    pairs = [("", item) if isinstance(item, str) else item for item in given]
+    wrong = [pair for pair in pairs if not is_pair(pair)]
+    if wrong or not pairs:
+        what = f"has {wrong[0]!r:.60}" if wrong else f"is {judged!r:.60}"
+        raise ParameterError(
+            f"{name} {what}; give a list of texts or of pairs (prompt, answer), at least one"
+        )
+    return list(filter(is_pair, pairs))
+
+
+def is_pair(item: object) -> TypeGuard[tuple[str, str]]:
+    """True for two texts."""
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        return False
+    return all(isinstance(text, str) for text in item)
+
+
+def costs_of(scorer: Scorer, pairs: Sequence[tuple[str, str]], checks: str) -> list[float]:
+    """Return the highest cost of each answer at its checks; each must be finite."""
+    from .engine.memory import halving  # here: it needs torch, and a function does not
+
+    tally = Tally()  # warns why a call failed
+
+    def read(batch: Sequence[tuple[str, str]]) -> list[Reading]:
+        """Return the costs of some answers, whose words share a KV cache if the scorer has one."""
+        prompts, texts = zip(*batch, strict=True)
+        reader = scorer.with_cache(scorer.open_cache(prompts)) if keeps_cache(scorer) else scorer
+        whole, since = [True] * len(batch), [0] * len(batch)
+        return readings(Cached(reader, tally), CHECKS[checks], prompts, texts, whole, since)
+
+    highest = []
+    for (_, text), reading in zip(pairs, halving(pairs, BATCH, read), strict=True):
+        for end, cost in zip(reading.ends, reading.costs, strict=True):
+            if math.isnan(cost):
+                raise ParameterError(
+                    f"cost {scorer.name!r} gives no finite number for {text[:end][:40]!r}; fix "
+                    "the cost or leave the text out"
+                )
+        highest.append(max(reading.costs))
     return highest
+
+
+def labels_needed(half_width: float, share: float = 0.5) -> int:
+    """Return how many judged texts of one kind an error rate needs for a wanted precision.
+
+    Parameters
+    ----------
+    half_width : float
+        Half of the width that the rate's 95 % Wilson interval may have, above 0 and below .5.
+    share : float
+        The error rate to expect; .5 needs most.
+
+    Raises
+    ------
+    ParameterError
+        For numbers outside these ranges.
+    """
+    if not 0 < half_width < 0.5 or not 0 <= share <= 1:
+        raise ParameterError(
+            f"half_width is {half_width!r} and share is {share!r}; give a half_width between 0 "
+            "and .5, and a share from 0 to 1"
+        )
+    # the half-width h of n texts: h^2 (n + z^2)^2 = z^2 (p (1 - p) n + z^2 / 4), solved for n + z^2
+    ratio, variance = Z**2 / half_width**2, share * (1 - share)
+    root = math.sqrt((ratio * variance) ** 2 + ratio * Z**2 * (1 - 4 * variance))
+    return max(1, math.ceil((ratio * variance + root) / 2 - Z**2))
 
 
 def cuts(costs: Sequence[float]) -> list[float]:
@@ -157,10 +212,10 @@ def row_of(budget: float, good: Sequence[float], bad: Sequence[float]) -> Budget
     )
 
 
-def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
-    """Return the Wilson score interval of a share."""
-    z = NormalDist().inv_cdf(0.5 + level / 2)
-    share, shrink = successes / n, 1 + z**2 / n
+def wilson(successes: int, n: int) -> Interval:
+    """Return the 95 % Wilson score interval of a share."""
+    z, share = Z, successes / n
+    shrink = 1 + z**2 / n
     middle = (share + z**2 / (2 * n)) / shrink
     half = z / shrink * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     # at 0 and n the interval ends there exactly; rounding may leave a trace

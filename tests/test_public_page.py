@@ -15,7 +15,6 @@ from igcore.contract import TEXTS
 from igcore.errors import ScorerWarning
 from igcore.policy import Chat, as_prompt
 from igcore.scorers import as_scorer
-from igcore.suggest import wilson
 
 CHATML = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -134,26 +133,6 @@ def test_the_same_guard_stands_behind_generate():
         new = out[0, inputs["input_ids"].shape[1] :].tolist()
         spelled = guard.policy.exact_ids(answer.tokens)
         assert new[: len(spelled)] == spelled
-
-
-def test_the_suggested_budget_parts_the_texts():
-    """Guards the table: shares and intervals computed by hand."""
-    choice = ig.suggest_budget(lambda t: float(t), ["0", "1", "2", "6"], ["5", "7", "8"])
-    assert choice.budget == 3.5
-    rows = {row.budget: row for row in choice.rows}
-    assert list(rows) == [0.5, 1.5, 3.5, 5.5, 6.5, 7.5, 8.0]
-    assert (rows[3.5].refused, rows[3.5].passed) == (0.25, 0.0)
-    assert (rows[5.5].refused, rows[5.5].passed) == (0.25, 1 / 3)
-    assert rows[3.5].passed_interval[0] == 0 and 0.5 < rows[3.5].passed_interval[1] < 0.6
-    assert repr(choice).count("\n") == 7 and "->       3.5" in repr(choice)
-
-
-def test_the_wilson_interval_is_that_of_statsmodels():
-    """Guards the closed form, at the ends as well."""
-    from statsmodels.stats.proportion import proportion_confint
-
-    for k, n in ((0, 5), (2, 5), (5, 5), (1, 300)):
-        assert wilson(k, n) == pytest.approx(proportion_confint(k, n, method="wilson"), abs=1e-12)
 
 
 def three(a, b, c):
@@ -289,6 +268,26 @@ MISUSES = {
         lambda: ig.suggest_budget(capitals, [], ["A"]),
         r"^acceptable_texts is \[\]; give a list",
     ),
+    "texts are a number": (
+        lambda: ig.suggest_budget(capitals, 3, ["A"]),
+        r"^acceptable_texts is 3; give a list of texts or of pairs \(prompt, answer\)",
+    ),
+    "a judged text has three parts": (
+        lambda: ig.suggest_budget(capitals, ["a", ("a", "b", "c")], ["A"]),
+        r"^acceptable_texts has \('a', 'b', 'c'\); give a list of texts or of pairs \(prompt",
+    ),
+    "a judged text without an answer": (
+        lambda: ig.suggest_budget(capitals, ["a"], [("A", None)]),
+        r"^unacceptable_texts has \('A', None\); give a list of texts or of pairs",
+    ),
+    "a precision that no number of texts gives": (
+        lambda: ig.labels_needed(5),
+        "^half_width is 5 and share is 0.5; give a half_width between 0 and .5, and a share from",
+    ),
+    "a share in per cent": (
+        lambda: ig.labels_needed(0.05, 20),
+        "^half_width is 0.05 and share is 20; give a half_width between 0 and .5, and a share",
+    ),
     "checks that it has not": (
         lambda: ig.suggest_budget(capitals, ["a"], ["A"], checks="block"),
         "^unknown checks 'block'; .*allowed: end, word",
@@ -362,20 +361,3 @@ def test_a_baseline_whose_cost_always_fails_stops_a_long_run():
     guard = a_guard(only_on_known(lambda t: math.nan), method="best-of-n")
     with pytest.raises(ig.ScorerError, match=r"failed on (\d+) of \1 texts"):
         guard.map([f"prompt {k}" for k in range(60)])
-
-
-def test_a_budget_is_not_suggested_for_a_cost_that_fails():
-    """Guards whoever must fix the cost: the warning says why, the error of which text."""
-    with (
-        pytest.warns(ScorerWarning, match="raised IndexError: string index out of range"),
-        pytest.raises(ig.ParameterError, match="gives no finite number for 'short'; fix"),
-    ):
-        ig.suggest_budget(lambda t: float(len(t[9])), ["long enough to be read"], ["short"], "end")
-
-
-def test_a_suggested_budget_looks_where_a_guard_does():
-    """Bug: a budget that accepts a complete text which a guard rejects at its first word."""
-    good, bad = ["The sky is blue.", "At home"], ["NO"]
-    assert ig.suggest_budget(capitals, good, bad).budget == (1 / 2 + 1) / 2  # "At", "NO"
-    whole = ig.suggest_budget(capitals, good, bad, checks="end")
-    assert whole.budget == (1 / len(good[1]) + 1) / 2
