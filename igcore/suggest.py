@@ -133,9 +133,7 @@ def pairs_of(judged: Judged, name: str) -> list[tuple[str, str]]:
 
 def is_pair(item: object) -> TypeGuard[tuple[str, str]]:
     """True for two texts."""
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        return False
-    return all(isinstance(text, str) for text in item)
+    return isinstance(item, tuple | list) and [isinstance(x, str) for x in item] == [True, True]
 
 
 def costs_of(scorer: Scorer, pairs: Sequence[tuple[str, str]], checks: str) -> list[float]:

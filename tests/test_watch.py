@@ -1,14 +1,18 @@
 """Tests of the recorded search: its candidates, its picture, and the panel."""
 
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from functools import partial
 from html import unescape
+from types import SimpleNamespace
 
 import pytest
 from mockpolicy import (
     LetterCost,
     LetterCritic,
     LetterReward,
+    MockModel,
     MockTokenizer,
     letter_cost,
     mock_policy,
@@ -19,6 +23,7 @@ from igcore import budget as safety
 from igcore.beams import method_of
 from igcore.errors import ScorerWarning
 from igcore.watch import explore as panel
+from igcore.watch.html import mask, mask_answer
 from igcore.watch.record import (
     CHECK_FAILED,
     EMITTED,
@@ -65,9 +70,9 @@ class Spaced(MockTokenizer):
         return super().decode(*args, **options).replace("f", " ")
 
 
-def in_words(method, budget, checks):
+def in_words(method, budget, checks, cost=None):
     """Return answers of several words under a cost that a later letter dilutes."""
-    own = guard(budget, cost=Diluted())
+    own = guard(budget, cost=cost or Diluted())
     own = replace(
         own,
         policy=replace(own.policy, tokenizer=Spaced()),
@@ -308,6 +313,56 @@ def test_an_answer_says_its_verdict_in_words():
             assert ("over budget on the way" in html) == on_the_way
             found += on_the_way
     assert found
+
+
+class Whole(Diluted):
+    """A cost that judges answers as wholes, as a language model with a KV cache does."""
+
+    backbone = SimpleNamespace(model=MockModel())
+
+    def open_cache(self, prompts):
+        return SimpleNamespace(retain=lambda prompts, responses: None)
+
+    def with_cache(self, session):
+        return self
+
+    def uncached(self):
+        return self
+
+
+@pytest.mark.parametrize("cost", [Whole(), [Whole(), Diluted()]], ids=["alone", "maximum"])
+def test_an_answer_is_masked_from_its_first_word_over_budget_on(cost):
+    """Bug: a cost of whole answers was asked about single words, so that an answer over budget
+    stood there, or one within budget was masked; and nothing said that the prompt is not masked.
+    """
+    shown = hidden = 0
+    for answer in in_words("base", 0.6, "block", cost):
+        cut = 0
+        for end, u in costs_at_words(answer.text).items():
+            if u > 0.6:
+                break
+            cut = end
+        words = partial(mask, cost=Diluted(), threshold=0.6) if isinstance(cost, list) else str
+        assert mask_answer(answer) == words(answer.text[:cut]) + re.sub(
+            "[^ ]", "█", answer.text[cut:]
+        )
+        assert f"[not masked] {words(answer.prompt)}" in answer._repr_html_()
+        shown += cut == len(answer.text)
+        hidden += cut < len(answer.text)
+    assert shown and hidden
+
+
+def test_a_candidate_over_budget_is_masked_where_answers_are_judged():
+    """Bug: the picture shows the texts that the search rejected because of what they say."""
+    rejected = 0
+    for answer in answers(cost=Whole(), budget=0.4):
+        tree = answer.tree()
+        assert tree.prompt == f"[not masked] {answer.prompt}"
+        assert answer.tree(masked=False).prompt == answer.prompt
+        for node, original in zip(tree.nodes, answer.candidates, strict=True):
+            assert node.text == (original.text if node.within else "█" * len(original.text))
+            rejected += not node.within
+    assert rejected
 
 
 def test_an_answer_without_a_text_shows_itself():

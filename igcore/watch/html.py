@@ -1,22 +1,26 @@
 """The HTML of an answer in a notebook: its blocks, the remaining budget, and the verdict.
 
 `mask` hides offensive words. It scores each word alone, so it misses offensive phrases, spelling
-tricks and meaning.
+tricks and meaning. A language model judges an answer as a whole, and no word of it is at fault: for
+such a cost `mask_answer` hides everything from the first check over budget on, and nothing of the
+prompt.
 """
 
 import re
 from collections.abc import Callable
-from functools import partial
 from html import escape
+
+import numpy as np
 
 from ..beams import method_of
 from ..response import Response
-from ..scorers import Scorer
-from ..scoring import checked_score
+from ..scorers import Scorer, keeps_cache
+from ..scoring import Cached, checked_score, readings
 from ..verdict import within
 
 WITHIN, OVER, GREY = "#0173b2", "#d55e00", "#6b6b6b"  # distinct for colour-blind readers
 BLOCK = "█"
+NOT_MASKED = "[not masked] "  # before a prompt, of which the cost judges no word
 READABLE = 0.2  # highest probability of offence of a readable word
 WHY = {  # reason of a response -> sentence
     "exhausted": "no candidate was within budget in any round",
@@ -58,11 +62,43 @@ def mask(text: str, cost: Scorer, threshold: float = READABLE) -> str:
 def masker_of(answer: Response) -> Callable[[str], str]:
     """Return a function that masks the words whose cost alone is too high.
 
-    The threshold is `READABLE` for a cost that is a probability, and the budget for any other.
+    The threshold is `READABLE` for a cost that is a probability, and the budget for any other. Of a
+    maximum each cost masks its words; language models judge no words.
     """
-    cost = answer.guard.cost
-    threshold = READABLE if cost.unit == "probability" else answer.guard.config.budget
-    return partial(mask, cost=cost, threshold=threshold)
+    cost, budget = answer.guard.cost, answer.guard.config.budget
+    parts = [part for part in getattr(cost, "parts", [cost]) if not keeps_cache(part)]
+
+    def masked(text: str) -> str:
+        for part in parts:
+            text = mask(text, part, READABLE if part.unit == "probability" else budget)
+        return text
+
+    return masked
+
+
+def mask_answer(answer: Response) -> str:
+    """Return the text of an answer, masked.
+
+    Under a cost that is a language model, everything from the first check over budget on is masked;
+    the checks are the ends of words. Then the words whose cost alone is too high are.
+    """
+    text, cost, config = answer.text or "", answer.guard.cost, answer.guard.config
+    if keeps_cache(cost):
+        (reading,) = readings(Cached(cost), "word", [answer.prompt], [text], [True], [0])
+        passed = np.cumprod(within(np.array(reading.costs), config))  # NaN does not
+        shown = [0, *reading.ends][passed.sum()]
+        text = text[:shown] + hidden(text[shown:])
+    return masker_of(answer)(text)
+
+
+def mask_prompt(answer: Response) -> str:
+    """Return the prompt of an answer with its words masked, or marked if no cost judges them."""
+    return NOT_MASKED * keeps_cache(answer.guard.cost) + masker_of(answer)(answer.prompt)
+
+
+def hidden(text: str) -> str:
+    """Return a text with every word masked."""
+    return re.sub(r"\w", BLOCK, text)
 
 
 def verdict_of(answer: Response) -> str:
@@ -89,8 +125,7 @@ def verdict_of(answer: Response) -> str:
 
 def answer_html(answer: Response) -> str:
     """Return an answer as HTML, with masked words."""
-    masked = masker_of(answer)
-    shown = masked(answer.text or "")
+    shown = mask_answer(answer)
     spans, start = [], 0
     for end, z in zip(answer.block_ends, answer.z_trace[1:], strict=False):
         color = WITHIN if z >= 0 else OVER
@@ -105,6 +140,6 @@ def answer_html(answer: Response) -> str:
     color = WITHIN if passed else GREY if answer.status == "abstained" else OVER
     return (
         '<div style="max-width:52em;line-height:1.9">'
-        f'<div><span style="color:{GREY}">{escape(masked(answer.prompt))}</span> {text}</div>'
+        f'<div><span style="color:{GREY}">{escape(mask_prompt(answer))}</span> {text}</div>'
         f'<div style="color:{color}"><b>{escape(verdict_of(answer))}</b></div></div>'
     )

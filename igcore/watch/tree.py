@@ -10,7 +10,8 @@ from html import escape
 from ..config import SearchConfig
 from ..errors import ParameterError
 from ..response import Response
-from .html import GREY, OVER, WITHIN, masker_of, verdict_of
+from ..scorers import keeps_cache
+from .html import GREY, OVER, WITHIN, hidden, mask_prompt, masker_of, verdict_of
 from .record import CHECK_FAILED, EMITTED, ON_THE_WAY, Node, rejudged
 
 WIDE, HIGH = 236, 40  # size of a candidate's box, in pixels
@@ -49,7 +50,8 @@ class Tree:
         Parameters
         ----------
         masked : bool
-            True masks the words whose cost alone is too high.
+            True masks the words whose cost alone is too high, and under a cost that judges answers
+            as wholes every candidate over budget.
 
         Raises
         ------
@@ -62,12 +64,13 @@ class Tree:
             )
         if answer.guard is None:
             raise ParameterError("this answer is a copy, which has no guard; set answer.guard")
-        prompt, nodes = answer.prompt, answer.candidates
+        guard, prompt, nodes = answer.guard, answer.prompt, answer.candidates
         if masked:
-            mask = masker_of(answer)
-            prompt = mask(prompt)
+            mask, prompt = masker_of(answer), mask_prompt(answer)
+            if keeps_cache(guard.cost):
+                nodes = [n if n.within else replace(n, text=hidden(n.text)) for n in nodes]
             nodes = [replace(node, text=mask(node.text)) for node in nodes]
-        return cls(prompt, verdict_of(answer), nodes, answer.guard.method, answer.guard.config)
+        return cls(prompt, verdict_of(answer), nodes, guard.method, guard.config)
 
     def rejudge(self, budget: float) -> Tree:
         """Return the same candidates judged under another budget, without decoding."""
