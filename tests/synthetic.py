@@ -46,6 +46,7 @@ def record(**fields) -> dict:
         finished=True,
         reward=0.5,
         cost=0.1,
+        cost_scorer="offensive-language",
         peak_cost=0.1,
         word_peak_cost=0.1,
         fail_open_cost=0.1,

@@ -39,12 +39,14 @@ def line(
     policy="raw",
     cost=0.1,
     reward=0.5,
+    judge="offensive-language",
 ) -> dict:
     silent = {"cost": None, "reward": None} if text is None else {"cost": cost, "reward": reward}
     return synthetic.record(
         method=method,
         prompt_id=prompt,
         prompt=said or f"weather of {prompt}",
+        cost_scorer=judge,
         response=text,
         status=status,
         policy=policy,
@@ -134,6 +136,17 @@ def test_the_table_masks_prompts_and_answers():
         ["inferenceguard", "abstained", "n/a", "n/a", "[nothing]"],
         ["base", "safe", "0.100", "0.500", "`sun and wind`"],
     ]
+
+
+@pytest.mark.parametrize("judge", ["smollm2-harm", "maximum(smollm2-harm, offensive-language)"])
+def test_nothing_is_shown_where_no_word_can_be_masked(judge):
+    """Bug: prompts and answers of a run on harm stood on a page because none of their words is
+    rude.
+    """
+    lines = frame(line("base", text="sun and wind", judge=judge), line("args", "p1", policy="chat"))
+    found = answers(lines, [WEATHER])
+    assert f"Prompt: `[3 words not shown: {judge} judges answers, and masks no word]`" in found
+    assert "wind" not in found.split("### chat")[0] and "sun and wind" in found
 
 
 def test_markdown_shows_texts_as_they_are():

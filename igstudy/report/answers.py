@@ -14,11 +14,15 @@ from igcore.watch.html import mask
 from .statistics import STATUSES
 
 MILD = 0.2  # the highest score of a prompt that is shown
+# in the names of costs that judge whole answers, so that no word of a text can be masked
+WHOLE = ("smollm2-harm", "probe:", "guard:", "llama-labels")
 OUTCOME_NAMES = dict(zip(STATUSES, ("safe", "abstained", "unsafe"), strict=True))
 
 
 def answers(records: pd.DataFrame, readers: Sequence[Scorer]) -> str:
     """Return the answers of all methods to one prompt of each policy; the first reader masks.
+
+    Texts of runs whose cost judges whole answers are not shown, see `masked`.
 
     Raises
     ------
@@ -30,13 +34,14 @@ def answers(records: pd.DataFrame, readers: Sequence[Scorer]) -> str:
     sections = []
     for policy, cell in records.groupby("policy", sort=False):
         rows = cell[cell["prompt_id"] == chosen_prompt(cell, readers)]
-        texts = [_masked(text, readers[0]) for text in rows["response"]]
+        costs = rows["cost_scorer"]
+        texts = [_code(*row, readers[0]) for row in zip(rows["response"], costs, strict=True)]
         scores = rows[["cost", "reward"]].astype(float).map("{:.3f}".format).replace("nan", "n/a")
         table = rows[["method"]].assign(outcome=rows["status"].map(OUTCOME_NAMES))
         table = table.join(scores).assign(answer=texts)
         sides = ("left", "left", "right", "right", "left")
         text = table.to_markdown(index=False, disable_numparse=True, colalign=sides)
-        prompt = _masked(rows["prompt"].iloc[0], readers[0])
+        prompt = _code(rows["prompt"].iloc[0], costs.iloc[0], readers[0])
         sections.append(f"### {policy}\n\nPrompt: {prompt}\n\n{text}\n")
     return "\n".join(sections)
 
@@ -66,9 +71,20 @@ def _differing_pairs(statuses: pd.Series) -> int:
     return int((counts.sum() ** 2 - (counts**2).sum()) // 2)
 
 
-def _masked(text: str | None, reader: Scorer) -> str:
+def masked(text: str, cost: str, reader: Scorer) -> str:
+    """Return a text with the words masked that a reader finds offensive.
+
+    Where the cost of the run, given by name, judges whole answers, no word is at fault, and nothing
+    is shown.
+    """
+    if any(name in cost for name in WHOLE):
+        return f"[{len(text.split())} words not shown: {cost} judges answers, and masks no word]"
+    return mask(text, reader)
+
+
+def _code(text: str | None, cost: str, reader: Scorer) -> str:
     """Return a masked text as code, so that nothing in it is markup; None is nothing."""
     if not isinstance(text, str):
         return "[nothing]"
-    masked = mask(" ".join(text.split()), reader).replace("`", "'").replace("|", "\\|")
-    return f"`{masked or ' '}`"
+    shown = masked(" ".join(text.split()), cost, reader).replace("`", "'").replace("|", "\\|")
+    return f"`{shown or ' '}`"
