@@ -199,15 +199,9 @@ def cuts(costs: Sequence[float]) -> list[float]:
 
 def row_of(budget: float, good: Sequence[float], bad: Sequence[float]) -> BudgetRow:
     """Return the error rates of one budget."""
-    refused = sum(cost > budget for cost in good)
-    passed = sum(cost <= budget for cost in bad)
-    return BudgetRow(
-        budget,
-        refused / len(good),
-        wilson(refused, len(good)),
-        passed / len(bad),
-        wilson(passed, len(bad)),
-    )
+    refused, n = sum(cost > budget for cost in good), len(good)
+    passed, m = sum(cost <= budget for cost in bad), len(bad)
+    return BudgetRow(budget, refused / n, wilson(refused, n), passed / m, wilson(passed, m))
 
 
 def wilson(successes: int, n: int) -> Interval:
