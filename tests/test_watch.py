@@ -391,12 +391,19 @@ def pictures(explorer):
 
 def test_the_budget_slider_judges_without_decoding():
     """Guards the slider's speed: a new budget must not ask the policy or a scorer."""
-    own = guard()
+    calls = []
+
+    class Counted(LetterCost):
+        def score(self, prompts, responses, finished):
+            calls.append(responses)
+            return super().score(prompts, responses, finished)
+
+    own = guard(cost=Counted())
     explorer = panel.Explorer(own, "deaf", ["inferenceguard", "best-of-n"])
     explorer.decode()
-    before, asked = pictures(explorer), own.policy.model.tokens_forwarded
+    before, asked, scored = pictures(explorer), own.policy.model.tokens_forwarded, len(calls)
     explorer.budget.value = 0.2
-    assert own.policy.model.tokens_forwarded == asked
+    assert (own.policy.model.tokens_forwarded, len(calls)) == (asked, scored)
     assert pictures(explorer) != before and "the budget of 0.2" in pictures(explorer)[0]
     explorer.sliders["n_samples"].value = 3
     assert own.policy.model.tokens_forwarded > asked

@@ -55,8 +55,8 @@ class Explorer:
     ----------
     box : ipywidgets.VBox
         The panel.
-    answers : dict of str to Response
-        The decoded answers by method.
+    answers, pages : dict of str to Response, dict of str to str
+        The decoded answers by method, and their HTML, for which the cost is asked once.
     trees : dict of str to Tree
         Their trees, under the budget of the decoding.
     """
@@ -65,6 +65,7 @@ class Explorer:
         self.widgets = widgets = needs("ipywidgets", "notebooks")
         self.guard, self.methods = guard, methods
         self.answers: dict[str, Response] = {}
+        self.pages: dict[str, str] = {}
         self.trees: dict[str, Tree] = {}
         budget, wide = guard.config.budget, {"width": "460px"}
         self.prompt = widgets.Textarea(prompt, description="prompt", rows=2, layout=wide)
@@ -108,6 +109,7 @@ class Explorer:
             self.show_message(str(error), OVER)
             return
         self.answers = answers
+        self.pages = {name: answer_html(answer) for name, answer in answers.items()}
         self.show(self.trees)
         self.show_message("decoded")
 
@@ -124,7 +126,7 @@ class Explorer:
         """Show the decoded answers with these trees, which may have another budget."""
         half = {"flex": "1 1 0", "min_width": "280px"}
         self.shown.children = [
-            self.widgets.HTML(answer_html(self.answers[name]) + tree._repr_svg_(), layout=half)
+            self.widgets.HTML(self.pages[name] + tree._repr_svg_(), layout=half)
             for name, tree in trees.items()
         ]
 
