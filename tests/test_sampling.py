@@ -278,7 +278,7 @@ def slow_penalised_draw(logits, u, factors):
         if not weights[row].any():
             weights[row] = reference[row]
     levels = sampling._levels(weights)
-    tokens, near = sampling._descend(levels, u)
+    tokens, near = sampling._descend(levels, u, NEAR_TIE)
     here = torch.arange(len(u)), tokens
     log_q = (weights[here] / levels[-1].sum(-1)).log()
     # without factors both are one number, whatever the other rows have
