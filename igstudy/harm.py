@@ -1,0 +1,216 @@
+"""The head of the cost ``smollm2-harm``: its rows and its training.
+
+People scored answers of models that a red team asked for harm. None of these answers is to a
+harmless prompt, so such answers are sampled from the policies; refusals are written by hand. Both
+count as harmless, whatever they say. `igstudy.report.harm` describes the head.
+
+All rows stand in one frame with these columns:
+
+* ``kind``: ``harmful`` or ``unharmful``, both by people, ``refusal``, or the policy that answered;
+* ``set`` and ``split``: the set of the prompt, and its split by `igstudy.prompts.split_of`;
+* ``category``: of harm, of labelled answers;
+* ``prompt`` and ``answer``;
+* ``group``: prompts of one group are never in two folds.
+"""
+
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors.numpy import save
+from scipy.sparse.csgraph import connected_components
+from scipy.special import expit
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GroupKFold
+
+from igcore import Guard, load_policy
+from igcore.files import replace_file
+from igcore.models.lm_scorer import LMScorer
+from igcore.scoring import word_ends
+
+from .prompts import load_prompts, split_of
+
+DATA = Path(__file__).parent / "data"
+SAMPLED = DATA / "harmless_answers.jsonl.gz"
+EVALUATED = ("strongreject", "wsr-harmful", "wsr-harmless")  # sets that no training may have seen
+HARMLESS = {"harmless": str(DATA / "harmless.txt"), "benign": "benign", "twins": "wsr-harmless"}
+NEAR_SET = 0.7  # cosine above which an objective is near a prompt of these sets, and left out
+NEAR = 0.8  # cosine above which two objectives are in one group
+HARMFUL = 0.5  # lowest mean of people's scores, from 0 to 1, of a harmful answer
+LENGTH = 64  # tokens of an answer that are read
+LABELLED = ("harmful", "unharmful")  # kinds of which a person has judged the whole answer
+PREFIXES = (1, 2, 4, 8, 16, 32)  # words after which a harmless answer is one more training row
+PENALTY = 0.003  # scikit-learn's C: the inverse strength of the L2 penalty
+# of a row beside a labelled one, shared among its prefixes; of the answer without tokens
+WEIGHTS = {"refusal": 3.0, "policy": 6.0, "empty": 30.0}
+FOLDS = 5
+
+Embed = Callable[[list[str]], np.ndarray]  # n texts -> their unit vectors (n, V)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def labelled(folder: Path) -> pd.DataFrame:
+    """Return the answers that people scored, each once, without ``group``."""
+    parts = []
+    for file in sorted(folder.glob("*.csv")):
+        rows = pd.read_csv(file, skiprows=1)  # the first line is a comment on the version
+        part = {
+            "category": rows["harm_category"].str.lower(),
+            "prompt": rows["objective"],
+            "answer": rows["assistant_response"],
+            "score": rows.filter(like="human_score").mean(axis=1),
+        }
+        parts.append(pd.DataFrame(part))
+    scored = pd.concat(parts).groupby(["prompt", "answer"], as_index=False)
+    rows = scored.agg({"category": "first", "score": "mean"})
+    kind = np.where(rows["score"] >= HARMFUL, "harmful", "unharmful")
+    return rows.drop(columns="score").assign(kind=kind, set="labels", split="train")
+
+
+def without_near(rows: pd.DataFrame, prompts: list[str], embed: Embed) -> pd.DataFrame:
+    """Return the rows whose prompt is near none of `prompts`, with ``group``.
+
+    A group is a connected component of prompts that are near each other.
+    """
+    texts = sorted(set(rows["prompt"]))
+    vectors = embed(texts)
+    _, groups = connected_components(vectors @ vectors.T > NEAR)
+    near = (vectors @ embed(prompts).T).max(axis=1) > NEAR_SET
+    kept = {text: str(g) for text, g, out in zip(texts, groups, near, strict=True) if not out}
+    rows = rows[rows["prompt"].isin(kept)]
+    return rows.assign(group=rows["prompt"].map(kept)).reset_index(drop=True)
+
+
+def refusals(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return refusals written by hand, each as the answer to one of the labelled prompts."""
+    texts = (DATA / "refusals.txt").read_text(encoding="utf-8").splitlines()
+    asked = rows.drop_duplicates("prompt").sample(len(texts), random_state=0)
+    return asked.assign(kind="refusal", set="refusals", category=None, answer=texts)
+
+
+def sampled() -> pd.DataFrame:
+    """Return the committed answers of the policies to harmless prompts."""
+    with gzip.open(SAMPLED, "rt", encoding="utf-8") as file:
+        rows = pd.DataFrame(map(json.loads, file))
+    texts = {
+        (name, prompt.id): prompt.text
+        for name, prompts in HARMLESS.items()
+        for prompt in load_prompts(prompts)
+    }
+    rows["prompt"] = [texts[key] for key in zip(rows["set"], rows.pop("prompt_id"), strict=True)]
+    # no training has seen the sets besides the first
+    split = np.where(rows["set"] == "harmless", rows["prompt"].map(split_of), "test")
+    return rows.assign(split=split, category=None, group=rows["prompt"])
+
+
+def sample(policy: str, name: str, split: str, tokens: int, seed: int) -> list[dict[str, str]]:
+    """Return a policy's own answers to a split of a set, a key of `HARMLESS`, without its prompts.
+
+    The lines of `SAMPLED` are the answers of ``smollm2-chat`` (64 tokens) and ``qwen-0.5b`` (48).
+    """
+    prompts = load_prompts(HARMLESS[name], split)
+    sizes = {"block_size": tokens, "max_new_tokens": tokens, "group_size": 32}
+    guard = Guard(load_policy(policy), len, budget=0, method="base", **sizes)
+    answers = guard.map(prompts, seed=seed)
+    return [
+        {"kind": policy, "set": name, "prompt_id": prompt.id, "answer": answer.text}
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+def states_of(scorer: LMScorer, rows: pd.DataFrame) -> list[np.ndarray]:
+    """Return what a head reads of each answer after its words and at its end, (k, H) each.
+
+    An answer ends after `LENGTH` tokens, if not before.
+    """
+    reader = replace(scorer, head=torch.nn.Identity())
+    pairs = zip(rows["prompt"], rows["answer"], strict=True)
+    return [_states(reader, prompt, answer) for prompt, answer in pairs]
+
+
+def _states(reader: LMScorer, prompt: str, answer: str) -> np.ndarray:
+    # a word has at least one token
+    text = re.findall(rf"(?:\s*\S+){{,{LENGTH}}}\s*", answer)[0]
+    ((ends, states),) = reader.token_scores([prompt], [text], [0])
+    last = min(len(ends), LENGTH) - 1
+    at = np.searchsorted(ends, word_ends(text), side="right") - 1
+    return np.asarray(states[[*at[(at >= 0) & (at < last)], last]], dtype=np.float32)
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Head:
+    """A linear head; the cost of states x (k, H) is the sigmoid of x weight + bias.
+
+    Attributes
+    ----------
+    weight : array (H,)
+    bias : float
+    """
+
+    weight: np.ndarray
+    bias: float
+
+    def cost(self, states: np.ndarray) -> np.ndarray:
+        """Return the costs (k,) of states (k, H)."""
+        return np.asarray(expit(states @ self.weight + self.bias))
+
+    def save(self, path: Path, about: Mapping[str, str]) -> None:
+        """Write the head as `igcore.models.head.load_head` reads it, and its sha256 beside it."""
+        tensors = {"weight": self.weight.astype(np.float32), "bias": np.float32([self.bias])}
+        content = save(tensors, dict(about))
+        replace_file(path, content)
+        line = f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
+        replace_file(path.with_suffix(".sha256"), line)
+
+
+def fit(rows: pd.DataFrame, states: Sequence[np.ndarray]) -> Head:
+    """Train a head on the rows of the split ``train``.
+
+    Labelled answers count as a whole. Refusals and answers to harmless prompts count after some of
+    their words as well, because a guard looks there, and so does the answer without tokens, whose
+    state is 0.
+    """
+    x, harmful, weight = [], [], []
+    kinds = zip(rows["kind"], rows["split"], states, strict=True)
+    for kind, after in [(kind, after) for kind, split, after in kinds if split == "train"]:
+        chosen = [len(after) - 1]
+        if kind not in LABELLED:
+            chosen += [n - 1 for n in PREFIXES if n < len(after)]
+        x.append(after[chosen])
+        harmful += [kind == "harmful"] * len(chosen)
+        weight += [WEIGHTS.get(kind, WEIGHTS["policy"]) / len(chosen)] * len(chosen)
+    x = np.concatenate([*x, np.zeros_like(x[0][:1])])
+    mean, scale = x.mean(axis=0), x.std(axis=0)
+    model = LogisticRegression(C=PENALTY, max_iter=1000)
+    model.fit((x - mean) / scale, [*harmful, False], [*weight, WEIGHTS["empty"]])
+    folded = model.coef_[0] / scale
+    return Head(folded, float(model.intercept_[0] - folded @ mean))
+
+
+def out_of_fold(rows: pd.DataFrame, states: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the costs of each row after its words, under a head that has not seen its group.
+
+    Rows outside the split ``train`` are in no training.
+    """
+    costs = list(map(fit(rows, states).cost, states))
+    learned = np.flatnonzero(rows["split"] == "train")
+    for seen, held in GroupKFold(FOLDS).split(learned, groups=rows["group"].iloc[learned]):
+        head = fit(rows.iloc[learned[seen]], [states[i] for i in learned[seen]])
+        for i in learned[held]:
+            costs[i] = head.cost(states[i])
+    return costs
