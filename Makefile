@@ -19,7 +19,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search networks rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
+.PHONY: help reproduce quick ablations critic-search networks harm-card rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
 	@echo "make reproduce  the whole walk on the embedded models, into runs/small/figures, with verdicts on its claims (about half an hour on two cores)"
@@ -29,6 +29,7 @@ help:
 	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  what a critic gains where costs exist at the end only (about half an hour on two cores; resumes)"
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into params/networks (about half an hour on two cores)"
+	@echo "make harm-card  train the cost of harm anew, compare it with the shipped one, and write the tables of its card into runs/harm (about fifteen minutes on one core)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models and a judge that never thinks, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    PROFILE=paper lists the jobs of a profile, and starts nothing"
 	@echo "make test       checks of style and types, all tests and notebooks (ten minutes on two cores)"
@@ -87,6 +88,9 @@ networks: assets
 	  cp $$rollouts/manifest.json $$rollouts/params.json $$kept && \
 	  gzip -9nc $$rollouts/responses.jsonl > $$kept/responses.jsonl.gz || exit 1; done
 	@cd runs/networks/critics && for measured in */trainings.csv; do cp $$measured ../../../params/networks/$$measured || exit 1; done
+
+harm-card: assets
+	@$(BIN)/python -m igstudy run notebooks/25_train_harm_cost.ipynb runs/harm/25_train_harm_cost.ipynb -f params/harm/card.yaml
 
 rehearsal: assets
 	@$(BIN)/python -m tests.rehearsal --cores $(CORES)

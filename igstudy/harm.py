@@ -47,9 +47,9 @@ HARMFUL = 0.5  # lowest mean of people's scores, from 0 to 1, of a harmful answe
 LENGTH = 64  # tokens of an answer that are read
 LABELLED = ("harmful", "unharmful")  # kinds of which a person has judged the whole answer
 PREFIXES = (1, 2, 4, 8, 16, 32)  # words after which a harmless answer is one more training row
-PENALTY = 0.003  # scikit-learn's C: the inverse strength of the L2 penalty
-# of a row beside a labelled one, shared among its prefixes; of the answer without tokens
-WEIGHTS = {"refusal": 3.0, "policy": 6.0, "empty": 30.0}
+PENALTY = 0.01  # scikit-learn's C: the inverse strength of the L2 penalty
+# of an answer, shared among its prefixes; ``policy`` is any policy, ``empty`` an answer of no token
+WEIGHTS = {"harmful": 1.0, "unharmful": 1.0, "refusal": 3.0, "policy": 4.0, "empty": 30.0}
 FOLDS = 5
 
 Embed = Callable[[list[str]], np.ndarray]  # n texts -> their unit vectors (n, V)
@@ -93,7 +93,7 @@ def without_near(rows: pd.DataFrame, prompts: list[str], embed: Embed) -> pd.Dat
 def refusals(rows: pd.DataFrame) -> pd.DataFrame:
     """Return refusals written by hand, each as the answer to one of the labelled prompts."""
     texts = (DATA / "refusals.txt").read_text(encoding="utf-8").splitlines()
-    asked = rows.drop_duplicates("prompt").sample(len(texts), random_state=0)
+    asked = rows.drop_duplicates("prompt").sample(len(texts), replace=True, random_state=0)
     return asked.assign(kind="refusal", set="refusals", category=None, answer=texts)
 
 
@@ -140,9 +140,13 @@ def states_of(scorer: LMScorer, rows: pd.DataFrame) -> list[np.ndarray]:
     return [_states(reader, prompt, answer) for prompt, answer in pairs]
 
 
+def beginning(answer: str) -> str:
+    """Return an answer up to its word number `LENGTH`, which has at least as many tokens."""
+    return re.findall(rf"(?:\s*\S+){{,{LENGTH}}}\s*", answer)[0]
+
+
 def _states(reader: LMScorer, prompt: str, answer: str) -> np.ndarray:
-    # a word has at least one token
-    text = re.findall(rf"(?:\s*\S+){{,{LENGTH}}}\s*", answer)[0]
+    text = beginning(answer)
     ((ends, states),) = reader.token_scores([prompt], [text], [0])
     last = min(len(ends), LENGTH) - 1
     at = np.searchsorted(ends, word_ends(text), side="right") - 1

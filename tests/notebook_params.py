@@ -16,6 +16,7 @@ KINDS = {path.split("-")[0]: name for name, path in PARAMS.items()} | {
     "examples": "30_decode",
     "regime": "30_decode",
     "claims": "80_claims",
+    "card": "25_train_harm_cost",
     "tables": "40_tables",
     "ablations": "45_ablations",
 }
