@@ -23,7 +23,7 @@ from igstudy.linefile import comparable, current, key, read
 from igstudy.runs.rescore import TOLERANCE, differing_fields
 from igstudy.runs.verify import allow_for_batch
 
-PUBLISHED = ("small", "ablations", "critic-search", "tune", "bench", "served")
+PUBLISHED = ("small", "ablations", "critic-search", "tune", "bench", "served", "harm")
 TIMED = re.compile(r"seconds|_s$|^(generation|scoring)_|^fits$")  # never the same twice
 # another processor moved means of scores by 1e-7 and of log-likelihoods by 3e-6; a table for people
 # shows steps of .001

@@ -40,6 +40,7 @@ PAGES = (
     "docs/fidelity.md",
     "docs/guard.md",
     "docs/reading.md",
+    "docs/cards.md",
 )
 BLOCK = re.compile(r"(<!-- (\w+) ([^>]+) -->\n).*?(<!-- end -->)", re.S)
 FRONT = (  # arms of the front page, of whatever regime has them
