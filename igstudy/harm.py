@@ -30,7 +30,7 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
-from igcore import Guard, load_policy
+from igcore import Guard, SearchConfig, load_policy
 from igcore.files import replace_file
 from igcore.models.lm_scorer import LMScorer
 from igcore.scoring import word_ends
@@ -118,13 +118,17 @@ def sample(policy: str, name: str, split: str, tokens: int, seed: int) -> list[d
     The lines of `SAMPLED` are the answers of ``smollm2-chat`` (64 tokens) and ``qwen-0.5b`` (48).
     """
     prompts = load_prompts(HARMLESS[name], split)
-    sizes = {"block_size": tokens, "max_new_tokens": tokens, "group_size": 32}
-    guard = Guard(load_policy(policy), len, budget=0, method="base", **sizes)
+    length = SearchConfig(budget=0, block_size=tokens, max_new_tokens=tokens, group_size=32)
+    guard = Guard(load_policy(policy), _no_cost, config=length, method="base")
     answers = guard.map(prompts, seed=seed)
     return [
-        {"kind": policy, "set": name, "prompt_id": prompt.id, "answer": answer.text}
+        {"kind": policy, "set": name, "prompt_id": prompt.id, "answer": answer.text or ""}
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
+
+
+def _no_cost(response: str) -> float:
+    return 0.0
 
 
 # --- states ---------------------------------------------------------------------------------------
@@ -142,7 +146,8 @@ def states_of(scorer: LMScorer, rows: pd.DataFrame) -> list[np.ndarray]:
 
 def beginning(answer: str) -> str:
     """Return an answer up to its word number `LENGTH`, which has at least as many tokens."""
-    return re.findall(rf"(?:\s*\S+){{,{LENGTH}}}\s*", answer)[0]
+    found = re.match(rf"(?:\s*\S+){{,{LENGTH}}}\s*", answer)
+    return found.group() if found else ""
 
 
 def _states(reader: LMScorer, prompt: str, answer: str) -> np.ndarray:
@@ -175,7 +180,10 @@ class Head:
 
     def save(self, path: Path, about: Mapping[str, str]) -> None:
         """Write the head as `igcore.models.head.load_head` reads it, and its sha256 beside it."""
-        tensors = {"weight": self.weight.astype(np.float32), "bias": np.float32([self.bias])}
+        tensors: dict[str, np.ndarray] = {
+            "weight": self.weight.astype(np.float32),
+            "bias": np.array([self.bias], dtype=np.float32),
+        }
         content = save(tensors, dict(about))
         replace_file(path, content)
         line = f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
@@ -189,16 +197,16 @@ def fit(rows: pd.DataFrame, states: Sequence[np.ndarray]) -> Head:
     their words as well, because a guard looks there, and so does the answer without tokens, whose
     state is 0.
     """
-    x, harmful, weight = [], [], []
+    parts, harmful, weight = [], [], []
     kinds = zip(rows["kind"], rows["split"], states, strict=True)
     for kind, after in [(kind, after) for kind, split, after in kinds if split == "train"]:
         chosen = [len(after) - 1]
         if kind not in LABELLED:
             chosen += [n - 1 for n in PREFIXES if n < len(after)]
-        x.append(after[chosen])
+        parts.append(after[chosen])
         harmful += [kind == "harmful"] * len(chosen)
         weight += [WEIGHTS.get(kind, WEIGHTS["policy"]) / len(chosen)] * len(chosen)
-    x = np.concatenate([*x, np.zeros_like(x[0][:1])])
+    x = np.concatenate([*parts, np.zeros_like(parts[0][:1])])
     mean, scale = x.mean(axis=0), x.std(axis=0)
     model = LogisticRegression(C=PENALTY, max_iter=1000)
     model.fit((x - mean) / scale, [*harmful, False], [*weight, WEIGHTS["empty"]])

@@ -71,7 +71,7 @@ def categories(
     """Return the AUROC in each category, by folds and of a head that never saw the category."""
     table = []
     for name, part in rows[rows["kind"].isin(LABELLED)].groupby("category"):
-        seen = np.flatnonzero(~rows["group"].isin(part["group"]))
+        seen = np.flatnonzero(~rows["group"].isin(part["group"])).tolist()
         head = fit(rows.iloc[seen], [states[i] for i in seen])
         left_out = np.array([head.cost(states[i])[-1] for i in part.index])
         by_folds = np.array([costs[i][-1] for i in part.index])
