@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from .client import SCORER, Client, Failed, Refused, Request, check_endpoint, ke
 from .server import Reply
 
 TEXT = "[User]\n{prompt}\n\n[Assistant]\n{response}"  # what a classifier reads
-ROUTE = "/classify"
 
 
 class Part(Reply):
@@ -38,12 +37,12 @@ class Classes(Reply):
     data: list[Part]
 
 
-# --- the scorer -----------------------------------------------------------------------------------
+# --- the scorers ----------------------------------------------------------------------------------
 
 
 @settings(kw_only=True)
-class Endpoint:
-    """A model behind vLLM's ``/classify`` as a cost, or with `sign` as a reward.
+class Remote:
+    """The part that scorers behind an endpoint share.
 
     The digest covers the model's name and the text that is sent, but neither key nor address: the
     same model may be served at another address after a stop, and a run continues there. Nothing
@@ -55,23 +54,13 @@ class Endpoint:
         Its name on the server.
     url : str
         Address of the server, with or without ``/v1``.
-    sign : str
-        ``higher is worse`` for a cost, ``higher is better`` for a reward.
-    labels : list, optional
-        The classes that count, from 0; their probabilities are added. A model of one class needs
-        none.
-    template : str, optional
-        The text that is sent, with ``{response}`` and, where it should be read, ``{prompt}``.
-    tokenizer : str, optional
-        Folder or name on the hub of the model's tokenizer. It breaks up special tokens that a text
-        spells out, which a server may read as special tokens.
     api_key_env : str
         Name of the environment variable that holds the key; it begins with ``IGCORE_SCORER_``. An
         endpoint on this computer needs none.
     timeout : float
         Seconds for a reply; no request is repeated after as many since its first attempt.
-    batch, workers : int
-        Most texts in one request, and most requests at a time.
+    workers : int
+        Most requests at a time.
     max_retries : int
         Retries, after growing pauses, when the endpoint is busy, fails or drops the connection.
     self_check : bool
@@ -80,48 +69,22 @@ class Endpoint:
 
     model: str
     url: str = "http://localhost:8000"
-    sign: Literal["higher is worse", "higher is better"] = "higher is worse"
-    labels: list[Natural] | None = None
-    template: str | None = None
-    tokenizer: str | None = None
     api_key_env: str = "IGCORE_SCORER_KEY"
     timeout: Seconds = 120.0
-    batch: Rows = 32
     workers: Threads = 8
     max_retries: Natural = 5
     self_check: bool = True
-    unit: ClassVar[str] = "points"
+    route: ClassVar[str]
 
     def __post_init__(self) -> None:
         check_endpoint("url", self.url, self.api_key_env, SCORER)
-        if self.template is not None and "{response}" not in self.template:
-            raise ParameterError("template has no {response}; write it into the text")
-
-    # --- what it is ---
 
     @property
     def name(self) -> str:
         """Its name in records."""
-        role = "cost" if self.sign == COST else "reward"
-        return f"endpoint:{self.model.rpartition('/')[2]}-{role}"
+        raise NotImplementedError
 
-    @cached_property
-    def digest(self) -> str:
-        """Hash of the model's name and the options that change a number, and of an example."""
-        names = ("model", "sign", "labels", "template", "tokenizer")
-        return digest_of([{name: getattr(self, name) for name in names}, self._text(*HELPFUL)])
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        """The tokenizer, or None."""
-        if self.tokenizer is None:
-            return None
-        from ..models.hub import snapshot  # here: they need torch, and most endpoints do not
-        from ..models.pretrained import load_tokenizer
-
-        return load_tokenizer(snapshot(self.tokenizer))
-
-    def load(self) -> "Endpoint":
+    def load(self) -> Self:
         """Return this scorer, checked unless `self_check` is False.
 
         Raises
@@ -166,33 +129,116 @@ class Endpoint:
 
     def _scores(self, prompts: Sequence[str], responses: Sequence[str]) -> tuple[np.ndarray, str]:
         """Return one number per text (n,), NaN where there is none, and the reason."""
-        texts = [self._text(*text) for text in zip(prompts, responses, strict=True)]
-        batches = [texts[at : at + self.batch] for at in range(0, len(texts), self.batch)]
-        requests = [Request(ROUTE, {"model": self.model, "input": batch}) for batch in batches]
+        raise NotImplementedError
+
+    def _replies(self, requests: Sequence[Request], n_texts: int) -> list[bytes | Failed]:
+        """Return the replies to requests about some texts; see `score` for errors."""
         replies = dict(self.client.replies(requests, self.timeout))
         failed = [reply for reply in replies.values() if isinstance(reply, Failed)]
-        if failed and len(texts) > 1 and all(isinstance(reply, Refused) for reply in failed):
+        if failed and n_texts > 1 and all(isinstance(reply, Refused) for reply in failed):
             raise ScorerError(f"{self._place} {failed[0]}")
-        read = [self._read(replies[place], len(batch)) for place, batch in enumerate(batches)]
-        numbers = [number for found, _ in read for number in found]
-        return np.array(numbers), next((why for _, why in read if why), "")
+        return [replies[place] for place in range(len(requests))]
 
     def _read(self, reply: bytes | Failed, n: int) -> tuple[list[float], str]:
         """Return the n numbers of a reply, NaN where there is none, and the reason."""
         if isinstance(reply, Failed):
             return [math.nan] * n, str(reply)
         try:
-            return self._numbers(Classes.model_validate_json(reply), n), ""
+            return self._numbers(reply, n), ""
         except (ValueError, LookupError, ArithmeticError) as error:
             words = without_key(one_line(error), self.client.key)
-            why = f"does not answer as {ROUTE} does ({words}); correct url or labels"
+            why = f"does not answer as {self.route} does ({words}); correct url or labels"
             return [math.nan] * n, why
 
-    def _numbers(self, reply: Classes, n: int) -> list[float]:
+    def _numbers(self, reply: bytes, n: int) -> list[float]:
         """Return the numbers of a reply in the order of the n texts; raise if it is malformed."""
-        if len(reply.data) != n:
-            raise ValueError(f"it has {len(reply.data)} numbers for {n} texts")
-        probs = {part.index: part.probs for part in reply.data}
+        raise NotImplementedError
+
+    @cached_property
+    def client(self) -> Client:
+        """The HTTP client, with the key."""
+        key = key_in(self.url, self.api_key_env, SCORER)
+        url = self.url.rstrip("/").removesuffix("/v1")
+        return Client(
+            url, key, timeout=self.timeout, retries=self.max_retries, at_once=self.workers
+        )
+
+
+@settings(kw_only=True)
+class Endpoint(Remote):
+    """A model behind vLLM's ``/classify`` as a cost, or with `sign` as a reward.
+
+    Attributes
+    ----------
+    model, url, api_key_env, timeout, workers, max_retries, self_check
+        See `Remote`.
+    sign : str
+        ``higher is worse`` for a cost, ``higher is better`` for a reward.
+    labels : list, optional
+        The classes that count, from 0; their probabilities are added. A model of one class needs
+        none.
+    template : str, optional
+        The text that is sent, with ``{response}`` and, where it should be read, ``{prompt}``.
+    tokenizer : str, optional
+        Folder or name on the hub of the model's tokenizer. It breaks up special tokens that a text
+        spells out, which a server may read as special tokens.
+    batch : int
+        Most texts in one request.
+    """
+
+    sign: Literal["higher is worse", "higher is better"] = "higher is worse"
+    labels: list[Natural] | None = None
+    template: str | None = None
+    tokenizer: str | None = None
+    batch: Rows = 32
+    unit: ClassVar[str] = "points"
+    route: ClassVar[str] = "/classify"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.template is not None and "{response}" not in self.template:
+            raise ParameterError("template has no {response}; write it into the text")
+
+    @property
+    def name(self) -> str:
+        """Its name in records."""
+        role = "cost" if self.sign == COST else "reward"
+        return f"endpoint:{self.model.rpartition('/')[2]}-{role}"
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the model's name and the options that change a number, and of an example."""
+        names = ("model", "sign", "labels", "template", "tokenizer")
+        return digest_of([{name: getattr(self, name) for name in names}, self._text(*HELPFUL)])
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        """The tokenizer, or None."""
+        if self.tokenizer is None:
+            return None
+        from ..models.hub import snapshot  # here: they need torch, and most endpoints do not
+        from ..models.pretrained import load_tokenizer
+
+        return load_tokenizer(snapshot(self.tokenizer))
+
+    def _scores(self, prompts: Sequence[str], responses: Sequence[str]) -> tuple[np.ndarray, str]:
+        """Return one number per text (n,), NaN where there is none, and the reason."""
+        texts = [self._text(*text) for text in zip(prompts, responses, strict=True)]
+        batches = [texts[at : at + self.batch] for at in range(0, len(texts), self.batch)]
+        requests = [Request(self.route, {"model": self.model, "input": batch}) for batch in batches]
+        replies = self._replies(requests, len(texts))
+        read = [
+            self._read(reply, len(batch)) for reply, batch in zip(replies, batches, strict=True)
+        ]
+        numbers = [number for found, _ in read for number in found]
+        return np.array(numbers), next((why for _, why in read if why), "")
+
+    def _numbers(self, reply: bytes, n: int) -> list[float]:
+        """Return the numbers of a reply in the order of the n texts; raise if it is malformed."""
+        found = Classes.model_validate_json(reply)
+        if len(found.data) != n:
+            raise ValueError(f"it has {len(found.data)} numbers for {n} texts")
+        probs = {part.index: part.probs for part in found.data}
         if not self.labels and any(len(classes) != 1 for classes in probs.values()):
             raise ValueError("it has several classes; name in labels those that count, from 0")
         labels = self.labels or [0]
@@ -204,12 +250,3 @@ class Endpoint:
             prompt = escape_special_tokens(self._tokenizer, prompt)
             response = escape_special_tokens(self._tokenizer, response)
         return filled(self.template or TEXT, prompt, response)
-
-    @cached_property
-    def client(self) -> Client:
-        """The HTTP client, with the key."""
-        key = key_in(self.url, self.api_key_env, SCORER)
-        url = self.url.rstrip("/").removesuffix("/v1")
-        return Client(
-            url, key, timeout=self.timeout, retries=self.max_retries, at_once=self.workers
-        )
