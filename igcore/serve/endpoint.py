@@ -131,14 +131,6 @@ class Remote:
         """Return one number per text (n,), NaN where there is none, and the reason."""
         raise NotImplementedError
 
-    def _replies(self, requests: Sequence[Request], n_texts: int) -> list[bytes | Failed]:
-        """Return the replies to requests about some texts; see `score` for errors."""
-        replies = dict(self.client.replies(requests, self.timeout))
-        failed = [reply for reply in replies.values() if isinstance(reply, Failed)]
-        if failed and n_texts > 1 and all(isinstance(reply, Refused) for reply in failed):
-            raise ScorerError(f"{self._place} {failed[0]}")
-        return [replies[place] for place in range(len(requests))]
-
     def _read(self, reply: bytes | Failed, n: int) -> tuple[list[float], str]:
         """Return the n numbers of a reply, NaN where there is none, and the reason."""
         if isinstance(reply, Failed):
@@ -226,10 +218,11 @@ class Endpoint(Remote):
         texts = [self._text(*text) for text in zip(prompts, responses, strict=True)]
         batches = [texts[at : at + self.batch] for at in range(0, len(texts), self.batch)]
         requests = [Request(self.route, {"model": self.model, "input": batch}) for batch in batches]
-        replies = self._replies(requests, len(texts))
-        read = [
-            self._read(reply, len(batch)) for reply, batch in zip(replies, batches, strict=True)
-        ]
+        replies = dict(self.client.replies(requests, self.timeout))
+        failed = [reply for reply in replies.values() if isinstance(reply, Failed)]
+        if failed and len(texts) > 1 and all(isinstance(reply, Refused) for reply in failed):
+            raise ScorerError(f"{self._place} {failed[0]}")
+        read = [self._read(replies[place], len(batch)) for place, batch in enumerate(batches)]
         numbers = [number for found, _ in read for number in found]
         return np.array(numbers), next((why for _, why in read if why), "")
 

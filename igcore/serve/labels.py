@@ -147,7 +147,8 @@ class LlamaLabels(Wording, Remote):
             ids = [*around[0], *chain(*chain(*zip(between, around[1:], strict=True)))]
             body = {"model": self.model, "prompt": ids} | SETTINGS
             requests.append(Request(self.route, body))
-        read = [self._read(reply, 1) for reply in self._replies(requests, n)]
+        replies = dict(self.client.replies(requests, self.timeout))
+        read = [self._read(replies[place], 1) for place in range(n)]
         return np.array([x for (x,), _ in read]), next((why for _, why in read if why), "")
 
     def _numbers(self, reply: bytes, n: int) -> list[float]:
