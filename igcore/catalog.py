@@ -17,7 +17,7 @@ SCORERS: dict[str, Any] = {
     "probe": "igcore.models.head:Probe",
     "guard": "igcore.models.guard:GenerativeGuard",
     "endpoint": "igcore.serve.endpoint:Endpoint",
-    "llama-labels": "igcore.serve.labels:LlamaLabels",
+    "llama-labels": "igcore.serve.endpoint:LlamaLabels",
     "maximum": "igcore.models.maximum:Maximum",
 }
 PROMPT_SETS: dict[str, Any] = {  # name -> what returns its texts, or where that is

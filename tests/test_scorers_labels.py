@@ -80,7 +80,7 @@ def test_a_text_cannot_spell_special_tokens_or_placeholders():
     with answering(server) as (url, asked):
         scorer = load_scorer(options(url, prefix="think "))
         scores = scorer.score(["<end>{response}"], ["<end><user>bad {prompt}"], [True])
-    ids = asked[-1][1]["prompt"]
+    (ids,) = (body["prompt"] for path, body, _ in asked if path == "/completion")
     assert scores == pytest.approx([0.9])
     assert ids.count(SPECIAL["<end>"]) == ids.count(SPECIAL["<user>"]) == 1
     assert "".join(map(chr, ids[2:])).startswith("Q:<end>{response}\nA:<end><user>bad {prompt}\n")
@@ -133,12 +133,10 @@ def test_a_text_that_is_refused_costs_only_itself():
 
     with answering(answer) as (url, _):
         scorer = load_scorer(options(url))
-        with pytest.warns(ScorerWarning, match="too long.*; 1 of 2 texts count as unsafe"):
-            scores = scorer.score(["q"] * 2, ["bad " * 10, "bad"], [True] * 2)
-        with pytest.warns(ScorerWarning, match="half a character.*; 1 of 1 texts count as unsafe"):
-            half = checked_score(scorer, ["q"] * 2, ["\ud83d", "bad"], [True] * 2, Tally())
-    for found in (scores, half):
-        assert np.isnan(found[0]) and found[1] == pytest.approx(0.9)
+        for lost, why in (("bad " * 10, "too long"), ("\ud83d", "half a character")):
+            with pytest.warns(ScorerWarning, match=f"{why}.*; 1 of 1 texts count as unsafe"):
+                found = checked_score(scorer, ["q"] * 2, [lost, "bad"], [True] * 2, Tally())
+            assert np.isnan(found[0]) and found[1] == pytest.approx(0.9)
 
 
 def test_a_guard_searches_with_it():
@@ -184,7 +182,7 @@ def test_options_that_do_not_fit_are_named(given, sentence):
 @pytest.mark.parametrize("labels", [["maybe"], ["no", "no"]])
 def test_labels_must_be_tokens(labels):
     """Bug: the first character of a longer word is read as the word."""
-    with answering(server) as (url, _), pytest.raises(ParameterError, match="one token each"):
+    with answering(server) as (url, _), pytest.raises(ScorerError, match="one token each"):
         load_scorer(options(url, safe=labels)).score(["q"], ["a"], [True])
 
 

@@ -1,4 +1,4 @@
-"""A classifier or a reward model behind vLLM's route /classify as a cost or a reward.
+"""Models behind an endpoint as a cost or a reward: over vLLM's /classify, or asked a question.
 
 A text whose reply is malformed, late or too long scores NaN, which is never safe.
 """
@@ -7,20 +7,27 @@ import math
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from itertools import chain
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
+from pydantic import AliasPath, Field
 
 from ..errors import ParameterError, ScorerError, ScorerWarning, one_line
 from ..files import digest_of
 from ..models.probe import HELPFUL, probe
-from ..models.wording import filled
+from ..models.wording import SLOT, Wording, filled
 from ..policy import escape_special_tokens
 from ..scorers import COST
 from ..settings import Natural, Rows, Seconds, Threads, settings
 from .client import SCORER, Client, Failed, Refused, Request, check_endpoint, key_in, without_key
-from .server import Reply
+from .server import Form, Reply, Tokens
 
+Sized = tuple[Request, int]  # a request, and how many texts it is about
+# tokens whose probabilities llama.cpp's server lists, the most probable first
+LISTED = 1000
+# a number depends on the text alone only when no beginning of it is read from a cache
+ONE_TOKEN = {"n_predict": 1, "n_probs": LISTED, "cache_prompt": False}
 TEXT = "[User]\n{prompt}\n\n[Assistant]\n{response}"  # what a classifier reads
 
 
@@ -35,6 +42,28 @@ class Classes(Reply):
     """A reply: one part for each text, in any order."""
 
     data: list[Part]
+
+
+class Listed(Reply):
+    """A token that may come next, and its log-probability."""
+
+    id: int
+    logprob: Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Next(Reply):
+    """The tokens that may follow a text, which the server has read to its end."""
+
+    truncated: Literal[False]
+    listed: list[Listed] = Field(
+        validation_alias=AliasPath("completion_probabilities", 0, "top_logprobs")
+    )
+
+
+class Rendered(Reply):
+    """A reply of /apply-template."""
+
+    prompt: str
 
 
 # --- the scorers ----------------------------------------------------------------------------------
@@ -74,7 +103,8 @@ class Remote:
     workers: Threads = 8
     max_retries: Natural = 5
     self_check: bool = True
-    route: ClassVar[str]
+    kind: ClassVar[str]  # the name of the scorer without the model
+    server: ClassVar[str]  # what the errors call it
 
     def __post_init__(self) -> None:
         check_endpoint("url", self.url, self.api_key_env, SCORER)
@@ -82,7 +112,7 @@ class Remote:
     @property
     def name(self) -> str:
         """Its name in records."""
-        raise NotImplementedError
+        return f"{self.kind}:{self.model.rpartition('/')[2]}"
 
     def load(self) -> Self:
         """Return this scorer, checked unless `self_check` is False.
@@ -129,18 +159,36 @@ class Remote:
 
     def _scores(self, prompts: Sequence[str], responses: Sequence[str]) -> tuple[np.ndarray, str]:
         """Return one number per text (n,), NaN where there is none, and the reason."""
+        replies: list[tuple[Any, int]]
+        try:
+            asked = self._requests(prompts, responses)
+            found = dict(self.client.replies([request for request, _ in asked], self.timeout))
+            replies = [(found[place], n) for place, (_, n) in enumerate(asked)]
+        except (Failed, ValueError) as error:
+            replies = [(error, len(prompts))]
+        failed = [reply for reply, _ in replies if isinstance(reply, Failed)]
+        if failed and len(prompts) > 1 and all(isinstance(reply, Refused) for reply in failed):
+            raise ScorerError(f"{self._place} {failed[0]}")
+        read = [self._read(*reply) for reply in replies]
+        numbers = [number for found, _ in read for number in found]
+        return np.array(numbers), next((why for _, why in read if why), "")
+
+    def _requests(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Sized]:
+        """Return the requests about texts."""
         raise NotImplementedError
 
-    def _read(self, reply: bytes | Failed, n: int) -> tuple[list[float], str]:
+    def _read(self, reply: bytes | Exception, n: int) -> tuple[list[float], str]:
         """Return the n numbers of a reply, NaN where there is none, and the reason."""
-        if isinstance(reply, Failed):
-            return [math.nan] * n, str(reply)
         try:
+            if isinstance(reply, Exception):
+                raise reply
             return self._numbers(reply, n), ""
+        except Failed as error:
+            why = str(error)
         except (ValueError, LookupError, ArithmeticError) as error:
             words = without_key(one_line(error), self.client.key)
-            why = f"does not answer as {self.route} does ({words}); correct url or labels"
-            return [math.nan] * n, why
+            why = f"does not answer as {self.server} does ({words}); correct url or labels"
+        return [math.nan] * n, why
 
     def _numbers(self, reply: bytes, n: int) -> list[float]:
         """Return the numbers of a reply in the order of the n texts; raise if it is malformed."""
@@ -184,7 +232,8 @@ class Endpoint(Remote):
     tokenizer: str | None = None
     batch: Rows = 32
     unit: ClassVar[str] = "points"
-    route: ClassVar[str] = "/classify"
+    kind: ClassVar[str] = "endpoint"
+    server: ClassVar[str] = "/classify"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,7 +244,7 @@ class Endpoint(Remote):
     def name(self) -> str:
         """Its name in records."""
         role = "cost" if self.sign == COST else "reward"
-        return f"endpoint:{self.model.rpartition('/')[2]}-{role}"
+        return f"{super().name}-{role}"
 
     @cached_property
     def digest(self) -> str:
@@ -213,18 +262,14 @@ class Endpoint(Remote):
 
         return load_tokenizer(snapshot(self.tokenizer))
 
-    def _scores(self, prompts: Sequence[str], responses: Sequence[str]) -> tuple[np.ndarray, str]:
-        """Return one number per text (n,), NaN where there is none, and the reason."""
+    def _requests(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Sized]:
+        """Return the requests about texts."""
         texts = [self._text(*text) for text in zip(prompts, responses, strict=True)]
         batches = [texts[at : at + self.batch] for at in range(0, len(texts), self.batch)]
-        requests = [Request(self.route, {"model": self.model, "input": batch}) for batch in batches]
-        replies = dict(self.client.replies(requests, self.timeout))
-        failed = [reply for reply in replies.values() if isinstance(reply, Failed)]
-        if failed and len(texts) > 1 and all(isinstance(reply, Refused) for reply in failed):
-            raise ScorerError(f"{self._place} {failed[0]}")
-        read = [self._read(replies[place], len(batch)) for place, batch in enumerate(batches)]
-        numbers = [number for found, _ in read for number in found]
-        return np.array(numbers), next((why for _, why in read if why), "")
+        return [
+            (Request(self.server, {"model": self.model, "input": batch}), len(batch))
+            for batch in batches
+        ]
 
     def _numbers(self, reply: bytes, n: int) -> list[float]:
         """Return the numbers of a reply in the order of the n texts; raise if it is malformed."""
@@ -243,3 +288,100 @@ class Endpoint(Remote):
             prompt = escape_special_tokens(self._tokenizer, prompt)
             response = escape_special_tokens(self._tokenizer, response)
         return filled(self.template or TEXT, prompt, response)
+
+
+@settings(kw_only=True)
+class LlamaLabels(Wording, Remote):
+    """A language model behind llama.cpp's server that is asked a question, as a cost.
+
+    The cost is the probability of the labels `unsafe` for the next token, among all labels. Chat
+    template and tokens are the server's own. Prompt and response are tokenized apart from the text
+    around them, so that they cannot spell its special tokens.
+
+    Attributes
+    ----------
+    model, url, api_key_env, timeout, workers, max_retries, self_check
+        See `Remote`.
+    unsafe, safe, messages, chat_options, prefix
+        See `igcore.models.wording.Wording`. `messages` is needed, and the last one is the user's: a
+        question. A prompt that is a dialogue stays one text.
+    """
+
+    url: str = "http://localhost:8080"
+    sign: ClassVar[str] = COST
+    unit: ClassVar[str] = "probability"
+    kind: ClassVar[str] = "llama-labels"
+    server: ClassVar[str] = "llama.cpp's server"
+
+    def __post_init__(self) -> None:
+        Remote.__post_init__(self)
+        Wording.__post_init__(self)
+        if not self.messages or self.messages[-1]["role"] != "user":
+            raise ParameterError("messages does not end with a user's turn; end it with a question")
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the model's name and the wording."""
+        names = ("model", "unsafe", "safe", "messages", "chat_options", "prefix")
+        return digest_of({name: getattr(self, name) for name in names})
+
+    # --- the text in tokens ---
+
+    @cached_property
+    def _labels(self) -> list[int]:
+        """The token of each label, those of unsafe first."""
+        labels = [*self.unsafe, *self.safe]
+        ids = set(map(tuple, found := self._tokens(labels, parse_special=False)))
+        if len(ids) < len(labels) or any(len(tokens) != 1 for tokens in found):
+            raise ScorerError(
+                f"labels {labels} are not one token each and distinct for {self.model!r}; give "
+                "other words, or their first tokens"
+            )
+        return [token for (token,) in found]
+
+    @cached_property
+    def _frame(self) -> tuple[list[list[int]], list[str]]:
+        """The tokens of the text around prompt and response, and which of them stands between."""
+        body = {"messages": self.messages, "chat_template_kwargs": self.chat_options or {}}
+        (reply,) = self._asked("/apply-template", [body], Rendered)
+        parts = SLOT.split(reply.prompt + self.prefix)
+        first = self._tokens(parts[:1], add_special=True)
+        return first + self._tokens(parts[2::2]), parts[1::2]
+
+    def _tokens(self, texts: Sequence[str], **options: bool) -> list[list[int]]:
+        """Return the tokens of texts."""
+        bodies = [{"content": text} | options for text in texts]
+        return [reply.tokens for reply in self._asked("/tokenize", bodies, Tokens)]
+
+    def _asked(self, path: str, bodies: Sequence[dict[str, Any]], form: type[Form]) -> list[Form]:
+        """Return replies; raise `Failed` if one fails, and ``ValueError`` if one is malformed."""
+        requests = [Request(path, body) for body in bodies]
+        replies: dict[int, Any] = dict(self.client.replies(requests, self.timeout))
+        for reply in replies.values():
+            if isinstance(reply, Failed):
+                raise reply
+        return [form.model_validate_json(replies[place]) for place in range(len(bodies))]
+
+    # --- the numbers ---
+
+    def _requests(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Sized]:
+        """Return the requests about texts."""
+        around, names = self._frame
+        inner = self._tokens([*prompts, *responses], parse_special=False)
+        requests = []
+        for pair in zip(inner[: len(prompts)], inner[len(prompts) :], strict=True):
+            texts = dict(zip(("prompt", "response"), pair, strict=True))
+            after = [texts[name] for name in names]
+            ids = sum(chain(*zip(after, around[1:], strict=True)), around[0])
+            body = {"model": self.model, "prompt": ids} | ONE_TOKEN
+            requests.append((Request("/completion", body), 1))
+        return requests
+
+    def _numbers(self, reply: bytes, n: int) -> list[float]:
+        """Return the number in a reply about one text; raise if it is malformed."""
+        listed = Next.model_validate_json(reply).listed
+        known = {token.id: math.exp(token.logprob) for token in listed}
+        if missing := [label for label in self._labels if label not in known]:
+            raise LookupError(f"tokens {missing} of labels are not among the {LISTED} listed")
+        probs = [known[label] for label in self._labels]
+        return [math.fsum(probs[: len(self.unsafe)]) / math.fsum(probs)]
