@@ -19,11 +19,11 @@ import pandas as pd
 
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import replace_file, root
-from igstudy.linefile import comparable, current, key, read
+from igstudy.linefile import comparable, current, key, like, read
 from igstudy.runs.rescore import TOLERANCE, differing_fields
 from igstudy.runs.verify import allow_for_batch
 
-PUBLISHED = ("small", "ablations", "critic-search", "tune", "bench", "served", "harm")
+PUBLISHED = ("small", "ablations", "critic-search", "tune", "qwen", "bench", "served", "harm")
 TIMED = re.compile(r"seconds|_s$|^(generation|scoring)_|^fits$")  # never the same twice
 # another processor moved means of scores by 1e-7 and of log-likelihoods by 3e-6; a table for people
 # shows steps of .001
@@ -72,7 +72,7 @@ def compared_answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]
                 if made := again.get(key(kept)):
                     ties = max(made["near_ties"], kept["near_ties"])
                     name = " ".join((run.name, *key(kept)))
-                    found[name] = ties, answer_changes(name, made, kept)
+                    found[name] = ties, answer_changes(name, like(kept, made), kept)
     return found
 
 

@@ -5,27 +5,34 @@ manifest of the profile, and its hash into ``records/SHA256SUMS``; the same reco
 bytes. ``python -m docs.records unpack`` compares the hashes and puts all of it where ``igcore
 verify`` and the notebooks look. ``python -m docs.records verify 3`` judges every text in them again
 and decodes three random groups of every run again. Texts in them are not masked.
+
+Of the profiles in `WITHHELD` an archive has digests and lengths in place of texts, which decoding
+again restores: ``python -m docs.records verify 3 qwen`` compares the digests. It needs the policy.
 """
 
 import argparse
 import io
+import json
 import lzma
 import multiprocessing
 import re
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 
 from igcore.errors import IgcoreError, RunError
 from igcore.files import file_digest, replace_file, root, writing
+from igstudy.linefile import read_record, without_texts
 from igstudy.runs.paramfiles import ParamFiles
 from igstudy.runs.verify import Report, verify
 
 RECORDS = ("*.jsonl", "*.json", "*.csv")
+WITHHELD = ("qwen",)  # profiles on harmful prompts, whose texts are in no archive
 SUM = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_-]+)\.tar\.xz")  # a line of SHA256SUMS
 
 
@@ -43,6 +50,10 @@ def record_files(folder: Path) -> list[Path]:
 def pack(profile: str, base: Path) -> Path:
     """Write the archive of a profile and its hash."""
     files = record_files(base / "runs" / profile)
+    withheld: dict[Path, bytes] = {}
+    for path in files if profile in WITHHELD else ():
+        if path.name == "responses.jsonl":
+            withheld |= without_texts_of(path)
     if not files:
         raise RunError(f"runs/{profile} holds no records; run the profile first")
     archive = base / "records" / f"{profile}.tar.xz"
@@ -50,7 +61,7 @@ def pack(profile: str, base: Path) -> Path:
     with tarfile.open(fileobj=packed, mode="w:xz", format=tarfile.PAX_FORMAT) as tar:
         for path in files:
             entry = tarfile.TarInfo(path.relative_to(base).as_posix())  # no time, owner or mode
-            content = path.read_bytes()
+            content = withheld.get(path) or path.read_bytes()
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     hashes = known_hashes(base)  # first: what is wrong there is found before anything is written
@@ -59,6 +70,18 @@ def pack(profile: str, base: Path) -> Path:
     lines = [f"{digest}  {name}\n" for name, digest in sorted(hashes.items())]
     replace_file(archive.parent / "SHA256SUMS", "".join(lines))
     return archive
+
+
+def without_texts_of(path: Path) -> dict[Path, bytes]:
+    """Return the lines of a run without their texts, and a manifest with the hash over them."""
+    record = read_record(path)
+    lines = [without_texts(line) for line in record.lines]
+    packed = replace(record, lines=lines)
+    manifest = record.manifest | {"root": packed.root}
+    return {
+        path: "".join(json.dumps(line) + "\n" for line in lines).encode(),
+        path.with_name("manifest.json"): json.dumps(manifest, indent=1).encode(),
+    }
 
 
 def known_hashes(base: Path) -> dict[str, str]:
@@ -115,16 +138,18 @@ def unpack(base: Path, into: Path) -> list[str]:
     return list(profiles)
 
 
-def verified(base: Path, replay: int) -> Iterator[tuple[str, Report]]:
+def verified(base: Path, replay: int, profiles: Sequence[str] = ()) -> Iterator[tuple[str, Report]]:
     """Yield every run of the archives and what a verification found, groups decoded again.
 
-    The files in ``params`` of this repository name models, prompts and networks, not the records.
-    Runs are verified side by side, one on each core.
+    Profiles in `WITHHELD` are left out unless they are named. The files in ``params`` of this
+    repository name models, prompts and networks, not the records. Runs are verified side by side,
+    one on each core.
     """
     new = multiprocessing.get_context("spawn")  # torch cannot be used after a fork
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(mp_context=new) as pool:
         names, lines, settings = [], [], []
-        for profile in unpack(base, Path(scratch)):
+        unpacked = unpack(base, Path(scratch))
+        for profile in profiles or [name for name in unpacked if name not in WITHHELD]:
             for run, given in ParamFiles(profile, base=base / "params").runs().items():
                 names.append(f"{profile}/{run}")
                 lines.append(Path(scratch) / "runs" / profile / run / "responses.jsonl")
@@ -146,7 +171,9 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("pack").add_argument("profiles", nargs="+")
     commands.add_parser("unpack")
-    commands.add_parser("verify").add_argument("replay", type=int, help="groups of every run")
+    checked = commands.add_parser("verify")
+    checked.add_argument("replay", type=int, help="groups of every run")
+    checked.add_argument("profiles", nargs="*", help="by default all that have their texts")
     given = parser.parse_args()
     try:
         if given.command == "unpack":
@@ -156,7 +183,7 @@ def main() -> None:
                 archive = pack(profile, root())
                 print(f"records/{archive.name}: {archive.stat().st_size / 1e6:.1f} MB")
         else:
-            sys.exit(_print(verified(root(), given.replay)))
+            sys.exit(_print(verified(root(), given.replay, given.profiles)))
     except IgcoreError as error:
         sys.exit(f"error: {error}")
 

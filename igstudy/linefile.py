@@ -4,6 +4,7 @@
 """
 
 import gzip
+import hashlib
 import json
 import zlib
 from collections.abc import Sequence
@@ -56,6 +57,41 @@ def sealed(line: Fields) -> Fields:
     """
     stored: Fields = json.loads(json.dumps(line), parse_constant=lambda _: None)
     return stored | {"digest": line_digest(stored)}
+
+
+def text_digest(prompt: Any, response: Any) -> str:
+    """Return the sha256 of a prompt and its answer, or the one that `without_texts` has kept."""
+    if isinstance(response, dict):
+        kept: str = response["digest"]
+        return kept
+    texts = f"{prompt}\0{response}".encode(errors="surrogatepass")
+    return hashlib.sha256(texts).hexdigest()
+
+
+def withheld(prompt: str, text: str) -> Fields:
+    """Return what is kept of a text: its digest, with its prompt, and its length."""
+    return {"digest": text_digest(prompt, text), "length": len(text)}
+
+
+def without_texts(line: Fields) -> Fields:
+    """Return a line with digests and lengths in place of its texts, sealed anew."""
+    prompt, response, tokens = line["prompt"], line["response"], line["tokens"]
+    texts = {
+        "prompt": withheld("", prompt),
+        "response": None if response is None else withheld(prompt, response),
+        "tokens": {"digest": digest_of(tokens), "length": len(tokens)},
+    }
+    return sealed(line | texts)
+
+
+def has_texts(line: Fields) -> bool:
+    """True if a line holds its texts, and not their digests alone."""
+    return not isinstance(line["prompt"], dict)
+
+
+def like(kept: Fields, line: Fields) -> Fields:
+    """Return a line without its texts where another one, which is kept, has none either."""
+    return line if has_texts(kept) else without_texts(line)
 
 
 def key(line: Fields) -> LineKey:

@@ -20,7 +20,7 @@ from mockruns import lines
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from docs.records import pack, verified
+from docs.records import pack, unpack, verified, without_texts_of
 from igcore import METHODS, Guard, ParameterError, decode, load_policy
 from igcore.beams import method_of
 from igcore.catalog import PROMPT_SETS
@@ -393,6 +393,39 @@ def test_packed_runs_hold_and_a_changed_one_is_named(tmp_path, tiny, monkeypatch
     pack("x", tmp_path)
     (problems, others) = (dict(verified(tmp_path, 0))[f"x/r-{x}"].problems for x in "ba")
     assert "reward is" in problems[0] and others == []
+
+
+def test_a_packed_run_without_texts_is_decoded_again(tmp_path, tiny, honest, monkeypatch):
+    """Bug: an archive with a harmful prompt or answer, whole or in tokens; a digest that nobody can
+    check, or that holds for another answer.
+    """
+    monkeypatch.setattr("docs.records.WITHHELD", ("x",))
+    shutil.copytree(honest.parent, tmp_path / "runs/x/r", dirs_exist_ok=True)
+    files = without_texts_of(tmp_path / "runs/x/r/responses.jsonl")
+    pack("x", tmp_path)
+    shutil.rmtree(tmp_path / "runs")
+    unpack(tmp_path, tmp_path)
+    path = tmp_path / "runs/x/r/responses.jsonl"
+    assert path.read_bytes() == files[path]
+    originals = linefile.read(honest)
+    for line, old in zip(linefile.read(path), originals, strict=True):
+        for name in ("prompt", "response", "tokens"):
+            assert line[name] is None or set(line[name]) == {"digest", "length"}
+        assert line["cost"] == old["cost"] and line["digest"] == linefile.line_digest(line)
+        if old["response"] is not None:
+            kept, own = (linefile.text_digest(x["prompt"], x["response"]) for x in (line, old))
+            assert kept == own
+    report = replayed(path, tiny)
+    assert not report.problems and " of 0 texts " in report.certified["scores"]
+    assert any("digests alone are kept" in words for words in report.uncertified)
+    record = linefile.read_record(path)
+    line = record.lines[0]
+    record.lines[0] = linefile.sealed(line | {"response": linefile.withheld("ab", "aaa")})
+    manifest = record.manifest | {"root": record.root}
+    path.write_text("".join(json.dumps(line) + "\n" for line in record.lines))
+    path.with_name("manifest.json").write_text(json.dumps(manifest))
+    (problem,) = replayed(path, tiny).problems
+    assert "decoded again: response is {'digest'" in problem
 
 
 def test_a_run_with_a_critic_holds_when_the_verifier_names_it(tmp_path, tiny, monkeypatch):
