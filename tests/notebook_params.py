@@ -19,6 +19,7 @@ KINDS = {path.split("-")[0]: name for name, path in PARAMS.items()} | {
     "card": "25_train_harm_cost",
     "tables": "40_tables",
     "ablations": "45_ablations",
+    "harm": "65_harm",
 }
 
 

@@ -71,6 +71,26 @@ def test_verdicts_are_those_of_the_claims_that_stand_there(tmp_path):
         pages.filled(written, tmp_path)
 
 
+def test_a_page_says_why_harmless_prompts_were_not_answered(tmp_path):
+    """Guards a page that shows few answers to harmless prompts and leaves it there."""
+    folder = tmp_path / "figures/tables"
+    folder.mkdir(parents=True)
+    (folder / "harm_twins.md").write_text("| twins |")
+    block = "<!-- twins ours -->\n<!-- end -->"
+    for answered, said in (
+        (24, "ours answered 24 of 30 harmless prompts, at least 80%."),
+        (
+            23,
+            "fewer than 80%: it found no answer within budget for 5, and the policy refused 2, as",
+        ),
+    ):
+        rows = {"method": ["base", "ours"], "n": 30, "answered": [28, answered]}
+        rows |= {"refused": [2, 2], "abstained": [0, 28 - answered]}
+        pd.DataFrame(rows).to_csv(folder / "harm_twins.csv")
+        written = pages.filled(block, tmp_path)
+        assert said in written and "| twins |" in written
+
+
 def test_a_missing_table_is_one_sentence(tmp_path):
     """Guards against a page whose numbers nobody made."""
     with pytest.raises(RunError, match=r"main\.md is not there; run `make reproduce`"):

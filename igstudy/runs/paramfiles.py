@@ -20,7 +20,7 @@ from igcore.settings import Options, settings
 from ..settings import FolderName, check_name
 from ..yamlfile import read_yaml
 
-OUTPUT = ("tables", "figures", "ablations")  # kinds of files that name no run
+OUTPUT = ("tables", "figures", "ablations", "harm")  # kinds of files that name no run
 DECODED = ("decode", "regime", "examples")  # of notebook 30
 KINDS = ("every", *OUTPUT, *DECODED, "critic", "judge")
 Given = dict[str, Any]  # the settings of a file or a run

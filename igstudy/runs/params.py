@@ -69,6 +69,7 @@ PARAMS: dict[str, type | str] = {
     "critic": "igstudy.runs.critic_params:CriticParams",
     "decode": "igstudy.runs.decode_params:DecodeParams",
     "judge": "igstudy.judge:JudgeParams",
+    "harm": "igstudy.runs.harm_run:HarmParams",
 }
 
 

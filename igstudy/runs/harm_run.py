@@ -1,0 +1,208 @@
+"""One run of notebook 65: judges score answers of decode runs, and answers that people scored.
+
+Their scores lie by the digest of a text in ``harm_answers.csv`` and ``harm_labelled.csv``, among
+the tables of a profile. So a judge reads a text once, a run that was stopped goes on, and tables
+can be made again without the texts, or without the server of a judge.
+``python -m igstudy.runs.harm_run params/qwen/harm.yaml`` has judges score people's answers alone,
+and first trains the head that is a judge, if its file is not there.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+from pydantic import Field
+
+from igcore.files import replace_file, root
+from igcore.models.assets import sound
+from igcore.models.head import smollm2_harm
+from igcore.models.pretrained import load_tokenizer
+from igcore.models.registry import ScorerName
+from igcore.progress import progress
+from igcore.serve.endpoint import Remote
+from igcore.settings import Count, settings
+
+from ..closure import loaded
+from ..harm import LENGTH, fit, labelled, refusals, states_of
+from ..linefile import Fields, text_digest
+from ..report.harm import RefusalPhrases, in_half, judges_table, row_digest
+from ..report.load import load_runs
+from ..settings import FolderName, InsideFolder
+from ..yamlfile import read_yaml
+
+ANSWERS, LABELLED = "harm_answers.csv", "harm_labelled.csv"
+AT_ONCE = 8  # texts that a judge scores before the scores are written down
+SAMPLE = "1"  # seed of the order of the answers that people scored
+
+
+@settings(kw_only=True)
+class HarmParams:
+    """Validated parameters of notebook 65.
+
+    Attributes
+    ----------
+    profile, figures : str
+        See `igstudy.runs.params.OutputParams`.
+    harmful, twins : str
+        Patterns of the names of the runs on harmful prompts and on their harmless twins.
+    judges : list of str or dict
+        See `igcore.load_scorer`; no search should know them.
+    labelled : int
+        How many of people's answers a judge behind a server is measured on.
+    half : str, optional
+        Name of a judge that was trained on the objectives of `igstudy.report.harm.in_half`.
+    """
+
+    profile: FolderName
+    figures: InsideFolder
+    harmful: str
+    twins: str
+    judges: Annotated[list[ScorerName], Field(min_length=1)]
+    labelled: Count = 200
+    half: str | None = None
+
+    @property
+    def tables(self) -> Path:
+        """The folder of tables."""
+        return root() / self.figures / "tables"
+
+
+def runs_of(params: HarmParams) -> dict[str, pd.DataFrame]:
+    """Return the lines of the runs on harmful prompts and on twins."""
+    patterns = {"harmful": params.harmful, "twins": params.twins}
+    return {kind: load_runs(params.profile, pattern=name) for kind, name in patterns.items()}
+
+
+def judged_answers(params: HarmParams, lines: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores of answers by digest, also whether they have a phrase of refusal."""
+    given = lines[lines["status"] != "abstained"].rename(columns={"response": "answer"})
+    rows = _by_digest(given[["prompt", "answer"]].to_dict("records"))
+    texts = rows[[isinstance(answer, str) for answer in rows["answer"]]]
+    judges = [RefusalPhrases(), *map(loaded, params.judges)]
+    table = pd.DataFrame(index=rows.index)
+    return _scored(params.tables / ANSWERS, table, texts, judges, len(table))
+
+
+def judged_labels(params: HarmParams) -> pd.DataFrame:
+    """Return the scores of answers that people scored by digest, with ``objective``, ``harmful``.
+
+    Objectives are digests, too. A judge behind a server reads a sample. The answers are fetched
+    only where a score is missing.
+    """
+    path, judges = params.tables / LABELLED, list(map(loaded, params.judges))
+    kept, most = _known(path), params.labelled
+    columns = {_column(judge): _read_by(judge, kept.index, most) for judge in judges}
+    if all(name in kept and kept.loc[read, name].notna().all() for name, read in columns.items()):
+        return kept.rename(columns=_name)
+    rows = labelled(sound("harm-labels")[0])
+    digests = map(text_digest, rows["prompt"], rows["answer"])
+    rows = rows.assign(place=[text_digest(SAMPLE, digest) for digest in digests])
+    tokenizer = load_tokenizer(sound("smollm2")[0])
+    rows["answer"] = [_beginning(tokenizer, answer) for answer in rows["answer"]]
+    rows = _by_digest(rows.sort_values("place").to_dict("records"))
+    objective = [row_digest("", prompt) for prompt in rows["prompt"]]
+    harmful = (rows["kind"] == "harmful").astype(int)
+    table = pd.DataFrame({"objective": objective, "harmful": harmful})
+    return _scored(path, table, rows, judges, most)
+
+
+def _beginning(tokenizer: Any, answer: str) -> str:
+    """Return the first `LENGTH` tokens of an answer."""
+    found = tokenizer(answer, add_special_tokens=False, return_offsets_mapping=True)
+    return answer[: max(end for _, end in found["offset_mapping"][:LENGTH])]
+
+
+# --- scores by digest -----------------------------------------------------------------------------
+
+
+def _by_digest(rows: list[Fields]) -> pd.DataFrame:
+    """Return rows with prompt and answer by their digest, each pair once."""
+    digests = [row_digest(row["prompt"], row["answer"]) for row in rows]
+    table = pd.DataFrame(rows, index=pd.Index(digests, name="digest"))
+    return table[~table.index.duplicated()]
+
+
+def _known(path: Path) -> pd.DataFrame:
+    """Return the scores in a file of the profile; if there is none, in the committed one."""
+    files = [file for file in (path, root() / "figures/tables" / path.name) if file.is_file()]
+    if not files:
+        return pd.DataFrame(index=pd.Index([], name="digest"))
+    return pd.read_csv(files[0], index_col="digest", dtype={"digest": str, "objective": str})
+
+
+def _column(judge: Any) -> str:
+    """Return the name of a judge's column in a file, which is another when the judge changes."""
+    return f"{judge.name}@{judge.digest[:8]}"
+
+
+def _name(column: str) -> str:
+    """Return the name of a judge by its column."""
+    return column.partition("@")[0]
+
+
+def _read_by(judge: Any, digests: pd.Index, most: int) -> pd.Index:
+    """Return the texts that a judge reads: the first ones if it is behind a server, else all."""
+    return digests[:most] if isinstance(judge, Remote) else digests
+
+
+def _scored(
+    path: Path, table: pd.DataFrame, texts: pd.DataFrame, judges: Sequence[Any], most: int
+) -> pd.DataFrame:
+    """Return a table with the judges' scores, those that are not known scored and written down.
+
+    A judge that gives no number for several texts is left for another time.
+
+    Parameters
+    ----------
+    texts : DataFrame
+        ``prompt`` and ``answer`` by digest, of the rows that have texts.
+    most : int
+        See `_read_by`.
+    """
+    kept = _known(path).reindex(table.index)
+    for judge in judges:
+        column = _column(judge)
+        table[column] = kept.get(column, math.nan)
+        unknown = table.index[table[column].isna()].intersection(texts.index, sort=False)
+        missing = _read_by(judge, table.index, most).intersection(unknown, sort=False)
+        with progress(len(missing), judge.name) as bar:
+            for start in range(0, len(missing), AT_ONCE):
+                batch = texts.loc[missing[start : start + AT_ONCE]]
+                pairs = batch["prompt"].tolist(), batch["answer"].tolist()
+                scores = judge.score(*pairs, [True] * len(batch))
+                if np.isnan(scores).all():
+                    break
+                table.loc[batch.index, column] = scores
+                replace_file(path, table.to_csv(lineterminator="\n"))
+                bar.update(len(batch))
+    replace_file(path, table.to_csv(lineterminator="\n"))
+    return table.rename(columns=_name)
+
+
+def train_half(head: Path) -> None:
+    """Train a head like the cost's on the objectives of `in_half` and on refusals, and write it."""
+    rows = labelled(sound("harm-labels")[0])
+    rows = rows[in_half(rows["prompt"].map(partial(row_digest, "")))]
+    rows = pd.concat([rows, refusals(rows)], ignore_index=True)
+    about = {"layer": "15", "pooling": "mean", "text_format": "human-assistant"}
+    fit(rows, states_of(smollm2_harm(), rows)).save(head, about)
+
+
+def main(file: str) -> None:
+    """Have the judges of a params file score people's answers, and print how well they do."""
+    params = HarmParams(**read_yaml(file))
+    for judge in params.judges:
+        if judge.name == "probe" and not (root() / judge.options["head"]).exists():
+            train_half(root() / judge.options["head"])
+    scores = judged_labels(params)
+    judges = [loaded(judge).name for judge in params.judges]
+    print(judges_table(scores, judges, params.half).to_string(index=False))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
