@@ -39,7 +39,6 @@ from ..linefile import (
     key,
     like,
     read_record,
-    withheld,
 )
 from ..prompts import load_prompts
 from ..provenance import versions
@@ -246,8 +245,9 @@ def contradictions(found: Record, params: DecodeParams, prompts: Sequence[Prompt
         if prompt := wanted.get(key(line)):
             settings = asdict(method_of(line["method"]).settings_under(params.search()))
             expected = of_run | {name: settings[name] for name in SETTINGS}
-            text = prompt.text if has_texts(line) else withheld("", prompt.text)
-            expected |= {"prompt": text, "prompts": prompt.set_name}
+            expected["prompts"] = prompt.set_name
+            if has_texts(line):  # else the id, a hash of the prompt, stands for it
+                expected["prompt"] = prompt.text
             yield from differing_fields(f"line {number}", current(line), expected)
     given, chosen = current(found.params), {"chosen": prompts_digest(prompts)}
     yield from differing_fields("params.json", given, written(params) | chosen)
