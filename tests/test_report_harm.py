@@ -188,6 +188,13 @@ def test_a_judge_is_asked_once_and_goes_on_after_a_stop(tmp_path, monkeypatch):
     monkeypatch.setattr(harm_run, "loaded", lambda named: other)
     judged_answers(options(), lines_of())
     assert len(other.read) == 8
+    # a judge that is stopped writes the file before the second one has its turn
+    first, file = Stopping(), tmp_path / "figures/tables/harm_answers.csv"
+    first.name, kept, both = "first", harm_run._known(file), iter([first, other])
+    monkeypatch.setattr(harm_run, "loaded", lambda named: next(both))
+    with pytest.raises(KeyboardInterrupt):
+        judged_answers(options(judges=["jigsaw-toxicity"] * 2), lines_of())
+    assert harm_run._known(file)["reader@v2"].equals(kept["reader@v2"])
     monkeypatch.setattr(harm_run, "loaded", lambda named: down)
     assert judged_answers(options(), lines_of())["down"].isna().all() and len(down.read) == 2
 

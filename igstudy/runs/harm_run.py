@@ -165,9 +165,10 @@ def _scored(
         See `_read_by`.
     """
     kept = _known(path).reindex(table.index)
+    for column in map(_column, judges):  # all of them first: the file is replaced many times
+        table[column] = kept.get(column, math.nan)
     for judge in judges:
         column = _column(judge)
-        table[column] = kept.get(column, math.nan)
         unknown = table.index[table[column].isna()].intersection(texts.index, sort=False)
         missing = _read_by(judge, table.index, most).intersection(unknown, sort=False)
         with progress(len(missing), judge.name) as bar:
