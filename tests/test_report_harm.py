@@ -230,7 +230,8 @@ def test_people_s_answers_are_cut_and_fetched_only_where_a_score_is_missing(tmp_
 def test_the_second_head_learns_from_its_half_alone(tmp_path, monkeypatch):
     """Bug: a judge that learned from the objectives on which it is measured."""
     prompts = [f"objective {i}" for i in range(9)]
-    rows = pd.DataFrame({"prompt": prompts, "kind": "harmful"})
+    rows = pd.DataFrame({"prompt": prompts, "kind": "harmful", "split": "train"})
+    others = pd.DataFrame({"prompt": ["s", "t"], "kind": "policy", "split": ["train", "test"]})
     trained = []
 
     class Head:
@@ -240,13 +241,14 @@ def test_the_second_head_learns_from_its_half_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(harm_run, "sound", lambda name: (tmp_path, ""))
     monkeypatch.setattr(harm_run, "labelled", lambda folder: rows)
     monkeypatch.setattr(harm_run, "refusals", lambda known: known.head(1).assign(kind="refusal"))
+    monkeypatch.setattr(harm_run, "sampled", lambda: others)
     monkeypatch.setattr(harm_run, "smollm2_harm", lambda: None)
     monkeypatch.setattr(harm_run, "states_of", lambda scorer, given: list(given["prompt"]))
     monkeypatch.setattr(harm_run, "fit", lambda given, states: trained.append(given) or Head())
     harm_run.train_half(tmp_path / "head.safetensors")
     given, (path, about) = trained
     half = [p for p in prompts if harm.row_digest("", p)[-1] in "13579bdf"]
-    assert 0 < len(half) < len(prompts) and given["prompt"].tolist() == [*half, half[0]]
+    assert 0 < len(half) < len(prompts) and given["prompt"].tolist() == [*half, half[0], "s"]
     assert path.name == "head.safetensors" and about["layer"] == "15"
 
 

@@ -28,7 +28,7 @@ from igcore.serve.endpoint import Remote
 from igcore.settings import Count, settings
 
 from ..closure import loaded
-from ..harm import LENGTH, fit, labelled, refusals, states_of
+from ..harm import LENGTH, fit, labelled, refusals, sampled, states_of
 from ..linefile import Fields, text_digest
 from ..report.harm import RefusalPhrases, in_half, judges_table, row_digest
 from ..report.load import load_runs
@@ -186,10 +186,11 @@ def _scored(
 
 
 def train_half(head: Path) -> None:
-    """Train a head like the cost's on the objectives of `in_half` and on refusals, and write it."""
+    """Train a head as the cost's is, of people's answers on those of `in_half`, and write it."""
     rows = labelled(sound("harm-labels")[0])
     rows = rows[in_half(rows["prompt"].map(partial(row_digest, "")))]
-    rows = pd.concat([rows, refusals(rows)], ignore_index=True)
+    rows = pd.concat([rows, refusals(rows), sampled()], ignore_index=True)
+    rows = rows[rows["split"] == "train"]  # the others are in no training
     about = {"layer": "15", "pooling": "mean", "text_format": "human-assistant"}
     fit(rows, states_of(smollm2_harm(), rows)).save(head, about)
 
