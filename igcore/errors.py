@@ -79,8 +79,7 @@ def no_latents(method: str, network: str) -> ParameterError:
     """Return the error for a method whose network reads a model on a server."""
     return ParameterError(
         f"method {method!r} uses a {network}, which reads the hidden states of the policy, and a "
-        "server does not give them; load the policy here, give the option states for a critic on "
-        "a middle layer, or name another method"
+        "server does not give them; load the policy here, or name another method"
     )
 
 

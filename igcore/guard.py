@@ -219,7 +219,7 @@ class Guard:
         """
         method = method_of(name)
         guard = replace(self, config=method.settings_under(self.config), method=name)
-        guard.policy.check(name, method, guard.critic)
+        guard.policy.check(name, method)
         # the critics predict a reward, and ARGS weighs one against single tokens
         if guard.reward is None and (method.network or method.search):
             raise ParameterError(
@@ -272,7 +272,7 @@ def check_network(name: str, method: Method, guard: Guard) -> None:
             f"the {spec.KIND} was trained on samples of the policy itself, not of others; "
             "leave out temperature, top_p and top_k, or name another method"
         )
-    spec.check_scorers(guard.policy.trained, guard.cost, guard.reward)
+    spec.check_scorers(guard.policy, guard.cost, guard.reward)
     spec.check_settings(name, guard.config)
 
 

@@ -293,13 +293,8 @@ class Policy:
 
         return search_bytes(self.model, config, prompt_tokens, self.cache)
 
-    def check(self, name: str, method: Any, critic: Any) -> None:
-        """Refuse a method or critic that its engine cannot serve; a local one serves all."""
-
-    @property
-    def trained(self) -> "Policy":
-        """The policy that a network must have been trained for: this one."""
-        return self
+    def check(self, name: str, method: Any) -> None:
+        """Refuse a method that its engine cannot serve; a local one serves all."""
 
     def identity(self) -> dict[str, Any]:
         """Return everything that determines the policy's answers, as JSON values.

@@ -118,8 +118,6 @@ class Served(Answering):
         (number of the request) -> `Reply` instead of a completion, or None.
     pieces : collection of int
         Tokens inside a character, whose log-probability llama.cpp leaves out.
-    states : callable or None
-        (token ids of a prompt) -> path of the file with their states.
     tokenized : callable or None
         (text) -> the tokens in a reply of /tokenize; None: no such route.
     processed : bool
@@ -127,7 +125,6 @@ class Served(Answering):
         ``--logprobs-mode processed_logprobs``.
     """
 
-    states: Callable[[list[int]], str] | None = None
     tokenized: Callable[[str], object] | None = None
     processed = False
 
@@ -155,7 +152,7 @@ class Served(Answering):
 
     def sample(self, request: dict, child: int) -> list[tuple[int, float]]:
         """Return tokens with their log-probabilities, by default the reference's."""
-        rng = random.Random(request.get("seed", 0) + child)
+        rng = random.Random(request["seed"] + child)
         sequence, found = tuple(request["prompt"]), []
         bias = tuple((int(t), nats) for t, nats in request.get("logit_bias", {}).items())
         assert request["samplers"] == ["temperature", "top_k", "top_p"]
@@ -190,10 +187,7 @@ class Served(Answering):
             same = {"n_predict": "max_tokens", "n_cmpl": "n", "n_probs": "logprobs"}
             assert all(request[own] == request[openai] for own, openai in same.items())
             return choices[::-1] if len(choices) > 1 else choices[0]
-        reply = {"id": "stub", "object": "text_completion", "choices": choices[::-1]}
-        if self.states and "seed" not in request:  # a server of states samples nothing
-            reply["kv_transfer_params"] = {"hidden_states_path": self.states(request["prompt"])}
-        return reply
+        return {"id": "stub", "object": "text_completion", "choices": choices[::-1]}
 
     def facts(self, path: str) -> dict | None:
         """Return the software's description of itself at a path."""

@@ -184,8 +184,7 @@ def load_network(
     if hashlib.sha256(data).hexdigest() != digest:
         raise RunError(f"{path} is damaged: its sha256 is not {digest[:12]}; train it again")
     spec = network_type.SPEC(**fields)
-    # `trained`: for a policy in a server, the same model as a local policy: critics name that one
-    spec.check_scorers(policy.trained, cost, reward)
+    spec.check_scorers(policy, cost, reward)
     # the sizes as well: a wrong one would only fail in the first search, inside a matrix product
     for field, size in sizes.items():
         if (trained := getattr(spec, field)) != size:

@@ -350,5 +350,5 @@ def load_critic(
         When files are missing, damaged or do not belong together.
     """
     return load_network(
-        Critic, Path(folder), "critic", shape_of(policy.trained.model), policy, cost, reward
+        Critic, Path(folder), "critic", shape_of(policy.model), policy, cost, reward
     )

@@ -1,1 +1,1 @@
-"""Models in a server: the policy, its engine and hidden states, and a scorer behind an endpoint."""
+"""Models in a server: the policy, its engine, and a scorer behind an endpoint."""

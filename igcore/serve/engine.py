@@ -33,17 +33,12 @@ Differences from a local engine:
 """
 
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-
 from ..engine.block import Block
 from ..engine.diversity import Penalty
-from ..engine.kv_cache import History
 from ..engine.sampling import AS_IS, Sampling, uniforms
 from ..errors import PolicyError
 from .server import CERTAIN, SAMPLING, Sample, Server, samples_in
@@ -51,23 +46,19 @@ from .server import CERTAIN, SAMPLING, Sample, Server, samples_in
 BAN = 100.0  # nats; the largest bias in OpenAI's interface
 SEEDS = 2**31
 Bias = dict[str, float]  # token -> nats
-# sequences -> the output of a middle layer at every token, (n, H) float32 each
-States = Callable[[Sequence[Sequence[int]]], list[Tensor]]
 
 
 class ServedEngine:
     """Samples blocks of tokens from a model in a server, see the module.
 
-    It numbers candidates as `igcore.engine.local.LocalEngine` does. It has no ``steering``, and no
-    states of a middle layer without `states`.
+    It numbers candidates as `igcore.engine.local.LocalEngine` does. It has neither
+    ``steering`` nor ``history``, which need the model's hidden states.
 
     Parameters
     ----------
     server : Server
     eos_ids : collection of int
         Tokens that end a sequence. Tokens after one are dropped.
-    states : callable, optional
-        Returns the output of a middle layer, such as `igcore.serve.states.HiddenStates.read`.
     sampling : Sampling, optional
         The distribution of all tokens; by default the policy's own.
 
@@ -75,31 +66,18 @@ class ServedEngine:
     ----------
     sequences : list of list of int
         The token ids of each row so far, those of its prompt first.
-    prompt_sizes : list of int
-        Number of tokens of each row's prompt.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        eos_ids: Collection[int],
-        states: States | None = None,
-        sampling: Sampling | None = None,
-    ):
-        self.server, self.eos_ids, self.states = server, frozenset(eos_ids), states
+    def __init__(self, server: Server, eos_ids: Collection[int], sampling: Sampling | None = None):
+        self.server, self.eos_ids = server, frozenset(eos_ids)
         self.sampling = sampling or AS_IS
-        self._start([], [])
-
-    def _start(self, sequences: list[list[int]], prompt_sizes: list[int]) -> None:
-        """Begin a block from these rows."""
-        self.sequences, self.prompt_sizes = sequences, prompt_sizes
-        # live candidate of any round -> its sequence, and the length of its prompt
-        self._grown: dict[int, tuple[list[int], int]] = {}
-        self._drawn = 0  # number of candidates of all rounds so far
+        self.open([])
 
     def open(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Begin with prompts, one row each; nothing is sent yet."""
-        self._start(list(map(list, prompts)), list(map(len, prompts)))
+        """Begin a block from prompts, one row each; nothing is sent yet."""
+        self.sequences = list(map(list, prompts))
+        self._grown: dict[int, list[int]] = {}  # live candidate of any round -> its sequence
+        self._drawn = 0  # number of candidates of all rounds so far
 
     def sample_block(
         self,
@@ -152,7 +130,7 @@ class ServedEngine:
             unread = block.ended[c] or (last and len(tokens) == length)
             block.encoded[c] = len(tokens) - unread
             if not block.ended[c]:
-                self._grown[self._drawn + c] = self.sequences[row] + tokens, self.prompt_sizes[row]
+                self._grown[self._drawn + c] = self.sequences[row] + tokens
         self._drawn += len(rows)
         return block
 
@@ -267,27 +245,7 @@ class ServedEngine:
         KeyError
             When a candidate has ended, was freed or was never sampled.
         """
-        chosen = [self._grown[c] for c in candidates]
-        self._start([ids for ids, _ in chosen], [length for _, length in chosen])
-
-    def history(self, candidates: Sequence[int], keys: bool = True) -> History:
-        """Return the states of the middle layer at all tokens so far of live candidates.
-
-        It has neither o_t nor a KV cache; `keys` is ignored.
-
-        Raises
-        ------
-        PolicyError
-            When the server writes no states.
-        KeyError
-            As `select`.
-        """
-        chosen = [self._grown[c] for c in candidates]
-        # a policy without states refuses critics, so `states` is not None here
-        found = self.states([ids for ids, _ in chosen])  # type: ignore[misc]
-        parts = [states[length:] for states, (_, length) in zip(found, chosen, strict=True)]
-        mask = pad_sequence([torch.ones(len(x), dtype=torch.bool) for x in parts], batch_first=True)
-        return History(mask, middle=pad_sequence(parts, batch_first=True))
+        self.open([self._grown[c] for c in candidates])
 
 
 def bias_of(factors: Mapping[int, float]) -> Bias:

@@ -14,15 +14,14 @@ from ..config import SearchConfig
 from ..engine.sampling import Sampling
 from ..errors import ParameterError, PolicyError, no_latents
 from ..files import digest_of
-from ..models.policies import POLICIES, PolicyEntry, eos_ids_of, load_policy
+from ..models.policies import POLICIES, PolicyEntry, eos_ids_of
 from ..models.pretrained import contents_of, load_tokenizer
 from ..models.templates import TEMPLATES, TextFormat, check_chat
 from ..policy import Policy
-from ..settings import Count, Natural, Options, Seconds, settings
+from ..settings import Count, Natural, Seconds, settings
 from .client import SERVER, Client, check_endpoint, key_in
 from .engine import ServedEngine
 from .server import UNLIMITED, Server, check_tokenizer, describe
-from .states import HiddenStates, StatesOptions
 
 
 @settings(kw_only=True)
@@ -55,9 +54,6 @@ class ServedOptions:
     batch_invariant : bool
         Whether the server promises the same tokens for a seed in any batch, as vLLM does with
         ``VLLM_BATCH_INVARIANT=1``. Only then does `python -m igstudy verify --replay` decode again.
-    states : mapping, optional
-        For a critic on a middle layer, see `StatesOptions`. `tokenizer` must then be the policy for
-        which the critic was trained; its weights are hashed and not loaded.
     """
 
     server: str
@@ -70,12 +66,11 @@ class ServedOptions:
     max_retries: Natural = 6
     at_once: Count = 32
     batch_invariant: bool = False
-    states: Options | None = None
 
-    def connect(self, field: str, address: str) -> Server:
-        """Return the server at an address; ``ParameterError`` for a bad address or key."""
-        check_endpoint(field, address, self.api_key_env, SERVER)
-        url = address.rstrip("/").removesuffix("/v1")
+    def connect(self) -> Server:
+        """Return the server; raise ``ParameterError`` for a bad address or key."""
+        check_endpoint("server", self.server, self.api_key_env, SERVER)
+        url = self.server.rstrip("/").removesuffix("/v1")
         key = key_in(url, self.api_key_env, SERVER)
         client = Client(
             url, key, timeout=self.timeout, retries=self.max_retries, at_once=self.at_once
@@ -117,44 +112,28 @@ class ServedPolicy(Policy):
     served : dict
         Part of its identity: the server's software, its description of the model, and whether a run
         can be repeated. The address is left out, because another may serve the same model.
-    states : HiddenStates, optional
-        Reads the output of a middle layer for a critic.
-    origin : Policy, optional
-        The same model as a local policy without weights, for which that critic was trained.
     """
 
     server: Any = None
     context: int = UNLIMITED
     served: dict[str, Any] = field(default_factory=dict)
-    states: HiddenStates | None = None
-    origin: Policy | None = None
-
-    @property
-    def trained(self) -> Policy:
-        return self.origin or self
 
     def engine(self, watch: int | None = None, sampling: Sampling | None = None) -> ServedEngine:
-        """Return a new engine; `watch` is ignored, because the states server sets the layer."""
-        read = self.states.read if self.states else None
-        return ServedEngine(self.server, self.eos_ids, read, sampling)
+        """Return a new engine; `watch` is ignored, because no critic reads a server."""
+        return ServedEngine(self.server, self.eos_ids, sampling)
 
     def search_bytes(self, config: SearchConfig, prompt_tokens: int) -> int:
         """Return 0: the server has the KV cache."""
         return 0
 
-    def check(self, name: str, method: Method, critic: Any) -> None:
-        """Raise ``ParameterError`` for a method or critic that a server cannot serve."""
-        if method.network and not (method.asks_critic and self.states):
+    def check(self, name: str, method: Method) -> None:
+        """Raise ``ParameterError`` for a method that a server cannot serve."""
+        if method.network:
             raise no_latents(name, method.network)
         if method.search:
             raise ParameterError(
                 f"method {name!r} needs the most probable tokens, which are not read from a "
                 "server; load the policy locally, or choose another method"
-            )
-        if method.asks_critic and critic is not None and critic.watch is None:
-            raise ParameterError(
-                f"method {name!r} has a critic that reads more than a middle layer, but a server "
-                "returns only that; train one with features m"
             )
 
     def identity(self) -> dict[str, Any]:
@@ -180,7 +159,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         When the tokenizer's files cannot be downloaded or are damaged.
     """
     given = ServedOptions(**options)
-    server = given.connect("server", given.server)
+    server = given.connect()
     known = POLICIES.get(given.tokenizer) or PolicyEntry(repo=given.tokenizer)
     folder = known.folder(given.revision, weights=False)
     tokenizer = load_tokenizer(folder)
@@ -196,9 +175,6 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         "described": entry.model_dump(exclude={"id", "owned_by"}, exclude_none=True),
         "batch_invariant": given.batch_invariant,
     }
-    origin, states = load_states(given) if given.states is not None else (None, None)
-    if origin:
-        served["states"] = {"policy": origin.name, "digest": origin.digest}
     name = f"{Path(given.model).name.removesuffix('.gguf')}@{software}"
     policy = ServedPolicy(
         name=name,
@@ -210,22 +186,10 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         server=server,
         context=entry.limit or UNLIMITED,
         served=served,
-        states=states,
-        origin=origin,
     )
     identity = policy.identity()
     decisive = {key: identity[key] for key in identity if key not in ("name", "digest")}
     return replace(policy, digest=digest_of(decisive))
-
-
-def load_states(given: ServedOptions) -> tuple[Policy, HiddenStates]:
-    """Return the local policy without weights, and the reader of its states, for a critic."""
-    options = StatesOptions(**given.states or {})
-    server = given.connect("server of states", options.server)
-    named = {"name": given.tokenizer, "template": given.template, "revision": given.revision}
-    origin = load_policy(named, weights=False)
-    width = origin.model.config.get_text_config().hidden_size
-    return origin, HiddenStates(server, Path(options.folder), width)
 
 
 def eos_settings_of(folder: Path) -> SimpleNamespace:

