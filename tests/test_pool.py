@@ -12,15 +12,14 @@ from dataclasses import replace
 import pytest
 from copiedcode import edit, forget, know_code_from
 from mockpolicy import LetterCost, LetterReward, MockModel, mock_policy
-from tiny import SCORERS, letters, tiny_model, tiny_tokenizer, untrained, value_network
+from tiny import SCORERS, letters, untrained, value_network
 from tinymodels import tiny
 
-from igcore import Guard, ParameterError, PolicyError, RunError, decode, load_scorer
+from igcore import Guard, ParameterError, RunError, decode, load_scorer
 from igcore.beams import METHODS, method_of
 from igcore.engine.diversity import Failures, diversity_penalty
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import Sampling, random_key
-from igcore.models.policies import load_policy
 from igstudy.baselines.args import ArgsConfig
 from igstudy.baselines.re_control import ReControlConfig
 from igstudy.pool import Pool, policy_digest, scorer_digest, value_of
@@ -359,23 +358,6 @@ def test_a_store_of_length_zero_is_used(tmp_path):
 
 
 # --- around the pool ------------------------------------------------------------------------------
-
-
-def test_a_policy_without_weights_answers_from_the_pool_and_says_when_it_ends(tmp_path):
-    """Guards ranking anew: the folder's own tokenizer, end tokens and digest, and no model."""
-    folder = tmp_path / "model"
-    tokenizer = tiny_tokenizer()
-    tiny_model(tokenizer).save_pretrained(folder), tokenizer.save_pretrained(folder)
-    policy, pool = load_policy(str(folder)), Pool(tmp_path / "pool")
-    frozen = load_policy(str(folder), weights=False)
-    assert frozen.digest == policy.digest and frozen.eos_ids == policy.eos_ids
-    scorers = dict(cost=LetterCost(), reward=LetterReward())
-    asked = dict(prompts=PROMPTS[:3], scorers=scorers)
-    with pytest.raises(PolicyError, match="loaded without weights; load it with weights"):
-        answered(frozen, "best-of-n", pool, **asked)
-    answered(policy, "best-of-n", pool, **asked)
-    for method in ("best-of-n-lagrangian", "base"):
-        assert answered(frozen, method, pool, **asked) == answered(policy, method, **asked)
 
 
 def test_changed_code_has_samples_and_scores_of_its_own(tmp_path, monkeypatch):

@@ -160,14 +160,15 @@ def encode(
     PolicyError
         When the model runs a function that igcore cannot follow, see `igcore.engine.view`.
     """
+    # a model that calls its layers something else has none here, and its middle cannot be read. The
+    # model and not its view is asked: one in a server says so here
+    n_layers = len(getattr(model.get_decoder(), "layers", []))
     view = viewed(model).model
     if view is model:  # the hooks below would also end passes of other users of the model
         raise PolicyError(
             f"the forward of {type(model).__name__} was replaced by a function that igcore cannot "
             "follow, so no critic can read it; give the model as it was before"
         )
-    # a model that calls its layers something else has none here, and its middle cannot be read
-    n_layers = len(getattr(view.get_decoder(), "layers", []))
     if "m" in features and (layer is None or not 0 <= layer < n_layers):
         raise ParameterError(
             f"layer is {layer}; features 'm' need one of the {n_layers} layers of "
@@ -284,10 +285,8 @@ def shape_of(model: PreTrainedModel) -> dict[str, int]:
     -------
     dict
         ``n_layers`` with attention, ``kv_width`` (keys and values of a token in one of them) and
-        ``hidden``. A model whose weights are not loaded has ``hidden`` alone.
+        ``hidden``.
     """
-    if not list(model.modules()):  # a placeholder without weights
-        return {"hidden": model.config.get_text_config().hidden_size}
     # measured on the latents of one token: configurations name these sizes in many ways
     one = encode(model, [[0]], [[0]])
     assert one.hidden is not None  # always there where no layer is left out

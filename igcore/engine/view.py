@@ -41,7 +41,7 @@ def view_of(model: Any) -> Any:
     PolicyError
         When such a module is in training mode, in which it may drop activations.
     """
-    if not isinstance(model, nn.Module):  # its weights are not loaded, or are in a server
+    if not isinstance(model, nn.Module):  # it is in a server
         return model
     # 1. an empty object per module, before any attribute is copied: modules refer to each other
     views: dict[nn.Module, nn.Module] = dict.fromkeys(model.modules(), model)

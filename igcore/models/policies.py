@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from accelerate.utils import extract_model_from_parallel
 
 from ..catalog import room
-from ..errors import AssetError, ParameterError, PolicyError, unknown_name
+from ..errors import AssetError, ParameterError, unknown_name
 from ..files import digest_of
 from ..policy import PROBE, Policy
 from ..settings import Named, Options, settings, written
@@ -102,7 +102,6 @@ def load_policy(
     name: str | Path | Mapping[str, Any] | Named,
     dtype: str = "float32",
     device: str = "auto",
-    weights: bool = True,
 ) -> Policy:
     """Load a policy by name, from a local Hugging Face folder, or from the hub.
 
@@ -121,8 +120,6 @@ def load_policy(
         saved if the device computes in it, see `igcore.models.pretrained.automatic_dtype`.
     device : str
         A torch device, or ``auto``: accelerate places the model on the available devices.
-    weights : bool
-        False loads no weights: the policy can only repeat samples from an `igcore.Pool`.
 
     Raises
     ------
@@ -149,11 +146,8 @@ def load_policy(
     default = entry.template or ("chat" if tokenizer.chat_template else "raw")
     template = options.template or default
     check_chat(tokenizer, template, f"policy {name!r}", options.chat_options)
-    if weights:
-        model, _ = load_model(AutoModelForCausalLM, folder, dtype, device)
-        check_vocabulary(tokenizer, model, folder, unread=True)
-    else:
-        model = WithoutWeights(folder, dtype, device)
+    model, _ = load_model(AutoModelForCausalLM, folder, dtype, device)
+    check_vocabulary(tokenizer, model, folder, unread=True)
     policy = Policy(
         name=name if name in POLICIES else _last_part(name),
         model=model,
@@ -166,37 +160,6 @@ def load_policy(
     identity = policy.identity()
     decisive = {key: identity[key] for key in identity if key not in ("name", "digest")}
     return replace(policy, digest=digest_of(decisive))
-
-
-class WithoutWeights:
-    """Placeholder for a model whose weights are not loaded; running it raises `PolicyError`."""
-
-    def __init__(self, folder: Path, dtype: str, device: str):
-        from transformers import AutoConfig, GenerationConfig
-
-        local = {"local_files_only": True, "trust_remote_code": False}
-        self.name, self.config = folder.name, AutoConfig.from_pretrained(folder, **local)
-        self.generation_config = GenerationConfig.from_model_config(self.config)
-        if (folder / "generation_config.json").is_file():
-            self.generation_config = GenerationConfig.from_pretrained(folder, **local)
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.dtype = DTYPES[dtype]
-        self.device = torch.device(device)
-
-    def modules(self) -> list[Any]:
-        """Return no modules."""
-        return []
-
-    def get_input_embeddings(self) -> None:
-        """Return no embeddings."""
-
-    def get_output_embeddings(self) -> NoReturn:
-        """Refuse to be run."""
-        raise PolicyError(
-            f"the pool does not have all samples of this search, and {self.name} was loaded "
-            "without weights; load it with weights, or repeat a search of the pool"
-        )
 
 
 def _unnamed(name: str) -> PolicyEntry:
