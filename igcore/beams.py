@@ -120,11 +120,6 @@ def lagrangian(beam: Beam, config: SearchConfig) -> float:
     return math.inf if beam.broken else -beam.reward + config.lagrange_multiplier * beam.cost
 
 
-def safety_cost(beam: Beam, config: SearchConfig) -> float:
-    """Return C, the cost model's score of the text so far; infinite when a scorer failed."""
-    return math.inf if beam.broken else beam.cost
-
-
 def e_inter(beam: Beam, config: SearchConfig) -> Score:
     """Return E_inter (paper, appendix C): the task cost of a safe candidate, else n.
 

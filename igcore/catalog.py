@@ -2,7 +2,7 @@
 
 The core imports no room: this module and the lazy front of the package are the only ones that know
 the optional ones. A room is imported on first use, so that importing igcore stays light. Other
-packages add methods, scorers and prompt sets of their own to these tables.
+packages add policies, methods, scorers and prompt sets of their own to these tables.
 """
 
 from pkgutil import resolve_name
@@ -24,6 +24,7 @@ PROMPT_SETS: dict[str, Any] = {  # name -> what returns its texts, or where that
     "mild": "igcore.models.prompts:mild",
     "benign": "igcore.models.prompts:benign",
 }
+POLICIES: dict[str, Any] = {}  # those besides the package's own, see `igcore.models.policies`
 METHODS: dict[str, Any] = {}  # those besides the package's own, see `igcore.beams.METHODS`
 PARTS = {  # name used by the core -> where it is defined
     "answer_rows": "igcore.adapters.generate:answer_rows",

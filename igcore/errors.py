@@ -36,10 +36,6 @@ class ScorerWarning(UserWarning, ScorerError):
     """
 
 
-class JudgeError(IgcoreError):
-    """A judge of answers cannot be reached, or its reply cannot be used."""
-
-
 class RunError(IgcoreError):
     """A run folder cannot be read, written or trusted."""
 

@@ -1,10 +1,16 @@
 """The reproduction of the paper with igcore: runs, records, tables, figures, claims and theory.
 
-Importing it adds the baselines, scorers and prompt sets of the paper to the tables of igcore.
+Importing it adds the policies, baselines, scorers and prompt sets of the paper to igcore's tables.
 """
 
-from igcore.catalog import METHODS, PROMPT_SETS, SCORERS
+from igcore.catalog import METHODS, POLICIES, PROMPT_SETS, SCORERS
 
+POLICIES |= {
+    "alpaca-7b": "igstudy.policies:ALPACA",
+    "beaver-7b-v3": "igstudy.policies:BEAVER",
+    "vicuna-7b": "igstudy.policies:VICUNA",
+    "llama-3.1-8b": "igstudy.policies:LLAMA",
+}
 METHODS |= {
     "args": "igstudy.baselines.args:ARGS",
     "args-lagrangian": "igstudy.baselines.args:ARGS_LAGRANGIAN",

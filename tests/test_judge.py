@@ -13,8 +13,8 @@ import pytest
 import synthetic
 
 from igcore import ParameterError, RunError, ScorerError
-from igcore.errors import JudgeError
 from igstudy.judge import JudgeParams, ScorerJudge, load_judge
+from igstudy.judge.openai import JudgeError
 from igstudy.judge.spec import ASPECTS, Question, parse
 from igstudy.report import load as runs
 from igstudy.report.verdicts import (

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_model, tiny_tokenizer, turn_calendar
 
 from igcore import AssetError, Guard, ParameterError, SearchConfig, decode, load_policy
-from igcore.models.policies import POLICIES
 from igcore.models.templates import TEMPLATES
 from igcore.policy import Policy
+from igstudy import policies
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.decode_run import decode_run
 
@@ -274,7 +274,7 @@ def test_a_policy_may_be_given_with_its_options(folder, monkeypatch):
         load_policy({"name": "lmsys/vicuna-7b-v1.5", "revision": "v0"}).template.name == "raw"
     )  # no name of ours, and no chat template
     assert load_policy("vicuna-7b").template.name == "vicuna"
-    pinned = POLICIES["vicuna-7b"].revision
+    pinned = policies.VICUNA.revision
     assert asked == [
         ("PKU-Alignment/alpaca-7b-reproduced", "v1"),
         ("lmsys/vicuna-7b-v1.5", "v0"),
@@ -284,8 +284,8 @@ def test_a_policy_may_be_given_with_its_options(folder, monkeypatch):
 
 def test_pins_are_commits():
     """Bug: a branch or a short hash, which may mean other weights next year."""
-    pins = [known.revision for known in POLICIES.values() if known.revision]
-    assert pins and all(re.fullmatch("[0-9a-f]{40}", pin) for pin in pins)
+    pins = [policies.VICUNA.revision, policies.LLAMA.revision]
+    assert all(re.fullmatch("[0-9a-f]{40}", pin) for pin in pins)
 
 
 def test_a_chat_template_that_is_not_there_is_refused(folder):
@@ -325,7 +325,7 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
     ("arguments", "message"),
     [
         (("smolm2-raw",), "unknown policy 'smolm2-raw'; did you mean 'smollm2-raw'"),
-        (("no/such/folder",), "or a folder with config.json, or owner/name on the hub"),
+        (("no/such/folder",), "or owner/name on the hub; igstudy has the paper's"),
         (
             ({"name": "alpaca-7b", "templat": "raw"},),
             "unknown parameter 'templat'; did you mean 'template'",

@@ -12,11 +12,11 @@ import torch
 from sentencepiece import SentencePieceProcessor
 
 from igcore import AssetError, Guard, SearchConfig, decode, load_policy, load_scorer
-from igcore.models.policies import POLICIES
+from igcore.catalog import POLICIES, found
 from tests.rehearsal.checkpoints import build_checkpoints
 from tests.rehearsal.configs import END_OF_TURN
 
-NAMES = [name for name, known in POLICIES.items() if known.repo]
+REPOS = {name: found(place).repo for name, place in POLICIES.items()}  # the paper's
 HEADER = [
     128009,
     128006,
@@ -74,7 +74,7 @@ def letters(text: str) -> list[int]:
 
 def reconfigured(monkeypatch, mirror, tmp_path, name, file, **changes):
     """Load a policy of a mirror in which one settings file differs."""
-    source, place = mirror / POLICIES[name].repo, tmp_path / POLICIES[name].repo
+    source, place = mirror / REPOS[name], tmp_path / REPOS[name]
     place.mkdir(parents=True)
     for path in source.iterdir():
         (place / path.name).symlink_to(path)
@@ -113,9 +113,7 @@ def test_the_ids_of_a_prompt_of_the_llama_2_family(mirror, name):
             "assistant gives helpful, detailed, and "
         )
         begin += "polite answers to the user's questions."
-    pieces = SentencePieceProcessor(
-        model_file=str(mirror / POLICIES[name].repo / "tokenizer.model")
-    )
+    pieces = SentencePieceProcessor(model_file=str(mirror / REPOS[name] / "tokenizer.model"))
     ids = load_policy(name).encode("Why does bread rise – naïve?")
     assert ids == [1, *pieces.encode(f"{begin} USER: Why does bread rise – naïve? ASSISTANT:")]
 
@@ -158,7 +156,7 @@ def test_the_ids_of_a_prompt_of_llama_3():
     assert [i for i in written if i >= 128000] == [i for i in policy.encode("Why?") if i >= 128000]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", REPOS)
 def test_every_policy_answers(name):
     """Bug: results that move with the batch: two prompts together, padded on the left, and one by
     one.

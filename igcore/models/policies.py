@@ -3,7 +3,8 @@
 import copy
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import extract_model_from_parallel
 
-from ..catalog import room
+from .. import catalog
 from ..errors import AssetError, ParameterError, unknown_name
 from ..files import digest_of
 from ..policy import PROBE, Policy
@@ -69,24 +70,16 @@ class PolicyEntry:
 SMOLLM2 = PolicyEntry("raw", asset="smollm2", ends=("<|endoftext|>", "<|im_start|>"))
 
 
-POLICIES = {
+_OWN: dict[str, PolicyEntry | str] = {
     # continues the prompt: stands in for an unaligned policy
     "smollm2-raw": SMOLLM2,
     # answers in the chat template: stands in for an aligned policy
     "smollm2-chat": replace(SMOLLM2, template="chat"),
     # Qwen2.5-Coder-0.5B-Instruct; never fetched by default
     "qwen-0.5b": replace(SMOLLM2, template="chat", asset="qwen-0.5b"),
-    "alpaca-7b": PolicyEntry("safe-rlhf", repo="PKU-Alignment/alpaca-7b-reproduced"),
-    "beaver-7b-v3": PolicyEntry("safe-rlhf", repo="PKU-Alignment/beaver-7b-v3.0"),
-    "vicuna-7b": PolicyEntry(
-        "vicuna", repo="lmsys/vicuna-7b-v1.5", revision="3321f76e3f527bd14065daf69dad9344000a201d"
-    ),
-    "llama-3.1-8b": PolicyEntry(
-        "chat",
-        repo="meta-llama/Llama-3.1-8B-Instruct",
-        revision="0e9e39f249a16976918f6564b8830bc894c89659",
-    ),
 }
+# policies added by a user or by igstudy come first; a value may be an import path, loaded when used
+POLICIES: MutableMapping[str, PolicyEntry | str] = ChainMap(catalog.POLICIES, _OWN)
 
 
 @settings
@@ -132,12 +125,12 @@ def load_policy(
 
     chosen = Named.of(name, "policy")
     if "server" in chosen.options:
-        served: Policy = room("load_served")(written(chosen))
+        served: Policy = catalog.room("load_served")(written(chosen))
         return served
     name, options = chosen.name, PolicyOptions(**chosen.options)
     if dtype not in ("auto", *DTYPES):
         raise unknown_name("dtype", dtype, ("auto", *DTYPES))
-    entry = POLICIES.get(name) or _unnamed(name)
+    entry: PolicyEntry = catalog.found(POLICIES.get(name)) or _unnamed(name)
     folder = entry.folder(options.revision)
     settings_of(folder)  # refuses a folder without a model
     tokenizer = load_tokenizer(folder)
@@ -167,7 +160,7 @@ def _unnamed(name: str) -> PolicyEntry:
     path = os.path.expanduser(name)
     on_hub = HUB_NAME.fullmatch(name) and not os.path.isfile(path)
     if not on_hub and not os.path.isdir(path):  # False for a file and for an impossible path
-        places = "; or a folder with config.json, or owner/name on the hub"
+        places = "; or a folder with config.json, or owner/name on the hub; igstudy has the paper's"
         raise unknown_name("policy", name, POLICIES, places)
     return PolicyEntry(repo=name)
 

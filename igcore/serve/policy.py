@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..beams import Method
+from ..catalog import found
 from ..config import SearchConfig
 from ..engine.sampling import Sampling
 from ..errors import ParameterError, PolicyError, no_latents
@@ -66,16 +67,6 @@ class ServedOptions:
     max_retries: Natural = 6
     at_once: Count = 32
     batch_invariant: bool = False
-
-    def connect(self) -> Server:
-        """Return the server; raise ``ParameterError`` for a bad address or key."""
-        check_endpoint("server", self.server, self.api_key_env, SERVER)
-        url = self.server.rstrip("/").removesuffix("/v1")
-        key = key_in(url, self.api_key_env, SERVER)
-        client = Client(
-            url, key, timeout=self.timeout, retries=self.max_retries, at_once=self.at_once
-        )
-        return Server(client, self.model)
 
 
 class RemoteModel:
@@ -152,15 +143,22 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     Raises
     ------
     ParameterError
-        For an unknown or invalid option, and a model that the server does not serve.
+        For an unknown or invalid option, a bad address or key, and a model that the server does not
+        serve.
     PolicyError
         When the server cannot be reached, or is neither vLLM nor llama.cpp's server.
     AssetError
         When the tokenizer's files cannot be downloaded or are damaged.
     """
     given = ServedOptions(**options)
-    server = given.connect()
-    known = POLICIES.get(given.tokenizer) or PolicyEntry(repo=given.tokenizer)
+    check_endpoint("server", given.server, given.api_key_env, SERVER)
+    url = given.server.rstrip("/").removesuffix("/v1")
+    key = key_in(url, given.api_key_env, SERVER)
+    client = Client(
+        url, key, timeout=given.timeout, retries=given.max_retries, at_once=given.at_once
+    )
+    server = Server(client, given.model)
+    known: PolicyEntry = found(POLICIES.get(given.tokenizer)) or PolicyEntry(repo=given.tokenizer)
     folder = known.folder(given.revision, weights=False)
     tokenizer = load_tokenizer(folder)
     template = given.template or known.template or ("chat" if tokenizer.chat_template else "raw")

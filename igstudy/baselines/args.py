@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from igcore.beams import Beam, Method, lagrangian, safety_cost, task_cost
+from igcore.beams import Beam, Method, lagrangian, task_cost
 from igcore.config import SearchConfig
 from igcore.engine.block import Block
 from igcore.engine.local import LocalEngine
@@ -246,6 +246,11 @@ def gumbel(key: int) -> float:
 
 
 # --- methods --------------------------------------------------------------------------------------
+
+
+def safety_cost(beam: Beam, config: SearchConfig) -> float:
+    """Return C, the cost model's score of the text so far; infinite when a scorer failed."""
+    return math.inf if beam.broken else beam.cost
 
 
 def one_token(config: SearchConfig) -> ArgsConfig:

@@ -3,13 +3,17 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from igcore.errors import JudgeError
+from igcore.errors import IgcoreError
 from igcore.serve.client import JUDGE, Client, Failed, Request, check_endpoint, key_in
 from igcore.settings import Count, Discount, Natural, Seconds, Weight, settings
 
 from .spec import ANSWER, ASPECTS, Question, Reply, read_completion
 
 NO_CHAT = "does not answer as a chat completion does; correct base_url"
+
+
+class JudgeError(IgcoreError):
+    """A judge of answers cannot be reached, or its reply cannot be used."""
 
 
 @settings(kw_only=True)
