@@ -51,7 +51,9 @@ def no_pauses(monkeypatch):
 
 def server_of(stub, samples=100, **options):
     client = Client(stub.url, **dict(timeout=5.0, retries=2, at_once=32) | options)
-    return Server(client, MODEL, samples=samples, path=stub.route)
+    server = Server(client, MODEL)
+    server.samples, server.path = samples, stub.route
+    return server
 
 
 def engine_of(stub, sampling=None, **options):

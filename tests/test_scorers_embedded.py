@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoTokenizer
 from igcore.models import assets
 from igcore.models.convert import quiet_transformers, save_offensive_language_weights
 from igcore.models.embedded import MiniLMRelevance, OffensiveLanguage
+from igstudy.baselines.args import HIGHEST
 
 GRUMPY = [
     "I hate Mondays",
@@ -240,7 +241,7 @@ def test_no_relevance_exceeds_its_bound(encoder):
     """Bug: a bound below a score, with which ARGS drops a token that would have won."""
     prompt = "Why does bread rise in the oven?"
     responses = ["", "?!", prompt, prompt + " Yeast.", "yeast", "The moon " * 100]
-    bounds = np.array(encoder.at_most([prompt] * 6, responses))
+    bounds = np.array([encoder.at_cosine(prompt, text, HIGHEST) for text in responses])
     scores = relevance(encoder, [prompt] * 6, responses)
     assert (scores <= bounds).all()
     assert bounds[2] == pytest.approx(scores[2], abs=1e-6)  # the cosine of an echo is one

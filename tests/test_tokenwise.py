@@ -85,12 +85,11 @@ class Hashed:
 
 
 class Bounded(Hashed):
-    """The same, with numbers that it never exceeds."""
+    """The same, with a number that it never exceeds."""
 
-    def at_most(self, prompts, responses):
-        n = len(prompts)
-        whole = self.score(prompts, responses, [True] * n)
-        return list(map(max, whole, self.score(prompts, responses, [False] * n)))
+    def at_cosine(self, prompt, response, cosine):
+        assert cosine > 1
+        return max(self.score([prompt] * 2, [response] * 2, [True, False]))
 
 
 COST, REWARD = Hashed("cost", "higher is worse"), Hashed("reward", "higher is better")

@@ -148,17 +148,10 @@ class MiniLMRelevance:
         scores = []
         for prompt, response in zip(prompts, responses, strict=True):
             cosine = float(self._embed_prompt(prompt) @ embedding[response])
-            relevance = self._relevance(prompt, response, cosine)
-            scores.append(relevance)
+            scores.append(self.at_cosine(prompt, response, cosine))
         return np.array(scores, dtype=float)
 
-    def at_most(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-        """Return upper bounds of the scores of these responses, without the encoder."""
-        cosine = 1 + 1e-9  # the product of unit vectors is rounded
-        pairs = zip(prompts, responses, strict=True)
-        return [self._relevance(prompt, response, cosine) for prompt, response in pairs]
-
-    def _relevance(self, prompt: str, response: str, cosine: float) -> float:
+    def at_cosine(self, prompt: str, response: str, cosine: float) -> float:
         """Return the relevance of one response, given the cosine of both embeddings."""
         words = _words(response)
         if not words:

@@ -48,16 +48,18 @@ class Server:
         Sends the requests; its address is without ``/v1``.
     model : str
         Its name on the server.
+
+    Attributes
+    ----------
     samples : int
         Most samples of one request.
     path : str
         Path of completions.
     """
 
-    def __init__(
-        self, client: Client, model: str, *, samples: int = 1, path: str = "/v1/completions"
-    ):
-        self.client, self.model, self.samples, self.path = client, model, samples, path
+    def __init__(self, client: Client, model: str):
+        self.client, self.model = client, model
+        self.samples, self.path = 1, "/v1/completions"  # until `describe` knows them
         self.url = client.url
         self.vocabulary = UNLIMITED  # one more than the highest id of the policy's tokenizer
         self.text = [1]  # the ids of TEXT

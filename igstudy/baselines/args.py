@@ -38,6 +38,8 @@ from igcore.work import Candidate
 
 from ..settings import upcast_settings
 
+HIGHEST = 1 + 1e-9  # cosine of unit vectors, whose product is rounded
+
 
 def probability(log_p: float, score: float, config: "ArgsConfig") -> float:
     """Return -omega pi(token) + score, the form of the paper."""
@@ -189,17 +191,18 @@ def read_chosen(engine: LocalEngine, chosen: Sequence[Beam], k: int) -> None:
 def ask_promising(batch: Batch, candidates: Sequence[Candidate]) -> None:
     """Ask for the rewards of the tokens that can win; the others count as infinitely bad.
 
-    A reward model may have a method ``at_most(prompts, responses)``: cheap numbers that no reward
-    exceeds. A token that would lose even with that reward is not scored. The choice is the same.
+    A reward model may have a method ``at_cosine(prompt, response, cosine)`` that rises with the
+    cosine of their embeddings, as `igcore.models.embedded.MiniLMRelevance` has it: with the highest
+    cosine no reward exceeds it. A token that would lose even with that reward is not scored. The
+    choice is the same.
     """
-    at_most = getattr(batch.reward, "at_most", None)
-    if at_most is None or not batch.method.reward:
+    at_cosine = getattr(batch.reward, "at_cosine", None)
+    if at_cosine is None or not batch.method.reward:
         ask_reward(batch, candidates)
         return
-    prompts = [candidate.search.prompt.text for candidate in candidates]
-    bounds = at_most(prompts, [candidate.beam.text for candidate in candidates])
-    for candidate, bound in zip(candidates, bounds, strict=True):
-        candidate.beam.reward = bound
+    for candidate in candidates:
+        prompt, beam = candidate.search.prompt.text, candidate.beam
+        beam.reward = at_cosine(prompt, beam.text, HIGHEST)
     promises = [weigh(batch, candidate) for candidate in candidates]
     for candidate in candidates:
         candidate.beam.reward = -math.inf  # until it is asked for
