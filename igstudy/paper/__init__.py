@@ -79,9 +79,8 @@ def measured(tables: tuple[str, ...] = MEASURED) -> pd.DataFrame:
 def read(name: str) -> pd.DataFrame:
     """Return a file of ``data``: one of `TABLES`, ``tables``, or one of these.
 
-    ``statements`` has sentences of the text that a table can confirm; ``kind`` says how to check
-    them. ``symbols`` has what the paper calls by each symbol, a row per place. ``fidelity`` says
-    what became of each statement, see ``docs.fidelity``.
+    ``statements`` has numbers that the text states: the sizes of the test sets, and the budget.
+    ``fidelity`` says what became of each statement, see ``docs.fidelity``.
     """
     types = str if name == "fidelity" else _TYPES
     with (files(__package__) / f"data/{name}.csv").open(encoding="utf-8") as file:
