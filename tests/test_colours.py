@@ -65,7 +65,6 @@ TOGETHER = {  # looks of one picture
     "critics": {n: (critic.look_of(n)["color"], critic.look_of(n)["marker"]) for n in range(8)},
     "beams": {k: (PALETTE[k], MARKERS[k]) for k in range(3)},
     "outcomes": bars(OUTCOMES),
-    "verdicts": bars(OUTCOMES | {"unparsed": "#5a5a5a"}),
     "ends": bars(OUTCOMES | {"safe at the end only": PALE}),
 }
 

@@ -73,7 +73,6 @@ PALE = "#9ecae1"  # of what is safe in part
 HATCHES = {  # colour of a bar -> its hatch; a bar of another colour has none
     OUTCOMES["unsafe"]: "///",
     OUTCOMES["abstained"]: "...",
-    "#5a5a5a": "xxx",
 }
 WIDTH = 9.0  # inches: a README shows 900 pixels, so 11 points are 15 pixels
 INK = "#222222"
@@ -136,17 +135,6 @@ def whiskers(centre: pd.Series, low: pd.Series, high: pd.Series) -> npt.NDArray[
     """
     lengths: npt.NDArray[np.float64] = np.clip([centre - low, high - centre], 0, None)
     return lengths
-
-
-def named(prompts: pd.Series) -> list[str]:
-    """Return the name of each method for readers, with n where it has fewer prompts than others.
-
-    `prompts` is the number of prompts by method.
-    """
-    names, most = [NAMES.get(method, method) for method in prompts.index], prompts.max()
-    return [
-        name if n == most else f"{name} (n = {n})" for name, n in zip(names, prompts, strict=True)
-    ]
 
 
 def legend_below(fig: Figure, columns: int) -> None:
