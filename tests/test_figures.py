@@ -20,8 +20,7 @@ def drawn(table):
     """Return a picture of a main table: bars of what became of the prompts, a panel per policy."""
     fig, panels = look.policy_panels(look.shown_methods(table) if len(table) else table, 2.5)
     for ax, policy, rows in panels:
-        labels = look.named(rows.set_index("method")["n_prompts"])
-        look.stacked_bars(ax, rows[list(look.OUTCOMES)].set_axis(labels), look.OUTCOMES)
+        look.stacked_bars(ax, rows.set_index("label")[list(look.OUTCOMES)], look.OUTCOMES)
         ax.set_title(policy)
     look.legend_below(fig, 3)
     return fig
@@ -53,13 +52,6 @@ def test_two_saves_give_the_same_bytes(main, tmp_path):
     assert saved[0][0].startswith(b"%PDF") and saved[0][1].startswith(b"\x89PNG")
     assert b"CreationDate" not in saved[0][0] and b"Software" not in saved[0][1]
     assert plt.get_fignums() == []
-
-
-def test_methods_with_fewer_prompts_say_so():
-    """Bug: a rate of 12 prompts beside one of 48 as if they were alike; n said where all are."""
-    prompts = pd.Series({"base": 48, "args": 12})
-    assert look.named(prompts) == ["base", "ARGS (n = 12)"]
-    assert look.named(prompts.iloc[:1]) == ["base"]
 
 
 def test_bars_are_the_shares_of_their_rows(main):
