@@ -25,17 +25,6 @@ from igstudy.runs.folders import ASIDE
 
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 GUIDES = ("guard", "budget", "scorers", "paper", "runs", "promise")
-# the page of a file of code
-CODE = """---
-orphan: true
----
-# {path}
-
-```{{literalinclude}} {name}
-:language: python
-:linenos:
-```
-"""
 RESULTS = ("results", "fidelity", "paper-to-code", "cards")
 # where pages stand in the list beside every page: caption -> pages
 CONTENTS = {
@@ -96,8 +85,7 @@ def _plain(text: str) -> str:
 def staged_links(text: str, page: Path, base: Path, folder: Path) -> str:
     """Return a page whose links hold in `folder` as well; what they lead to is copied there.
 
-    A file of code becomes a page, another file is downloaded. A link to a folder becomes plain
-    text.
+    A file, of code as well, is downloaded. A link to a folder becomes plain text.
     """
 
     def follow(match: re.Match) -> str:
@@ -108,11 +96,6 @@ def staged_links(text: str, page: Path, base: Path, folder: Path) -> str:
         if target.suffix not in (".md", ".ipynb") and (base / target).is_file():
             (folder / target).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(base / target, folder / target)
-        if target.suffix == ".py" and (base / target).is_file():
-            replace_file(
-                folder / f"{target}.md", CODE.format(path=target.as_posix(), name=target.name)
-            )
-            return f"{match['path']}.md{anchor}"
         return match.group()
 
     def without_folders(match: re.Match) -> str:
