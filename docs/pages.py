@@ -11,11 +11,10 @@ text between them:
 * ``<!-- plan paper -->``: ``docs/paper_plan.csv``, the memory of a folder of params;
 * ``<!-- minutes small ... -->``: the minutes that notebooks took;
 * ``<!-- fidelity paper -->``: the paper's statements and their form in the code;
-* ``<!-- lines docs/reading.md -->``: the code lines of the files in a page's headings;
 * ``<!-- output README.md -->``: the output of the first Python block of a page. The tree of its
   ``answer`` becomes ``docs/tree.svg``.
 
-``python -m docs.pages docs/reading.md`` writes the blocks of one page.
+``python -m docs.pages docs/results.md`` writes the blocks of one page.
 """
 
 import io
@@ -33,7 +32,6 @@ from igcore.errors import IgcoreError, RunError
 from igcore.files import replace_file, root
 from igstudy.report import claims
 from igstudy.runs.folders import ASIDE
-from tests.caps import code_lines
 
 PAGES = (
     "README.md",
@@ -41,7 +39,6 @@ PAGES = (
     "docs/paper.md",
     "docs/fidelity.md",
     "docs/guard.md",
-    "docs/reading.md",
     "docs/cards.md",
 )
 BLOCK = re.compile(r"(<!-- (\w+) ([^>]+) -->\n).*?(<!-- end -->)", re.S)
@@ -194,17 +191,6 @@ def output(page: str, base: Path) -> str:
     return f"```\n{printed.getvalue().rstrip()}\n```"
 
 
-def lines(page: str, base: Path) -> str:
-    """Return the code lines of the files that the headings of a page link to, and their sum."""
-    text = (base / page).read_text(encoding="utf-8")
-    rows = [
-        (f"[{path}](../{path})", code_lines((base / path).read_text(encoding="utf-8")))
-        for path in re.findall(r"^#+ .*\]\(\.\./(\S+\.py)\)", text, re.MULTILINE)
-    ]
-    frame = pd.DataFrame([*rows, ("all", sum(n for _, n in rows))], columns=["file", "code lines"])
-    return frame.to_markdown(index=False)
-
-
 def filled(page: str, base: Path) -> str:
     """Return the text of a page with all its blocks written anew.
 
@@ -230,7 +216,6 @@ WRITERS = {
     "fidelity": statements,
     "claims": claim_verdicts,
     "twins": twins,
-    "lines": lines,
 }
 
 
