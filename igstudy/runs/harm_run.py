@@ -192,7 +192,8 @@ def train_half(head: Path) -> None:
     rows = pd.concat([rows, refusals(rows), sampled()], ignore_index=True)
     rows = rows[rows["split"] == "train"]  # the others are in no training
     about = {"layer": "15", "pooling": "mean", "text_format": "human-assistant"}
-    fit(rows, states_of(smollm2_harm(), rows)).save(head, about)
+    cost: Any = smollm2_harm()
+    fit(rows, states_of(cost, rows)).save(head, about)
 
 
 def main(file: str) -> None:
