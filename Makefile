@@ -93,7 +93,7 @@ networks: assets
 	@cd runs/networks/critics && for measured in */trainings.csv; do cp $$measured ../../../params/networks/$$measured || exit 1; done
 
 harm-card: assets
-	@$(BIN)/python -m igstudy run notebooks/25_train_harm_cost.ipynb runs/harm/25_train_harm_cost.ipynb -f params/networks/harm-card.yaml
+	@$(BIN)/python -m igstudy run notebooks/25_train_harm_cost.ipynb runs/harm/25_train_harm_cost.ipynb -p limit null -p folder runs/harm
 
 rehearsal: assets
 	@$(BIN)/python -m tests.rehearsal --cores $(CORES)

@@ -12,6 +12,7 @@ from igstudy.judge import JudgeParams
 from igstudy.report.claims import load_claims
 from igstudy.runs.critic_params import CriticParams, RolloutConfig
 from igstudy.runs.decode_params import DecodeParams
+from igstudy.runs.harm_run import HarmParams
 from igstudy.runs.paramfiles import OUTPUT, ParamFiles
 from igstudy.runs.params import OutputParams, notebook_parameters, notebook_params
 
@@ -176,7 +177,8 @@ def test_every_committed_file_is_valid(path):
         assert load_claims(path).claims
         return
     files, kind = ParamFiles(path.parent.name, base=ROOT / "params"), path.stem.split("-")[0]
-    cls = {"critic": CriticParams, "judge": JudgeParams} | dict.fromkeys(OUTPUT, OutputParams)
+    cls = dict.fromkeys(OUTPUT, OutputParams)
+    cls |= {"critic": CriticParams, "judge": JudgeParams, "harm": HarmParams}
     points = [files.read(path)] if kind in OUTPUT else [given for _, given in files.points(path)]
     assert (
         all(cls.get(kind, DecodeParams)(**given).profile == path.parent.name for given in points)

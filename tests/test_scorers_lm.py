@@ -381,7 +381,11 @@ def test_the_final_check_does_not_believe_a_session(policy, monkeypatch):
     backbone = backbone_of()
     cost = replace(scorer(backbone), head=lambda hidden: hidden.abs().sum(1))
     guard = Guard(policy, cost=cost, reward=scorer(backbone, "reward", 1), config=CONFIG)
-    monkeypatch.setattr(Session, "hidden", lambda self, prompts, *_: torch.zeros(len(prompts), 32))
+
+    def zeros(session, prompts, sequences, counts):
+        return [torch.zeros(count, 32) for count in counts]
+
+    monkeypatch.setattr(Session, "states", zeros)
     with pytest.warns(ScorerWarning, match="'lm-cost' depends on the call: asked in the search"):
         outs = list(decode("inferenceguard", guard, PROMPTS))
     assert [(out.status, out.reason, out.text) for out in outs] == [
