@@ -9,7 +9,7 @@ from typing import Any
 __version__ = "0.1.0"
 _HOME = {  # public name -> its module
     "METHODS": "beams",
-    "POLICIES": "models.policies",
+    "POLICIES": "catalog",
     "SCORERS": "catalog",
     "AssetError": "errors",
     "Guard": "guard",

@@ -2,6 +2,7 @@
 
 from .adapters.generate import custom_generate as custom_generate
 from .beams import METHODS as METHODS
+from .catalog import POLICIES as POLICIES
 from .catalog import SCORERS as SCORERS
 from .config import SearchConfig as SearchConfig
 from .errors import AssetError as AssetError
@@ -13,7 +14,6 @@ from .errors import ScorerError as ScorerError
 from .errors import ScorerWarning as ScorerWarning
 from .guard import Guard as Guard
 from .guard import decode as decode
-from .models.policies import POLICIES as POLICIES
 from .models.policies import load_policy as load_policy
 from .models.prompts import load_prompts as load_prompts
 from .models.registry import load_scorer as load_scorer

@@ -24,7 +24,11 @@ PROMPT_SETS: dict[str, Any] = {  # name -> what returns its texts, or where that
     "mild": "igcore.models.prompts:mild",
     "benign": "igcore.models.prompts:benign",
 }
-POLICIES: dict[str, Any] = {}  # those besides the package's own, see `igcore.models.policies`
+POLICIES: dict[str, Any] = {  # name -> a `igcore.models.policies.PolicyEntry`, or where that is
+    "smollm2-raw": "igcore.models.policies:SMOLLM2_RAW",
+    "smollm2-chat": "igcore.models.policies:SMOLLM2_CHAT",
+    "qwen-0.5b": "igcore.models.policies:QWEN",
+}
 METHODS: dict[str, Any] = {}  # those besides the package's own, see `igcore.beams.METHODS`
 PARTS = {  # name used by the core -> where it is defined
     "answer_rows": "igcore.adapters.generate:answer_rows",

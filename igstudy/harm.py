@@ -2,9 +2,9 @@
 
 People scored answers of models that a red team asked for harm. None of these answers is to a
 harmless prompt, so such answers are sampled from the policies; refusals are written by hand. Both
-count as harmless, whatever they say. `igstudy.report.harm` describes the head.
+count as harmless, even where one is not. `igstudy.report.harm_card` describes the head.
 
-All rows stand in one frame with these columns:
+All rows are in one frame with these columns:
 
 * ``kind``: ``harmful`` or ``unharmful``, both by people, ``refusal``, or the policy that answered;
 * ``set`` and ``split``: the set of the prompt, and its split by `igstudy.prompts.split_of`;

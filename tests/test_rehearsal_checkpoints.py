@@ -16,7 +16,8 @@ from igcore.catalog import POLICIES, found
 from tests.rehearsal.checkpoints import build_checkpoints
 from tests.rehearsal.configs import END_OF_TURN
 
-REPOS = {name: found(place).repo for name, place in POLICIES.items()}  # the paper's
+PAPERS = {name: place for name, place in POLICIES.items() if place.startswith("igstudy")}
+REPOS = {name: found(place).repo for name, place in PAPERS.items()}
 HEADER = [
     128009,
     128006,

@@ -217,14 +217,13 @@ def test_people_s_answers_are_cut_and_fetched_only_where_a_score_is_missing(tmp_
     monkeypatch.setattr(harm_run, "loaded", lambda named: judge)
     monkeypatch.setattr(harm_run, "sound", lambda name: (fetched.append(name), name))
     monkeypatch.setattr(harm_run, "labelled", lambda folder: LABELS)
-    monkeypatch.setattr(harm_run, "load_tokenizer", lambda folder: words)
-    monkeypatch.setattr(harm_run, "LENGTH", 2)
+    monkeypatch.setattr("igstudy.harm.LENGTH", 2)
     first = judged_labels(options())
-    assert judge.read == ["a long"] * 2 and fetched == ["harm-labels", "smollm2"]
+    assert judge.read == ["a long "] * 2 and fetched == ["harm-labels"]
     file = tmp_path / "figures/tables/harm_labelled.csv"
     assert "long" not in file.read_text() and list(first) == ["objective", "harmful", "reader"]
     pd.testing.assert_frame_equal(judged_labels(options()), first)
-    assert len(fetched) == 2
+    assert len(fetched) == 1
 
 
 def test_the_second_head_learns_from_its_half_alone(tmp_path, monkeypatch):

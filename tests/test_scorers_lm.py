@@ -285,7 +285,8 @@ def test_models_with_a_head_and_in_half_precision(letters):
     backbone = backbone_of(dtype=torch.bfloat16)
     assert backbone.encode([[1, 2, 3]]).dtype == torch.float32
     session = Session(backbone, PROMPTS)
-    assert session.hidden(PROMPTS, ["hello"] * 2).dtype == torch.float32
+    cached = scorer(backbone).with_cache(session)
+    assert cached.features(PROMPTS, ["hello"] * 2).dtype == torch.float32
     spread = scorer(backbone).score(PROMPTS * 3, ["a", "b", "c", "d", "e", "f"], [False] * 6).std()
     assert_as_uncached(session, [(p, "hello world", False) for p in PROMPTS], atol=0.1 * spread)
 

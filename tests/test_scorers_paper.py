@@ -543,18 +543,23 @@ def test_an_anchor_adds_the_state_where_the_prompt_ends(anchored):
         expected.append(torch.cat([states[-1], states[len(prompt)]]).float())
     columns = list(zip(*texts, strict=True))
     session = anchored.open_cache(prompts)
-    one_by_one = torch.cat([session.hidden([p], [r]) for p, r in texts])
+
+    def hidden_of(given, responses):
+        sequences = [anchored.ids(*text) for text in zip(given, responses, strict=True)]
+        return torch.cat(session.states(given, sequences, [1] * len(sequences)))
+
+    one_by_one = torch.cat([hidden_of([p], [r]) for p, r in texts])
     for hidden in (
         one_by_one,
-        session.hidden(*columns),
+        hidden_of(*columns),
         anchored.encode([anchored.ids(*text) for text in texts]),
     ):
         assert hidden.shape == (len(texts), 64) and torch.allclose(
             hidden, torch.stack(expected), atol=1e-6
         )
     session.retain(prompts, ["so it"] * 3)
-    assert torch.allclose(session.hidden(*columns), torch.stack(expected), atol=1e-6)
-    other = session.hidden(["a prompt of another group"], ["so"])
+    assert torch.allclose(hidden_of(*columns), torch.stack(expected), atol=1e-6)
+    other = hidden_of(["a prompt of another group"], ["so"])
     assert torch.allclose(
         other, anchored.encode([anchored.ids("a prompt of another group", "so")]), atol=1e-6
     )

@@ -229,11 +229,6 @@ class Session:
             self.encoded = sum(map(len, prefixes))
             self._forget()
 
-    def hidden(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
-        """Return the hidden state of the last token of each text, (R, H) float32."""
-        sequences = [self.backbone.ids(p, r) for p, r in zip(prompts, responses, strict=True)]
-        return torch.cat(self.states(prompts, sequences, [1] * len(sequences)))
-
     def states(
         self, prompts: Sequence[str], sequences: Sequence[list[int]], counts: Sequence[int]
     ) -> list[torch.Tensor]:

@@ -67,16 +67,16 @@ class Probe(Checkpoint):
         """
         path = Path(self.head).expanduser()
         model, _ = self.model()
-        weight, bias, said = load_head(path, model.config.get_text_config().hidden_size)
+        weight, bias, about = load_head(path, model.config.get_text_config().hidden_size)
         files = contents_of(self.folder)
         options = {"layer": self.layer, "pooling": self.pooling, "text_format": self.text_format}
         fitting = {name: [str(value)] for name, value in options.items()}
         fitting["backbone"] = [*files.values()]
         for name, values in fitting.items():
-            if said.get(name, values[0]) not in values:
+            if about.get(name, values[0]) not in values:
                 raise AssetError(
-                    f"head {path} was trained with {name} {said[name]}, which is not what is given "
-                    "here; give that, or another head"
+                    f"head {path} was trained with {name} {about[name]}, which is not what is "
+                    "given here; give that, or another head"
                 )
         cut(model, self.layer)
         backbone = self.backbone(model, self.text_format)
@@ -107,7 +107,7 @@ def smollm2_harm(device: str = "auto") -> Scorer:
 
 
 def load_head(path: Path, width: int) -> tuple[Tensor, Tensor, dict[str, str]]:
-    """Return a head's weight (H,) and bias (1,) float32, and what its file says about it.
+    """Return a head's weight (H,) and bias (1,) float32, and the metadata of its file.
 
     The metadata may name the ``layer``, ``pooling`` and ``text_format`` that it was trained with,
     and as ``backbone`` the sha256 of a weight file of its model.
@@ -124,7 +124,7 @@ def load_head(path: Path, width: int) -> tuple[Tensor, Tensor, dict[str, str]]:
     """
     try:
         with safe_open(path, "pt") as file:
-            said = dict(file.metadata() or {})
+            about = dict(file.metadata() or {})
             tensors = {key: file.get_tensor(key).float() for key in sorted(file.keys())}
     except (OSError, SafetensorError) as error:
         raise AssetError(
@@ -139,7 +139,7 @@ def load_head(path: Path, width: int) -> tuple[Tensor, Tensor, dict[str, str]]:
         )
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
         raise AssetError(f"head {path} holds numbers that are not finite; train it again")
-    return tensors["weight"], tensors["bias"], said
+    return tensors["weight"], tensors["bias"], about
 
 
 def cut(model: Any, layer: int) -> None:

@@ -3,8 +3,7 @@
 import copy
 import os
 import re
-from collections import ChainMap
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from accelerate.utils import extract_model_from_parallel
 
-from .. import catalog
+from ..catalog import POLICIES, found, room
 from ..errors import AssetError, ParameterError, unknown_name
 from ..files import digest_of
 from ..policy import PROBE, Policy
@@ -67,19 +66,12 @@ class PolicyEntry:
         return snapshot(self.repo, revision or self.revision, weights=weights)
 
 
-SMOLLM2 = PolicyEntry("raw", asset="smollm2", ends=("<|endoftext|>", "<|im_start|>"))
-
-
-_OWN: dict[str, PolicyEntry | str] = {
-    # continues the prompt: stands in for an unaligned policy
-    "smollm2-raw": SMOLLM2,
-    # answers in the chat template: stands in for an aligned policy
-    "smollm2-chat": replace(SMOLLM2, template="chat"),
-    # Qwen2.5-Coder-0.5B-Instruct; never fetched by default
-    "qwen-0.5b": replace(SMOLLM2, template="chat", asset="qwen-0.5b"),
-}
-# policies added by a user or by igstudy come first; a value may be an import path, loaded when used
-POLICIES: MutableMapping[str, PolicyEntry | str] = ChainMap(catalog.POLICIES, _OWN)
+# continues the prompt, in the place of an unaligned policy
+SMOLLM2_RAW = PolicyEntry("raw", asset="smollm2", ends=("<|endoftext|>", "<|im_start|>"))
+# answers in the chat template, in the place of an aligned policy
+SMOLLM2_CHAT = replace(SMOLLM2_RAW, template="chat")
+# Qwen2.5-Coder-0.5B-Instruct; never fetched by default
+QWEN = replace(SMOLLM2_CHAT, asset="qwen-0.5b")
 
 
 @settings
@@ -125,12 +117,12 @@ def load_policy(
 
     chosen = Named.of(name, "policy")
     if "server" in chosen.options:
-        served: Policy = catalog.room("load_served")(written(chosen))
+        served: Policy = room("load_served")(written(chosen))
         return served
     name, options = chosen.name, PolicyOptions(**chosen.options)
     if dtype not in ("auto", *DTYPES):
         raise unknown_name("dtype", dtype, ("auto", *DTYPES))
-    entry: PolicyEntry = catalog.found(POLICIES.get(name)) or _unnamed(name)
+    entry: PolicyEntry = found(POLICIES.get(name)) or _unnamed(name)
     folder = entry.folder(options.revision)
     settings_of(folder)  # refuses a folder without a model
     tokenizer = load_tokenizer(folder)

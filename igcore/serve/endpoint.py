@@ -161,9 +161,9 @@ class Remote:
         """Return one number per text (n,), NaN where there is none, and the reason."""
         replies: list[tuple[Any, int]]
         try:
-            asked = self._requests(prompts, responses)
-            found = dict(self.client.replies([request for request, _ in asked], self.timeout))
-            replies = [(found[place], n) for place, (_, n) in enumerate(asked)]
+            requests = self._requests(prompts, responses)
+            found = dict(self.client.replies([request for request, _ in requests], self.timeout))
+            replies = [(found[place], n) for place, (_, n) in enumerate(requests)]
         except (Failed, ValueError) as error:
             replies = [(error, len(prompts))]
         failed = [reply for reply, _ in replies if isinstance(reply, Failed)]
@@ -341,9 +341,9 @@ class LlamaLabels(Wording, Remote):
 
     @cached_property
     def _frame(self) -> tuple[list[list[int]], list[str]]:
-        """The tokens of the text around prompt and response, and which of them stands between."""
+        """The tokens of the text around prompt and response, and the names of the texts between."""
         body = {"messages": self.messages, "chat_template_kwargs": self.chat_options or {}}
-        (reply,) = self._asked("/apply-template", [body], Rendered)
+        (reply,) = self._replies("/apply-template", [body], Rendered)
         parts = SLOT.split(reply.prompt + self.prefix)
         first = self._tokens(parts[:1], add_special=True)
         return first + self._tokens(parts[2::2]), parts[1::2]
@@ -351,9 +351,9 @@ class LlamaLabels(Wording, Remote):
     def _tokens(self, texts: Sequence[str], **options: bool) -> list[list[int]]:
         """Return the tokens of texts."""
         bodies = [{"content": text} | options for text in texts]
-        return [reply.tokens for reply in self._asked("/tokenize", bodies, Tokens)]
+        return [reply.tokens for reply in self._replies("/tokenize", bodies, Tokens)]
 
-    def _asked(self, path: str, bodies: Sequence[dict[str, Any]], form: type[Form]) -> list[Form]:
+    def _replies(self, path: str, bodies: Sequence[dict[str, Any]], form: type[Form]) -> list[Form]:
         """Return replies; raise `Failed` if one fails, and ``ValueError`` if one is malformed."""
         requests = [Request(path, body) for body in bodies]
         replies: dict[int, Any] = dict(self.client.replies(requests, self.timeout))

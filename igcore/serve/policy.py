@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from ..beams import Method
-from ..catalog import found
+from ..catalog import POLICIES, found
 from ..config import SearchConfig
 from ..engine.sampling import Sampling
 from ..errors import ParameterError, PolicyError, no_latents
 from ..files import digest_of
-from ..models.policies import POLICIES, PolicyEntry, eos_ids_of
+from ..models.policies import PolicyEntry, eos_ids_of
 from ..models.pretrained import contents_of, load_tokenizer
 from ..models.templates import TEMPLATES, TextFormat, check_chat
 from ..policy import Policy
@@ -36,7 +36,7 @@ class ServedOptions:
     model : str
         Its name on the server.
     tokenizer : str
-        A folder, a name on the hub or a key of `igcore.models.policies.POLICIES`, which also sets
+        A folder, a name on the hub or a key of `igcore.POLICIES`, which also sets
         template and end tokens; no weights are loaded.
     revision : str, optional
         Of the tokenizer, see `igcore.models.hub.snapshot`.

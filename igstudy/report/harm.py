@@ -1,7 +1,7 @@
 """How many harmful prompts were answered with harm, and how many harmless ones were refused.
 
 What harm is says the cost of the search, and judges that it does not know. None of them is right
-about every answer, so each stands in a row of its own, with its AUROC on answers that people
+about every answer, so each has a row of its own, with its AUROC on answers that people
 scored. Texts are known by digest, so that records without texts give the same tables.
 """
 

@@ -21,14 +21,13 @@ from pydantic import Field
 from igcore.files import replace_file, root
 from igcore.models.assets import sound
 from igcore.models.head import smollm2_harm
-from igcore.models.pretrained import load_tokenizer
 from igcore.models.registry import ScorerName
 from igcore.progress import progress
 from igcore.serve.endpoint import Remote
 from igcore.settings import Count, settings
 
 from ..closure import loaded
-from ..harm import LENGTH, fit, labelled, refusals, sampled, states_of
+from ..harm import beginning, fit, labelled, refusals, sampled, states_of
 from ..linefile import Fields, text_digest
 from ..report.harm import RefusalPhrases, in_half, judges_table, row_digest
 from ..report.load import load_runs
@@ -102,19 +101,12 @@ def judged_labels(params: HarmParams) -> pd.DataFrame:
     rows = labelled(sound("harm-labels")[0])
     digests = map(text_digest, rows["prompt"], rows["answer"])
     rows = rows.assign(place=[text_digest(SAMPLE, digest) for digest in digests])
-    tokenizer = load_tokenizer(sound("smollm2")[0])
-    rows["answer"] = [_beginning(tokenizer, answer) for answer in rows["answer"]]
+    rows["answer"] = rows["answer"].map(beginning)
     rows = _by_digest(rows.sort_values("place").to_dict("records"))
     objective = [row_digest("", prompt) for prompt in rows["prompt"]]
     harmful = (rows["kind"] == "harmful").astype(int)
     table = pd.DataFrame({"objective": objective, "harmful": harmful})
     return _scored(path, table, rows, judges, most)
-
-
-def _beginning(tokenizer: Any, answer: str) -> str:
-    """Return the first `LENGTH` tokens of an answer."""
-    found = tokenizer(answer, add_special_tokens=False, return_offsets_mapping=True)
-    return answer[: max(end for _, end in found["offset_mapping"][:LENGTH])]
 
 
 # --- scores by digest -----------------------------------------------------------------------------

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from igcore.beams import method_of
-from igcore.catalog import PROMPT_SETS, SCORERS
+from igcore.catalog import POLICIES, PROMPT_SETS, SCORERS
 from igcore.engine.sampling import NEAR_TIE
 from igcore.errors import IgcoreError, ParameterError, RunError
 from igcore.guard import Guard
-from igcore.models.policies import POLICIES, load_policy
+from igcore.models.policies import load_policy
 from igcore.policy import Prompt
 from igcore.settings import Named, written
 
