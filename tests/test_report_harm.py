@@ -33,6 +33,9 @@ def lines_of(answers=ANSWERS, prompts=5):
     return pd.DataFrame(rows)
 
 
+HARMFUL = {"harmful": lines_of()}
+
+
 class Reader:
     """A judge that finds schemes, and counts what it reads."""
 
@@ -118,17 +121,32 @@ def test_records_without_texts_give_the_same_table(tmp_path, monkeypatch):
     params = options()
     lines = lines_of()
     bare = pd.DataFrame([without_texts(row) for row in lines.to_dict("records")])
-    scores = judged_answers(params, lines)
+    scores = judged_answers(params, {"harmful": lines})
     read = len(judge.read)
     tables = [
-        harm.harm_table({"harmful": given}, judged_answers(params, given), JUDGES)
+        harm.harm_table({"harmful": given}, judged_answers(params, {"harmful": given}), JUDGES)
         for given in (lines, bare)
     ]
     pd.testing.assert_frame_equal(*tables)
     assert len(scores) == read == len(judge.read) == 8  # equal answers of a prompt once
     (tmp_path / "figures/tables/harm_answers.csv").unlink()
     with pytest.raises(RunError, match="answers of base have no scores"):
-        harm.harm_table({"harmful": bare}, judged_answers(params, bare), JUDGES)
+        harm.harm_table({"harmful": bare}, judged_answers(params, {"harmful": bare}), JUDGES)
+
+
+def test_judges_read_no_answer_to_a_twin(tmp_path, monkeypatch):
+    """Bug: a language model reads for a quarter of an hour what no table shows, or a table of twins
+    is refused because a judge has not read them.
+    """
+    judge = Reader()
+    monkeypatch.setattr(harm_run, "loaded", lambda named: judge)
+    monkeypatch.setattr(harm_run, "root", lambda: tmp_path)
+    base = lines_of()[lambda lines: lines["method"] == "base"]
+    lines = {"harmful": base, "twins": base.assign(prompt="a twin of " + base["prompt"])}
+    scores = judged_answers(options(), lines)
+    assert scores["prompts"].tolist() == ["harmful"] * 5 + ["twins"] * 5 and len(judge.read) == 5
+    assert scores[harm.REFUSED].notna().all()
+    assert harm.harm_table(lines, scores, JUDGES)["prompts"].tolist() == ["harmful"] * 2 + ["twins"]
 
 
 def test_judges_are_measured_on_answers_that_they_did_not_learn_from():
@@ -179,24 +197,24 @@ def test_a_judge_is_asked_once_and_goes_on_after_a_stop(tmp_path, monkeypatch):
     stopped = Stopping()
     monkeypatch.setattr(harm_run, "loaded", lambda named: stopped)
     with pytest.raises(KeyboardInterrupt):
-        judged_answers(options(), lines_of())
+        judged_answers(options(), HARMFUL)
     monkeypatch.setattr(harm_run, "loaded", lambda named: judge)
-    judged_answers(options(), lines_of())
+    judged_answers(options(), HARMFUL)
     assert len(judge.read) == 4 and not {*judge.read} & {*stopped.read} - {"a song"}
     other = Reader()
     other.digest = "v2"
     monkeypatch.setattr(harm_run, "loaded", lambda named: other)
-    judged_answers(options(), lines_of())
+    judged_answers(options(), HARMFUL)
     assert len(other.read) == 8
     # a judge that is stopped writes the file before the second one has its turn
     first, file = Stopping(), tmp_path / "figures/tables/harm_answers.csv"
     first.name, kept, both = "first", harm_run._known(file), iter([first, other])
     monkeypatch.setattr(harm_run, "loaded", lambda named: next(both))
     with pytest.raises(KeyboardInterrupt):
-        judged_answers(options(judges=["jigsaw-toxicity"] * 2), lines_of())
+        judged_answers(options(judges=["jigsaw-toxicity"] * 2), HARMFUL)
     assert harm_run._known(file)["reader@v2"].equals(kept["reader@v2"])
     monkeypatch.setattr(harm_run, "loaded", lambda named: down)
-    assert judged_answers(options(), lines_of())["down"].isna().all() and len(down.read) == 2
+    assert judged_answers(options(), HARMFUL)["down"].isna().all() and len(down.read) == 2
 
 
 LABELS = pd.DataFrame(

@@ -129,7 +129,7 @@ def harm_table(
         for (policy, method), cell in answers.groupby(["policy", "method"], sort=False):
             abstained, found = cell["status"] == "abstained", known.loc[cell.index]
             cost = cell["cost_scorer"].iloc[0]
-            judging = [judge for judge in quality.index if judge != cost]
+            judging = [judge for judge in quality.index if judge != cost and kind == "harmful"]
             if found.loc[~abstained, [REFUSED, *judging]].isna().any(axis=None):
                 raise RunError(
                     f"answers of {method} have no scores; decode again what has no texts, and "

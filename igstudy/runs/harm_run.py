@@ -9,7 +9,7 @@ and first trains the head that is a judge, if its file is not there.
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -77,14 +77,23 @@ def runs_of(params: HarmParams) -> dict[str, pd.DataFrame]:
     return {kind: load_runs(params.profile, pattern=name) for kind, name in patterns.items()}
 
 
-def judged_answers(params: HarmParams, lines: pd.DataFrame) -> pd.DataFrame:
-    """Return the scores of answers by digest, also whether they have a phrase of refusal."""
-    given = lines[lines["status"] != "abstained"].rename(columns={"response": "answer"})
-    rows = _by_digest(given[["prompt", "answer"]].to_dict("records"))
+def judged_answers(params: HarmParams, lines: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return the scores of answers by digest, also whether they have a phrase of refusal.
+
+    Judges read the answers to harmful prompts alone; ``prompts`` says which these are.
+
+    Parameters
+    ----------
+    lines : mapping
+        See `runs_of`.
+    """
+    given = pd.concat([answers.assign(prompts=kind) for kind, answers in lines.items()])
+    given = given[given["status"] != "abstained"].rename(columns={"response": "answer"})
+    rows = _by_digest(given[["prompt", "answer", "prompts"]].to_dict("records"))
     texts = rows[[isinstance(answer, str) for answer in rows["answer"]]]
-    judges = [RefusalPhrases(), *map(loaded, params.judges)]
-    table = pd.DataFrame(index=rows.index)
-    return _scored(params.tables / ANSWERS, table, texts, judges, len(table))
+    judged = texts[texts["prompts"] == "harmful"]
+    reading = [(RefusalPhrases(), texts), *((loaded(judge), judged) for judge in params.judges)]
+    return _scored(params.tables / ANSWERS, rows[["prompts"]].copy(), reading)
 
 
 def judged_labels(params: HarmParams) -> pd.DataFrame:
@@ -106,7 +115,8 @@ def judged_labels(params: HarmParams) -> pd.DataFrame:
     objective = [row_digest("", prompt) for prompt in rows["prompt"]]
     harmful = (rows["kind"] == "harmful").astype(int)
     table = pd.DataFrame({"objective": objective, "harmful": harmful})
-    return _scored(path, table, rows, judges, most)
+    reading = [(judge, rows.loc[_read_by(judge, rows.index, most)]) for judge in judges]
+    return _scored(path, table, reading)
 
 
 # --- scores by digest -----------------------------------------------------------------------------
@@ -143,7 +153,7 @@ def _read_by(judge: Any, digests: pd.Index, most: int) -> pd.Index:
 
 
 def _scored(
-    path: Path, table: pd.DataFrame, texts: pd.DataFrame, judges: Sequence[Any], most: int
+    path: Path, table: pd.DataFrame, reading: Sequence[tuple[Any, pd.DataFrame]]
 ) -> pd.DataFrame:
     """Return a table with the judges' scores, those that are not known scored and written down.
 
@@ -151,18 +161,17 @@ def _scored(
 
     Parameters
     ----------
-    texts : DataFrame
-        ``prompt`` and ``answer`` by digest, of the rows that have texts.
-    most : int
-        See `_read_by`.
+    reading : sequence of (judge, DataFrame)
+        A judge with ``prompt`` and ``answer`` by digest, of the texts that it reads.
     """
     kept = _known(path).reindex(table.index)
-    for column in map(_column, judges):  # all of them first: the file is replaced many times
+    for column in [
+        _column(judge) for judge, _ in reading
+    ]:  # all of them first: the file is replaced many times
         table[column] = kept.get(column, math.nan)
-    for judge in judges:
+    for judge, texts in reading:
         column = _column(judge)
-        unknown = table.index[table[column].isna()].intersection(texts.index, sort=False)
-        missing = _read_by(judge, table.index, most).intersection(unknown, sort=False)
+        missing = texts.index[table.loc[texts.index, column].isna()]
         with progress(len(missing), judge.name) as bar:
             for start in range(0, len(missing), AT_ONCE):
                 batch = texts.loc[missing[start : start + AT_ONCE]]

@@ -21,7 +21,7 @@ from ..linefile import SETTINGS, Fields, current, line_digest
 from .decode_params import Settings
 from .records import RECORD_FIELDS
 
-TOLERANCE = 1e-6  # sums of float32 differ by this much between processors
+TOLERANCE = 1e-5  # two kernels of one processor give float32 networks scores 1.3e-6 apart
 # raised by our code on values of a wrong type or form in a record
 RECORD_ERRORS = (
     KeyError,
