@@ -78,7 +78,7 @@ def test_no_output_shows_an_offensive_word():
     toxicity = load_scorer("jigsaw-toxicity")
     words = sorted({word for path in NOTEBOOKS for word in words_shown(path)})
     scores = toxicity.score([""] * len(words), words, [True] * len(words))
-    assert len(words) > 500
+    assert len(words) > 1000
     assert not [word for word, score in zip(words, scores, strict=True) if score > 0.8]
     assert toxicity.score([""], ["stupid"], [True])[0] > 0.8  # the test can fail
 
