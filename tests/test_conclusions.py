@@ -45,6 +45,24 @@ def test_what_a_critic_gains():
     assert arms.loc["critic, ranking by f1", "reward_high"] < 0
 
 
+def test_the_critic_is_compared_on_all_prompts_that_both_arms_have():
+    """Bug: the gain over Best-of-N was of the 40 hardest prompts, where both arms had 100."""
+    found = cells("ablation_critic_search").set_index(["arm", "reference"])
+    assert (found.loc[("critic", "best-of-n-augmented"), "n_prompts"] == 100).all()
+    assert (found.loc[("critic", "shuffled"), "n_prompts"] == 40).all()
+
+
+def test_the_order_of_methods_is_the_papers_in_part():
+    """Guards the sentences under the table of orders, and the one exception that they name."""
+    found = cells("paper_orderings")
+    policy, prompts, measure = (
+        found[name] for name in ("paper_policy", "paper_prompts", "measure")
+    )
+    reversed_ = (policy == "llama-3.1-8b") & (prompts == "pku-saferlhf") & (measure == "reward")
+    assert (found.loc[reversed_, "high"] < 0).tolist() == [True]
+    assert (found.loc[~reversed_, "low"] > 0).all() and (found["spearman"] < 1).all()
+
+
 def test_the_recommended_arm_is_the_one_that_was_chosen():
     """Guards a recommendation that no table supports."""
     arms = cells("ablation_arms").query("chosen")
