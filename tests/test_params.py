@@ -75,7 +75,10 @@ def test_a_value_network_is_trained_where_one_is_wanted():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"critics": {}}, "critics is {}: Dictionary should have at least 1 item"),
+        (
+            {"critics": {}, "value": None},
+            "critics is {} and value is null; name a network to train",
+        ),
         ({"critics": {"m": "layer 8"}}, "critics.m is 'layer 8': Input should be a valid dict"),
         (
             {"critics": {"m": {"budget": 0.3}}},

@@ -70,7 +70,7 @@ def test_a_row_group_of_the_main_tables_runs(name, here):
     group = Path(main.critic or main.value).parent.name  # HEx-PHI takes the networks of HH-RLHF
     trained = critic_runs.critic_run(params(CriticParams, f"critic-{group}", **small))
     looking_ahead = [f"{name}-mix"] if "peak" in trained.critics else []
-    assert "terminal" in trained.critics and trained.value is not None
+    assert ("terminal" in trained.critics) == bool(main.critic) and trained.value is not None
     found = {}
     for stem in (name, f"{name}-tokenwise", *looking_ahead):
         run = decode_run.decode_run(params(DecodeParams, f"decode-main-{stem}", **SMALL))
@@ -90,6 +90,18 @@ def test_no_setting_of_the_papers_networks_is_lost():
             small = {"width": 16, "epochs": 2, "mixed_precision": "no"}
             assert rehearsed["critics"][name] == critic | small
         assert rehearsed["value"].keys() >= printed["value"].keys()
+
+
+def test_every_network_of_the_paper_is_read_by_a_decode_file():
+    """Bug: two critics of 50 epochs were trained for Llama 3.1, and no search read them."""
+    points = [given for file in PAPER.files("decode") for _, given in PAPER.points(file)]
+    read = {
+        Path(given.get(kind) or "").parts[-2:] for given in points for kind in ("critic", "value")
+    }
+    for path in PAPER.files("critic"):
+        given = PAPER.read(path)
+        trained = [*given["critics"], *(["value"] if given["value"] else [])]
+        assert {(given["run"], name) for name in trained} <= read
 
 
 def test_every_sweep_is_a_run_that_the_notebooks_take(mirror):

@@ -60,7 +60,8 @@ class CriticParams(RolloutConfig, RunParams):
         Safety budget of all critics.
     critics : dict
         The critics to train: for every name its `CriticConfig`, without the budget. The first one
-        must be for terminal accounting; notebook 20 shows it.
+        must be for terminal accounting; notebook 20 compares the others with it. It may be empty if
+        a value network is trained.
     value : dict, optional
         `ValueConfig` of a value network for RE-Control; by default none is trained.
     limit, test_limit : int, optional
@@ -76,7 +77,7 @@ class CriticParams(RolloutConfig, RunParams):
     """
 
     budget: Budget
-    critics: Annotated[dict[FolderName, Options], Field(min_length=1)]
+    critics: dict[FolderName, Options]
     value: Options | None = None
     limit: Several | None = None
     test_limit: Several | None = None
@@ -93,13 +94,14 @@ class CriticParams(RolloutConfig, RunParams):
                     "and 'rollouts-...'"
                 )
             _check_own(f"critics[{name!r}]", options)
-        self.valuing()  # refuse what is out of range
-        first, config = next(iter(self.configs().items()))
-        if config.accounting != "terminal":
-            raise ParameterError(
-                f"the first critic, {first!r}, is for accounting {config.accounting!r}; put one "
-                "for 'terminal' first"
-            )
+        if not self.valuing() and not self.critics:
+            raise ParameterError("critics is {} and value is null; name a network to train")
+        for first, config in list(self.configs().items())[:1]:
+            if config.accounting != "terminal":
+                raise ParameterError(
+                    f"the first critic, {first!r}, is for accounting {config.accounting!r}; put "
+                    "one for 'terminal' first"
+                )
 
     def configs(self) -> dict[str, CriticConfig]:
         """Return the settings of every critic."""

@@ -71,11 +71,6 @@ class CriticRun:
     critics: dict[str, Critic]
     value: ValueNetwork | None = None
 
-    @property
-    def first(self) -> Critic:
-        """The critic that is shown."""
-        return next(iter(self.critics.values()))
-
     def finish(self, table: pd.DataFrame) -> Path:
         """Write ``critic.csv``, then the manifest."""
         text = table.to_csv(index=False)

@@ -29,7 +29,7 @@ def conflict(mdp: MDP, labels: Sequence[Hashable]) -> tuple[int, int] | None:
 
 
 def latent_mdp(mdp: MDP, labels: Sequence[Hashable]) -> MDP:
-    """Return the latent process: one state for each label of a homomorphism.
+    """Return the latent process (paper, section 5.1, Definition 5.1): a state for each label.
 
     Raises
     ------
