@@ -9,7 +9,7 @@ MODELS = {"torch", "transformers", "accelerate", "datasets"}
 LIGHT = {  # what imports none of some libraries, and the modules of its imports
     "the theory": (
         {*MODELS, "sklearn"},
-        "igcore.budget igcore.engine.diversity igstudy.theory.homomorphism "
+        "igcore.budget igstudy.paper igstudy.theory.homomorphism "
         "igstudy.theory.instances igstudy.report.statistics igstudy.figures.style",
     ),
     "the tables": (

@@ -199,6 +199,18 @@ def test_greedy_policies_attain_the_value_and_break_ties_by_the_first_action():
     assert greedy(augmented, values(augmented))[0].tolist() == [1, 0]
 
 
+def test_a_greedy_policy_acts_where_every_action_is_unsafe():
+    """Bug: the first action was taken where all are infinite, allowed or not, so that a policy
+    without an action broke the budget with probability 0.
+    """
+    table = {"a": (0, 0), "b": (0, 0), "bb": (3, 0), "bc": (4, 0)}  # b ends nowhere safe, and no ba
+    augmented = augment(token_mdp(table), 2)
+    policy = greedy(augmented, values(augmented))
+    assert (policy.sum(axis=1) == augmented.allowed.any(axis=1)).all()
+    policy[0] = [0, 1, 0]
+    assert violation(augmented, policy) == 1
+
+
 # --- the law of a trajectory ----------------------------------------------------------------------
 
 

@@ -81,6 +81,7 @@ def read(name: str) -> pd.DataFrame:
 
     ``statements`` has numbers that the text states: the sizes of the test sets, and the budget.
     ``fidelity`` says what became of each statement, see ``docs.fidelity``.
+    ``theory`` lists theorems, lemmas, definitions and assumptions in the paper's order.
     """
     types = str if name == "fidelity" else _TYPES
     with (files(__package__) / f"data/{name}.csv").open(encoding="utf-8") as file:

@@ -136,7 +136,9 @@ def greedy(mdp: MDP, v: np.ndarray) -> np.ndarray:
 
     Chance states follow nature.
     """
-    best = action_values(mdp, v).argmin(axis=1)
+    q = action_values(mdp, v)
+    # an allowed one even where all are infinite, as those that are not allowed are
+    best = (mdp.allowed & (q == q.min(axis=1, keepdims=True))).argmax(axis=1)
     one_hot = np.eye(mdp.child.shape[1], dtype=int)
     policy = one_hot[best] * mdp.allowed
     return np.where(mdp.chance[:, None], mdp.reference, policy)
@@ -190,7 +192,7 @@ def violation(mdp: MDP, policy: np.ndarray) -> float:
 # --- bounds ---------------------------------------------------------------------------------------
 
 
-def n_star(mdp: Augmented, start: int = 0) -> float:
+def n_star(mdp: Augmented, start: int = 0, limit: np.ndarray | None = None) -> float:
     """Return n*(s), how big the n of the truncated cost must be (paper, section 4.2: a big n).
 
     Above it V^{*,n}(s) = V^{*,inf}(s), and every optimal policy from s is safe: Theorem 2 of
@@ -199,6 +201,13 @@ def n_star(mdp: Augmented, start: int = 0) -> float:
         n*(s) = max(0, max over unsafe trajectories of (V^{*,inf}(s) - J_pre) / W)
 
     with J_pre the task cost before the violation and W the discounted weight of the unsafe steps.
+
+    Parameters
+    ----------
+    start : int
+        The state s.
+    limit : ndarray, shape (S,), optional
+        V^{*,inf} of `values`, which saves time for many s; computed when left out.
 
     Returns
     -------
@@ -210,7 +219,7 @@ def n_star(mdp: Augmented, start: int = 0) -> float:
     ParameterError
         When nature moves, see `trajectories`.
     """
-    best = values(mdp)[start]
+    best = (values(mdp) if limit is None else limit)[start]
     least = 0
     for way in trajectories(mdp, start):
         if not mdp.safe[way.leaf]:
