@@ -174,8 +174,8 @@ class Scoring:
         By role, ``cost`` and ``reward``: with a KV cache where a scorer offers one. Two scorers of
         one backbone share it.
     reported : dict of str to Cached
-        The same for the reported metrics of an answer, without a KV cache, so that anybody can
-        recompute them.
+        The same for the reported metrics of an answer, without a KV cache and without scores of
+        the search or a pool, so that anybody can recompute them.
     """
 
     def __init__(
@@ -188,20 +188,16 @@ class Scoring:
         self.search, self.reported = {}, {}
         self.sessions: dict[int, Any] = {}  # KV caches by backbone
         for role, contract in contracts.items():
-            scorer, tally = contract.scorer, contract.tally
-            if not keeps_cache(scorer):  # one cache by text serves search and report
-                kept = None if pool is None else pool.scores_of(scorer)
-                both = Cached(scorer, tally, kept)
-                self.search[role] = self.reported[role] = both
-                continue
-            backbone = id(scorer.backbone)
-            if backbone not in self.sessions:
-                self.sessions[backbone] = scorer.open_cache(prompts)
-            with_cache = scorer.with_cache(self.sessions[backbone])
-            # cached and uncached scores differ in the last bits
-            kept = None if pool is None else pool.scores_of(scorer, "KV cache")
-            self.search[role] = Cached(with_cache, tally, kept)
+            scorer, tally, kind = contract.scorer, contract.tally, ""
             self.reported[role] = Cached(uncached(scorer), tally)
+            if keeps_cache(scorer):
+                backbone = id(scorer.backbone)
+                if backbone not in self.sessions:
+                    self.sessions[backbone] = scorer.open_cache(prompts)
+                # cached and uncached scores differ in the last bits
+                scorer, kind = scorer.with_cache(self.sessions[backbone]), "KV cache"
+            kept = None if pool is None else pool.scores_of(contract.scorer, kind)
+            self.search[role] = Cached(scorer, tally, kept)
 
     def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
         """Keep the KV cache of these texts, and free the rest."""

@@ -350,6 +350,17 @@ def test_the_same_texts_are_scored_once(tmp_path):
     assert cost.texts - before < final and cost.texts > before + contract
 
 
+def test_a_reported_reward_is_not_that_of_the_pool(tmp_path, monkeypatch):
+    """Bug: a reward whose list of words had changed, under the same digest, was reported from the
+    pool, and nobody could recompute it.
+    """
+    before = answered(mock_policy(), "best-of-n", Pool(tmp_path))
+    monkeypatch.setattr("mockpolicy.letter_reward", lambda text: 100.0 + len(text))
+    after = answered(mock_policy(), "best-of-n", Pool(tmp_path))
+    assert [line["text"] for line in after] == [line["text"] for line in before]
+    assert all(line["reward"] == 100.0 + len(line["text"]) for line in after)
+
+
 def test_a_store_of_length_zero_is_used(tmp_path):
     """Bug: a store of a user's own with a method `__len__` was left out while it was empty."""
     pool = type("Sized", (Pool,), {"__len__": lambda self: 0})(tmp_path)

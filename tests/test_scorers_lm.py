@@ -263,7 +263,7 @@ def test_scorers_on_one_backbone_read_once(letters):
         apart = Scoring(alone, PROMPTS)
         found = [session.backbone for s in (shared, apart) for session in s.sessions.values()]
         assert found == [letters, other]
-        assert apart.search["reward"] is apart.reported["reward"]  # it carries nothing
+        assert apart.search["reward"].scorer is apart.reported["reward"].scorer  # without a cache
         assert shared.contract.scorer is cost and cost.session is None  # of the final check
         texts = [[PROMPTS[0]] * 3, ["safe", "unsafe", "sad"], [False] * 3]
         costs = shared.search["cost"].score(*texts)
