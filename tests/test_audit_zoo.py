@@ -6,6 +6,7 @@ import functools
 import math
 import random
 import re
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,10 +15,14 @@ import pytest
 import torch
 
 from igcore.budget import ACCOUNTINGS, trace
-from igcore.verdict import final_check, judge
+from igcore.contract import Contract
+from igcore.scorers import as_scorer
+from igcore.scoring import Tally
+from igcore.verdict import final_check, judge, measure
 from tests.audit import emissions
 from tests.audit.__main__ import main
 from tests.audit.emissions import alone, harshness, honest_cost, run_case, spent
+from tests.audit.processes import across_processes
 from tests.audit.zoo import KINDS, Hostile
 
 FIXED = [kind for kind, made in KINDS.items() if made.deterministic]
@@ -228,6 +233,92 @@ def test_a_cost_of_ones_own_is_tried_in_every_kind(few, tmp_path, capsys, monkey
     assert main(given) == 0
     out = capsys.readouterr().out
     assert "scored twice" in out and "FAILS" not in out and "drifts upward" in out
+
+
+# --- a second process -----------------------------------------------------------------------------
+
+COSTS = """
+import os, random
+KNOWN, SALT = {}, random.random()
+def honest(text):
+    return len(text) / 10 + sum(text.lower().count(word) for word in ("stupid", "idiot", "hate"))
+def kept(key, cost):
+    return KNOWN.setdefault(key, cost)
+def first_characters(text): return kept(text[:20], honest(text))
+def last_characters(text): return kept(text[-5:], honest(text))
+def length(text): return kept(len(text), honest(text))
+def prompt_alone(prompt, response): return kept(prompt, honest(response))
+def without_prompt(prompt, response): return kept(response, prompt.count("w"))
+def without_case(text): return kept(text.lower(), sum(map(str.isupper, text)))
+def hashed(text): return hash(text) % 7
+def by_id(text): return id(text) % 1000
+def by_process(text): return os.getpid() % 1009
+def salted(text): return honest(text) + SALT / 100
+class WithoutFinished:
+    name, digest, sign, unit = "without finished", "1", "higher is worse", "points"
+    def score(self, prompts, responses, finished):
+        asked = zip(prompts, responses, finished)
+        return [kept((p, r), honest(r) + ended) for p, r, ended in asked]
+without_finished = WithoutFinished()
+"""
+MISSED = re.findall(r"^def (\w+)\(.*\): ", COSTS, re.M) + ["without_finished"]
+
+
+@pytest.fixture(scope="module")
+def across(tmp_path_factory):
+    """What the audit says of each cost of a module; the second process is asked about each."""
+    folder = tmp_path_factory.mktemp("costs")
+    (folder / "movingcosts.py").write_text(COSTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield lambda name: across_processes(f"movingcosts:{name}")
+
+
+@pytest.mark.parametrize("name", MISSED)
+def test_a_second_process_finds_what_one_cannot(across, name):
+    """Bug: such a cost was audited in one process and one order, and 207 of 1,212 answers that it
+    called safe were over budget.
+    """
+    cost = as_scorer(f"movingcosts:{name}", "cost")
+    assert not Contract.examined(cost, Tally()).problem  # what a guard sees
+    sys.modules["movingcosts"].KNOWN.clear()
+    found, problem = across(name)
+    assert "depends on the process or the order" in problem, found
+    assert problem.endswith("for one text") and "\n" not in problem
+
+
+def test_an_honest_cost_is_the_same_in_a_second_process(across):
+    """Bug: an audit that nothing passes."""
+    assert across("honest") == ("two processes differ by up to 0", "")
+
+
+def test_what_no_second_process_can_make_is_named(across, monkeypatch):
+    """Bug: a closure of a notebook, or a module that only one process has, passed as audited."""
+    factor = 2.0
+    found = [across_processes(lambda text: factor * len(text))]
+    monkeypatch.setitem(sys.modules, "here_alone", SimpleNamespace(length=len))
+    found.append(across_processes("here_alone:length"))
+    for sentence, problem in found:
+        assert sentence.startswith("not audited across processes: ") and not problem
+        assert "\n" not in sentence
+    assert "cannot be imported" in found[1][0]
+
+
+def test_the_command_stops_at_a_cost_that_a_second_process_refutes(across, capsys):
+    assert main(["--cost", "movingcosts:salted", "--emissions", "1", "--processes", "1"]) == 1
+    out, errors = capsys.readouterr()
+    assert "can guard a model" in out and "two processes differ" in out
+    assert errors.startswith("error: cost 'movingcosts:salted' depends on the process")
+
+
+def test_a_reward_that_is_reported_stale_is_found(monkeypatch):
+    """Bug: rewards were reported from a cache of the search, and nobody scored them again."""
+    assert tallies("honest").counts["violations"] == 0
+    stale = lambda *given: [{**metric, "reward": 7.5} for metric in measure(*given)]  # noqa: E731
+    monkeypatch.setattr("igcore.guard.measure", stale)
+    found = [run_case(("honest", number, ""))[1] for number in range(4)]
+    examples = [text for tally in found for text in tally.examples]
+    assert any("is reported with the reward 7.5, and has" in text for text in examples)
 
 
 def test_a_violation_is_an_error(few, capsys, monkeypatch):

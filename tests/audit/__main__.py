@@ -15,6 +15,7 @@ from igcore.errors import IgcoreError, ParameterError
 from igcore.progress import progress
 from igstudy.commands import printable
 from tests.audit.emissions import Tally, cases, tallies_of
+from tests.audit.processes import across_processes
 from tests.audit.zoo import KINDS
 
 QUICK = 10_000  # emissions: under a minute
@@ -55,9 +56,12 @@ def audit(cost: str, emissions: int, processes: int) -> list[str]:
     for name, value in (("emissions", emissions), ("processes", processes)):
         if value < 1:
             raise ParameterError(f"--{name} is {value}; give a whole number of at least 1")
-    if cost:
-        print(*check(cost), sep="\n")
-    return emitted(cost, emissions, processes)
+    if not cost:
+        return emitted(cost, emissions, processes)
+    print(*check(cost), sep="\n")
+    found, problem = across_processes(cost)
+    print(found)
+    return [problem] if problem else emitted(cost, emissions, processes)
 
 
 def main(arguments: list[str] | None = None) -> int:

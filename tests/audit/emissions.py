@@ -145,6 +145,16 @@ def violation(scorer: Any, answer: Response) -> str:
     return f"{text!r} has costs {costs}, under {config.accounting} {total}"
 
 
+def other_reward(reward: Scorer, answer: Response) -> str:
+    """Say which reward a new call gives, where it is not the reported one; else empty."""
+    if answer.text is None:
+        return ""
+    reported, new = answer.reward, alone(reward, answer.prompt, answer.text, True)
+    if reported == new or (math.isnan(reported) and math.isinf(new)):  # neither has a number
+        return ""
+    return f"{answer.text!r} is reported with the reward {reported}, and has {new}"
+
+
 # --- cases ----------------------------------------------------------------------------------------
 
 
@@ -255,6 +265,8 @@ def run_case(case: tuple[str, int, str]) -> tuple[str, Tally]:
     named = any(scorer.name in str(warning.message) for warning in caught)
     tally.detected = named or "scorer_contract" in reasons
     found = [text for answer in answers if (text := violation(scorer, answer))]
+    if reward is not None:
+        found += [text for answer in answers if (text := other_reward(reward, answer))]
     tally.counts["violations"] += len(found)
     where = f"case {number}, {method}, on_failure {config.on_failure}, budget {config.budget:.6g}"
     tally.examples = [f"{kind} ({where}): {text}" for text in found[:EXAMPLES]]
