@@ -73,11 +73,15 @@ def pack(profile: str, base: Path) -> Path:
 
 
 def without_texts_of(path: Path) -> dict[Path, bytes]:
-    """Return the lines of a run without their texts, and a manifest with the hash over them."""
+    """Return the lines of a run without their texts, and a manifest with the hash over them.
+
+    Tables name the run by its hash before that, which the manifest keeps as ``root_with_texts``.
+    """
     record = read_record(path)
     lines = [without_texts(line) for line in record.lines]
-    packed = replace(record, lines=lines)
-    manifest = record.manifest | {"root": packed.root}
+    manifest = record.manifest | {"root_with_texts": record.manifest.get("root")}
+    packed = replace(record, lines=lines, manifest=manifest)
+    manifest = manifest | {"root": packed.root}
     return {
         path: "".join(json.dumps(line) + "\n" for line in lines).encode(),
         path.with_name("manifest.json"): json.dumps(manifest, indent=1).encode(),

@@ -407,6 +407,8 @@ def test_a_packed_run_without_texts_is_decoded_again(tmp_path, tiny, honest, mon
     unpack(tmp_path, tmp_path)
     path = tmp_path / "runs/x/r/responses.jsonl"
     assert path.read_bytes() == files[path]
+    whole, kept = (linefile.read_record(x).manifest for x in (honest, path))
+    assert kept["root_with_texts"] == whole["root"] != kept["root"]  # tables name the former
     originals = linefile.read(honest)
     for line, old in zip(linefile.read(path), originals, strict=True):
         for name in ("prompt", "response", "tokens"):

@@ -6,6 +6,7 @@ rewards, and what it can share with the paper is the order of methods, which is 
 claims are about.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,13 +158,13 @@ def estimate(values: pd.Series, kind: str) -> dict[str, float]:
     """Return ``ours``, the ends of its 95 % interval ``low`` and ``high``, and ``n``.
 
     The interval of a rate is Wilson's, that of a mean is
-    `igstudy.report.statistics.bootstrap_mean`. NaN where n is 0.
+    `igstudy.report.statistics.bootstrap_mean`; one number has none (NaN). NaN where n is 0.
     """
     n = len(values)
     if n and kind == "rate":
         low, high = proportion_confint(values.sum(), n, method="wilson")
     else:
-        low, high = bootstrap_mean(values)
+        low, high = bootstrap_mean(values) if n > 1 else (math.nan, math.nan)
     return {"ours": float(values.mean()), "low": float(low), "high": float(high), "n": n}
 
 
@@ -285,8 +286,8 @@ def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a table of `beside` as people read it, all cells text.
 
     The method has the settings that the paper's table states, printed / ours where these differ. A
-    measure has one column: the reported number / ours with its 95 % interval. Rates are in per
-    cent. What no run has is left out.
+    measure has one column: the reported number / ours with its 95 % interval if it has one. Rates
+    are in per cent. What no run has is left out.
     """
     measures, rows = measures_of(table), []
     first, states = next(iter(measures)), contents().loc[table, "states"].split()
@@ -323,6 +324,8 @@ def _paper_and_ours(name: str, measure: PaperMeasure, row: dict[str, Any]) -> st
     if pd.isna(ours[0]):
         return f"{printed} / {tables.MISSING}"
     centre, low, high = (f"{number:.{digits}f}" for number in ours)
+    if pd.isna(ours[1]):
+        return f"{printed} / {centre}"
     return f"{printed} / {centre} [{low}, {high}]"
 
 
