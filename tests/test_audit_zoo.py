@@ -238,30 +238,21 @@ def test_a_cost_of_ones_own_is_tried_in_every_kind(few, tmp_path, capsys, monkey
 # --- a second process -----------------------------------------------------------------------------
 
 COSTS = """
-import os, random
+import random
 KNOWN, SALT = {}, random.random()
 def honest(text):
     return len(text) / 10 + sum(text.lower().count(word) for word in ("stupid", "idiot", "hate"))
 def kept(key, cost):
     return KNOWN.setdefault(key, cost)
 def first_characters(text): return kept(text[:20], honest(text))
-def last_characters(text): return kept(text[-5:], honest(text))
 def length(text): return kept(len(text), honest(text))
 def prompt_alone(prompt, response): return kept(prompt, honest(response))
 def without_prompt(prompt, response): return kept(response, prompt.count("w"))
-def without_case(text): return kept(text.lower(), sum(map(str.isupper, text)))
 def hashed(text): return hash(text) % 7
 def by_id(text): return id(text) % 1000
-def by_process(text): return os.getpid() % 1009
 def salted(text): return honest(text) + SALT / 100
-class WithoutFinished:
-    name, digest, sign, unit = "without finished", "1", "higher is worse", "points"
-    def score(self, prompts, responses, finished):
-        asked = zip(prompts, responses, finished)
-        return [kept((p, r), honest(r) + ended) for p, r, ended in asked]
-without_finished = WithoutFinished()
 """
-MISSED = re.findall(r"^def (\w+)\(.*\): ", COSTS, re.M) + ["without_finished"]
+MISSED = re.findall(r"^def (\w+)\(.*\): ", COSTS, re.M)
 
 
 @pytest.fixture(scope="module")

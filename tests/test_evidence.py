@@ -1,0 +1,411 @@
+"""The committed tables against the packed records behind them: roots, settings, numbers, licences.
+
+Nothing here runs a model, and no number is computed by the package: intervals and tests are written
+out below. Each archive is read once.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import math
+import re
+import tarfile
+from collections import defaultdict
+from fractions import Fraction
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import yaml
+
+from docs.records import WITHHELD, known_hashes
+from igstudy.runs.paramfiles import ParamFiles
+
+ROOT = Path(__file__).parent.parent
+ARCHIVES = sorted((ROOT / "records").glob("*.tar.xz"))
+SIDECARS = sorted((ROOT / "figures").rglob("*.json"))
+MEASURED = {"bench", "served"}  # tables of `make bench` and of a server, which no run has made
+OF_LABELS = (
+    "harm_"  # how the tables of the harm card begin, which is made of labels and not of runs
+)
+WITHOUT_RUNS = ("tables", "figures", "ablations", "harm", "claims")  # kinds of params files
+KEPT = (  # fields of a line that the tests below read
+    "prompt_id policy method prompts seed status reward cost peak_cost word_peak_cost "
+    "fail_open_cost trace policy_tokens scorer_calls samples_drawn forward_tokens scorer_tokens "
+    "n_samples keep block_size rounds budget accounting checks lagrange_multiplier"
+).split()
+Z = NormalDist().inv_cdf(0.975)
+
+
+def sha256(value):
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+class Packed:
+    """What is in an archive: its members, its JSON files, and of each line the fields of `KEPT`."""
+
+    def __init__(self, archive):
+        self.profile = archive.name.removesuffix(".tar.xz")
+        self.members, self.files = [], {}
+        self.lines, self.digests = defaultdict(list), defaultdict(list)
+        self.read = set()  # runs whose texts are packed
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                self.members.append(member)
+                folder, _, file = member.name.removeprefix("runs/").rpartition("/")
+                content = tar.extractfile(member) if member.isreg() else io.BytesIO()
+                if file == "responses.jsonl":
+                    for text in content:
+                        self._add(folder, json.loads(text))
+                elif file.endswith(".json"):
+                    self.files[folder, file] = json.load(content)
+
+    def _add(self, folder, line):
+        seconds = {name for name in line if name.endswith("_s")}
+        hashed = {name: line[name] for name in line.keys() - seconds - {"digest"}}
+        digest = sha256(hashed)[:16]
+        assert digest == line["digest"], (folder, line["prompt_id"])
+        self.digests[folder].append(digest)
+        self.lines[folder].append({name: line[name] for name in KEPT})
+        if any(isinstance(line[name], str | list) for name in ("prompt", "response", "tokens")):
+            self.read.add(folder)
+
+    @property
+    def manifests(self):
+        """Folder of each run, critic and judge -> its manifest."""
+        return {
+            path: given for (path, file), given in self.files.items() if file == "manifest.json"
+        }
+
+
+@pytest.fixture(scope="module")
+def packed():
+    return {archive.name: Packed(archive) for archive in ARCHIVES}
+
+
+@pytest.fixture(scope="module")
+def manifests(packed):
+    return {run: facts for archive in packed.values() for run, facts in archive.manifests.items()}
+
+
+# --- sidecars, roots and params -------------------------------------------------------------------
+
+
+def test_every_run_that_a_table_or_picture_names_is_packed_with_its_root(manifests):
+    """Bug: the seconds of paper_latency were of runs that another commit had replaced."""
+    wrong = []
+    for path in SIDECARS:
+        for run, said in json.loads(path.read_text())["runs"].items():
+            facts = manifests.get(run, {"versions": {}})
+            versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+            made = {"commit": facts.get("git_commit"), "processor": facts.get("processor")}
+            # texts that are withheld change the root, and the manifest keeps the one before
+            root = facts.get("root_with_texts", facts.get("root"))
+            if said != made | {"root": root, "versions": versions}:
+                wrong.append(f"{path.relative_to(ROOT)} names {run} with {said['root'][:12]}")
+    assert not wrong
+
+
+def test_every_committed_table_says_what_it_was_made_of():
+    """Bug: a table without its file of sources, or with an empty one, is traced to nothing."""
+    tables = {path.stem for path in (ROOT / "figures/tables").glob("*.csv")}
+    assert {
+        name for name in tables if not (ROOT / f"figures/tables/{name}.json").exists()
+    } == MEASURED
+    empty = {path.stem for path in SIDECARS if not json.loads(path.read_text())["runs"]}
+    assert {name for name in empty if not name.startswith(OF_LABELS)} == set()
+
+
+def test_a_packed_root_is_that_of_its_lines(packed):
+    """Bug: a line of an archive was changed, and its manifest and the table were not."""
+    checked = 0
+    for archive in packed.values():
+        for run, lines in archive.digests.items():
+            manifest = dict(archive.files[run, "manifest.json"])
+            root = manifest.pop("root")
+            assert sha256([archive.files[run, "params.json"], sorted(lines), manifest]) == root, run
+            assert manifest["lines"] == len(lines)
+            checked += 1
+    assert checked >= len(packed)
+
+
+def settings_of(archive, run):
+    """Return the settings under which a packed run, critic or judge was made."""
+    manifest = archive.files[run, "manifest.json"]
+    if "/critics/" in run:
+        return manifest
+    if "/judge/" in run:  # where its pictures go changes no verdict
+        return manifest["params"] | {"figures": f"runs/{archive.profile}/figures"}
+    given = archive.files[run, "params.json"]
+    # before the temperature could be set, `top_k` was that of ARGS
+    return given if "temperature" in given else given | {"token_top_k": given["top_k"]}
+
+
+def test_packed_settings_are_those_of_the_params_files(packed):
+    """Bug: a params file was edited after its run, and the table showed the old setting's answers
+    under the new one's name; a run that no params file makes any more.
+    """
+    for archive in packed.values():
+        files, wanted = ParamFiles(archive.profile, base=ROOT / "params"), {}
+        for path in sorted((ROOT / "params" / archive.profile).glob("*.yaml")):
+            kind = path.stem.split("-")[0]
+            below = {"critic": "critics/", "judge": "judge/"}.get(kind, "")
+            for run, given in files.points(path) if kind not in WITHOUT_RUNS else ():
+                wanted[f"{archive.profile}/{below}{run}"] = given
+        # a network lies in the folder of the run that trained it
+        made = {run for run in archive.manifests if run.rpartition("/")[0] not in archive.manifests}
+        assert made == wanted.keys(), archive.profile
+        for run, given in wanted.items():
+            kept = settings_of(archive, run)
+            assert given == {name: kept.get(name, "absent") for name in given}, run
+
+
+# --- the archives ---------------------------------------------------------------------------------
+
+
+def test_an_archive_holds_runs_of_its_profile_and_nothing_else(packed):
+    """Bug: an archive that would write a Makefile, or a link, where it is unpacked."""
+    assert known_hashes(ROOT) == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in ARCHIVES
+    }
+    allowed = r"(responses|verdicts)\.jsonl|(params|manifest|critic|registered)\.json"
+    allowed += r"|(critic|reliability)\.csv"
+    for name, archive in packed.items():
+        names = [member.name for member in archive.members]
+        assert len(names) == len(set(names)), name
+        for member in archive.members:
+            folders = member.name.split("/")
+            assert member.isreg() and member.linkname == "", member.name
+            assert folders[:2] == ["runs", archive.profile], member.name
+            assert not {"", ".", ".."} & set(folders), member.name
+            assert re.fullmatch(allowed, folders[-1]), member.name
+            assert (member.mtime, member.uid, member.gid, member.uname) == (0, 0, 0, ""), (
+                member.name
+            )
+        # texts on harmful prompts are in no archive
+        assert archive.read == (set() if archive.profile in WITHHELD else set(archive.lines)), name
+
+
+def test_every_prompt_set_of_an_archive_has_its_licence_beside_it(packed):
+    """Bug: the archives held seven hundred texts of other people without their licence."""
+    folder = ROOT / "records/licences"
+    page = (folder / "README.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("|")]
+    listed = set()
+    archives = ""
+    for which, made_from, licence in rows:
+        archives = which if which.strip() else archives  # an empty cell continues the row above
+        links = re.findall(r"\]\(([^)]+)\)", licence)
+        assert all((folder / link).is_file() for link in links), licence
+        named = re.findall(r"`([^`]+)`", made_from)
+        listed |= {
+            (name, of) for name in re.findall(r"`([^`]+)`", archives) for of in named if links
+        }
+    for name, archive in packed.items():
+        sets = {line["prompts"] for lines in archive.lines.values() for line in lines}
+        assert {(name, of) for of in sets} <= listed
+    linked = set(re.findall(r"\]\(([^/)]+\.txt)\)", page))
+    assert {path.name for path in folder.glob("*.txt")} == linked
+
+
+# --- the numbers ----------------------------------------------------------------------------------
+
+
+def wilson(k, n):
+    centre, spread = k + Z * Z / 2, Z * math.sqrt(k * (n - k) / n + Z * Z / 4)
+    return (centre - spread) / (n + Z * Z), (centre + spread) / (n + Z * Z)
+
+
+def clopper_pearson_lower(k, n, alpha=0.05):
+    """The rate under which at least k of n have the probability alpha."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        p = (low + high) / 2
+        tail = math.fsum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+        low, high = (p, high) if tail < alpha else (low, p)
+    return low if k else 0.0
+
+
+def mcnemar(higher, lower):
+    n, k = higher + lower, min(higher, lower)
+    return float(min(Fraction(1), 2 * sum(Fraction(math.comb(n, i), 2**n) for i in range(k + 1))))
+
+
+def holm(ps):
+    order, adjusted, worst = sorted(range(len(ps)), key=ps.__getitem__), [0.0] * len(ps), 0.0
+    for place, i in enumerate(order):
+        worst = max(worst, min(1.0, (len(ps) - place) * ps[i]))
+        adjusted[i] = worst
+    return adjusted
+
+
+def read_table(name):
+    with (ROOT / f"figures/tables/{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def mean(values):
+    values = [float(value) for value in values if value is not None]
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def answers(line):
+    return line["status"] != "abstained" and line["reward"] is not None
+
+
+def inside(line, cost):
+    return line["status"] != "abstained" and line[cost] is not None and line[cost] <= line["budget"]
+
+
+@pytest.fixture(scope="module")
+def small(packed):
+    """The lines of the profile small, each with the name of its run."""
+    lines = packed["small.tar.xz"].lines
+    return [line | {"run": path.partition("/")[2]} for path in lines for line in lines[path]]
+
+
+def test_the_numbers_behind_the_intervals_are_right():
+    """Bug: a recomputation that is wrong in the same way as what it checks."""
+    assert wilson(5, 10) == pytest.approx((0.2365931, 0.7634069), abs=1e-6)  # Newcombe 1998
+    assert clopper_pearson_lower(759, 759) == pytest.approx(0.05 ** (1 / 759), abs=1e-9)
+    assert mcnemar(8, 1) == pytest.approx(2 * (1 + 9) / 2**9)
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+
+
+def test_the_main_table_is_that_of_the_packed_records(small):
+    """Bug: a table that was not made again after its records, or edited by hand."""
+    cells = defaultdict(list)
+    for line in small:
+        if not line["run"].startswith(("examples", "regime")):
+            cells[line["policy"], line["method"]].append(line)
+    rows = {(row["policy"], row["method"]): row for row in read_table("main")}
+    assert rows.keys() == cells.keys()
+    shared = {}
+    for policy in {policy for policy, _ in cells}:
+        of_policy = [cell for (name, _), cell in cells.items() if name == policy]
+        most = max(map(len, of_policy))
+        ids = [{x["prompt_id"] for x in c if answers(x)} for c in of_policy if len(c) == most]
+        shared[policy] = most, set.intersection(*ids)
+    compared = 0
+    for key, lines in cells.items():
+        n, row = len(lines), rows[key]
+        assert len({line["prompt_id"] for line in lines}) == n
+        count = defaultdict(int)
+        for line in lines:
+            count[line["status"]] += 1
+        safe, rewards = count["verified_safe"], [x["reward"] for x in lines]
+        known = [reward for reward in rewards if reward is not None]
+        emitted = [line for line in lines if line["status"] != "abstained"]
+        between = [inside(x, "peak_cost") and not inside(x, "word_peak_cost") for x in emitted]
+        fail_open = [x["fail_open_cost"] for x in lines]
+        unknown = any(x["status"] == "abstained" and x["fail_open_cost"] is None for x in lines)
+        opened = sum(cost is not None and cost <= lines[0]["budget"] for cost in fail_open) / n
+        most, ids = shared[key[0]]
+        ids = ids if n == most else set()
+        expected = {
+            "n_prompts": n,
+            "safe": safe,
+            "abstained": count["abstained"],
+            "unsafe": count["unverified_unsafe"],
+            "safety_rate": safe / n,
+            "safety_lower95": clopper_pearson_lower(safe, n),
+            "safety_wilson_low": max(0.0, wilson(safe, n)[0]),
+            "safety_wilson_high": min(1.0, wilson(safe, n)[1]),
+            "reward_mean": mean(rewards),
+            "reward_std": float(np.std(known, ddof=1)),
+            "cost_mean": mean(x["cost"] for x in lines),
+            "peak_cost_mean": mean(x["peak_cost"] for x in lines),
+            "policy_tokens_per_prompt": mean(x["policy_tokens"] for x in lines),
+            "scorer_calls_per_prompt": mean(x["scorer_calls"] for x in lines),
+            "samples_per_prompt": mean(x["samples_drawn"] for x in lines),
+            "forward_tokens_per_prompt": mean(x["forward_tokens"] for x in lines),
+            "scorer_tokens_per_prompt": mean(x["scorer_tokens"] for x in lines),
+            "peak_safety_rate": sum(inside(x, "peak_cost") for x in lines) / n,
+            "word_safety_rate": sum(inside(x, "word_peak_cost") for x in lines) / n,
+            "broken_between_blocks": mean(between),
+            "safety_rate_fail_open": math.nan if unknown else opened,
+            "reward_answered": mean(x["reward"] for x in lines if x["prompt_id"] in ids),
+            "n_answered_by_all": len(ids),
+        }
+        found = {name: float(row[name] or "nan") for name in expected}
+        assert found == pytest.approx(expected, abs=1e-9, nan_ok=True), key
+        for name in KEPT[-8:] + ["seed"]:  # settings, one value for each cell
+            (value,) = {line[name] for line in lines}
+            assert row[name] == str(value), (key, name)
+        compared += len(expected)
+    assert compared > 500
+
+
+def share_of_safe_finals(line):
+    finals = sum(step["finals"] for step in line["trace"])
+    return sum(step["safe_finals"] for step in line["trace"]) / finals if finals else None
+
+
+OUTCOMES = {
+    "answered and path-safe": lambda line: inside(line, "word_peak_cost"),
+    "reward": lambda line: line["reward"] if answers(line) else None,
+    "safe finals": share_of_safe_finals,
+}
+
+
+@pytest.fixture(scope="module")
+def claims():
+    return yaml.safe_load((ROOT / "params/small/claims.yaml").read_text())
+
+
+def arm_of(claims, lines, name, label):
+    """Return the lines of an arm by prompt, under the budget of its regime."""
+    regime = claims["regimes"][name]
+    wanted = regime["arms"][label] | {"policy": regime["policy"], "seed": regime["seed"]}
+    found = [line for line in lines if all(line[key] == value for key, value in wanted.items())]
+    by_prompt = {line["prompt_id"]: line | {"budget": regime["budget"]} for line in found}
+    assert len(found) == len(by_prompt) == regime["n_prompts"], label
+    return by_prompt
+
+
+def test_the_claims_are_decided_as_the_packed_records_say(small, claims, packed):
+    """Bug: a verdict that the records do not give; a file of claims that was edited after it."""
+    digest = hashlib.sha256((ROOT / "params/small/claims.yaml").read_bytes()).hexdigest()
+    assert packed["small.tar.xz"].files["small/claims", "registered.json"] == {"claims": digest}
+    rows = {row["claim"]: row for row in read_table("claims")}
+    assert rows.keys() == claims["claims"].keys()
+    assert {row["claims_sha256"] for row in rows.values()} == {digest}
+    adjusted = dict(zip(rows, holm([float(row["p"]) for row in rows.values()]), strict=True))
+    draw, decided = np.random.default_rng(1), 0
+    for name, claim in claims["claims"].items():
+        row = rows[name]
+        assert float(row["p_holm"]) == pytest.approx(adjusted[name], rel=1e-9)
+        sign, low, high = {"higher": 1, "lower": -1}[claim["direction"]], row["low"], row["high"]
+        largest = float(high) if sign > 0 else -float(low)
+        verdict = "not resolved"
+        if largest < claim["matters"]:
+            verdict = "failed"
+        elif sign * float(row["difference"]) > 0 and adjusted[name] <= 0.05:
+            verdict = "held"
+        assert row["verdict"] == verdict
+        if claim["outcome"] not in OUTCOMES:  # a judge's score, which no line holds
+            continue
+        measure = OUTCOMES[claim["outcome"]]
+        arm, reference = (
+            {
+                key: measure(line)
+                for key, line in arm_of(claims, small, claim["regime"], label).items()
+            }
+            for label in (claim["arm"], claim["reference"])
+        )
+        both = [key for key in arm if arm[key] is not None and reference.get(key) is not None]
+        gains = np.array([float(arm[key]) - float(reference[key]) for key in both])
+        higher, lower = int((gains > 0).sum()), int((gains < 0).sum())
+        counted = {name: int(row[name]) for name in ("n_prompts", "n_pairs", "n_higher", "n_lower")}
+        assert [*counted.values()] == [len(gains), len(gains), higher, lower]
+        assert float(row["difference"]) == pytest.approx(gains.mean(), abs=1e-12)
+        if claim["test"] == "exact McNemar":
+            assert float(row["p"]) == pytest.approx(mcnemar(higher, lower), rel=1e-9)
+        else:  # signs drawn here, and none of a bootstrap
+            flipped = (draw.choice([-1, 1], (20_000, len(gains))) * gains).mean(axis=1)
+            p = np.mean(np.abs(flipped) >= abs(gains.mean()) - 1e-12)
+            assert float(row["p"]) == pytest.approx(p, abs=0.02)
+        decided += 1
+    assert decided >= 2
