@@ -278,13 +278,11 @@ def test_a_second_process_finds_what_one_cannot(across, name):
     assert problem.endswith("for one text") and "\n" not in problem
 
 
-def test_an_honest_cost_is_the_same_in_a_second_process(across):
-    """Bug: an audit that nothing passes."""
+def test_an_honest_cost_passes_and_what_no_second_process_can_make_is_named(across, monkeypatch):
+    """Bug: an audit that nothing passes; one that passes a closure of a notebook, or a module that
+    only one process has, without asking anybody.
+    """
     assert across("honest") == ("two processes differ by up to 0", "")
-
-
-def test_what_no_second_process_can_make_is_named(across, monkeypatch):
-    """Bug: a closure of a notebook, or a module that only one process has, passed as audited."""
     factor = 2.0
     found = [across_processes(lambda text: factor * len(text))]
     monkeypatch.setitem(sys.modules, "here_alone", SimpleNamespace(length=len))
