@@ -95,7 +95,8 @@ def with_costs(judges: pd.DataFrame, card: Path, costs: Iterable[str]) -> pd.Dat
         return judges
     measured = pd.read_csv(card).rename(columns={"score": "judge"})
     measured = measured[measured["judge"].isin(set(costs))]
-    return pd.concat([measured, judges], join="outer", ignore_index=True)
+    both = pd.concat([measured, judges], join="outer", ignore_index=True)
+    return both.astype({"n": "Int64", "n_unsafe": "Int64"})  # whole numbers, also beside a gap
 
 
 def harm_table(
