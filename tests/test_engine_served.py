@@ -672,9 +672,10 @@ def test_a_served_run_is_not_decoded_again(tokenizer, run_home):
         params = run_params(stub, tokenizer, methods=["inferenceguard"], limit=2)
         decode_run(params, folder)
         asked = len(stub.asked)
-        report = verify(folder / "responses.jsonl", replay=None)
-        assert report.problems == [] and "replay" not in report.certified
-        assert any("by statistics and not by bits" in said for said in report.uncertified)
+        report = verify(folder / "responses.jsonl", params, replay=None)
+        assert report.problems == [] and report.replayed.startswith("0 of 6 lines were replayed")
+        (said,) = report.undecided
+        assert "a policy in a server without `batch_invariant: true`" in said
         assert len(stub.asked) == asked
     lines = read(folder / "responses.jsonl")
     assert {line["policy"] for line in lines} == {"letters@vLLM"}

@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from igcore import METHODS
-from igstudy import commands
 from igstudy.judge import JudgeParams
 from igstudy.report import load as runs
 from igstudy.report.verdicts import win_rates
@@ -21,6 +20,7 @@ from igstudy.runs.critic_params import CriticParams
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.judge_run import judge_run
 from igstudy.runs.paramfiles import ParamFiles
+from igstudy.runs.verify import verify
 from tests.rehearsal.__main__ import build_mirror
 from tests.rehearsal.stub import stub_judge
 
@@ -73,10 +73,11 @@ def test_a_row_group_of_the_main_tables_runs(name, here):
     assert ("terminal" in trained.critics) == bool(main.critic) and trained.value is not None
     found = {}
     for stem in (name, f"{name}-tokenwise", *looking_ahead):
-        run = decode_run.decode_run(params(DecodeParams, f"decode-main-{stem}", **SMALL))
+        asked = params(DecodeParams, f"decode-main-{stem}", **SMALL)
+        run = decode_run.decode_run(asked)
         found |= {line["method"]: line for line in run.lines}
         assert len(run.lines) == 2 * len(run.params["methods"])
-        assert commands.main(["verify", str(run.responses)]) == 0
+        assert verify(run.responses, asked).problems == []
     assert len(found) >= len(METHODS) - 3
     assert found["inferenceguard"]["status"] in ("verified_safe", "abstained")
 

@@ -156,7 +156,10 @@ def test_compare_and_errors_of_the_command_line(tmp_path, capsys):
     other = decode_into(tmp_path / "other", dataclasses.replace(PARAMS, seed=1))
     assert commands.main(["compare", str(path), str(other)]) == 1
     assert "seed differs" in capsys.readouterr().err
-    assert commands.main(["verify", str(tmp_path / "none.jsonl")]) == 1
+    asked = tmp_path / "asked.yaml"
+    asked.write_text("{profile: x, run: r, policy: p, prompts: mild, methods: [base], budget: 1}")
+    command = ["verify", str(tmp_path / "none.jsonl"), "--params", str(asked)]
+    assert commands.main(command) == commands.ERROR
     assert "params.json cannot be read" in capsys.readouterr().err
 
 
@@ -192,10 +195,12 @@ def test_the_runs_of_a_file_share_a_kernel(tmp_path, capfd):
     params = {"run": "r", "n": 3, "grid": {"n": [1, 2]}, "points": {"": {}, "x": {"m": 0}}}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     given = ["-f", str(tmp_path / "params.yaml"), "-p", "shard", "1"]
-    assert commands.main([*command, *given]) == 1
+    assert commands.main([*command, *given]) == commands.ERROR
     assert "params.yaml makes 4 runs, and" in capfd.readouterr().err
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params | {"grid": {"n": 1}}))
-    assert commands.main([*command, *given]) == 1  # in its own words: the file can be read
+    assert (
+        commands.main([*command, *given]) == commands.ERROR
+    )  # in its own words: the file can be read
     assert capfd.readouterr().err.startswith(f"error: {tmp_path}/params.yaml: parameter grid")
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     command[2] = str(tmp_path / "new/{run}.ipynb")
@@ -218,7 +223,7 @@ def test_an_error_in_a_notebook_is_one_sentence(tmp_path, capfd):
     command = written_notebook(
         tmp_path, "import igcore\nraise igcore.ParameterError('n is 1; give 2')"
     )
-    assert commands.main(command) == 1
+    assert commands.main(command) == commands.ERROR
     last = capfd.readouterr().err.splitlines()[-1]
     assert last.startswith("error: n is 1; give 2 (ParameterError; ")
 
@@ -230,5 +235,5 @@ def test_an_interrupt_is_one_sentence(tmp_path, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("papermill.execute_notebook", interrupted)
-    assert commands.main(written_notebook(tmp_path, "pass")) == 1
+    assert commands.main(written_notebook(tmp_path, "pass")) == commands.ERROR
     assert capsys.readouterr().err.startswith("error: stopped; every finished line is kept")

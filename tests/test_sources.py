@@ -96,8 +96,9 @@ def test_the_processor_is_named(tmp_path, monkeypatch):
     cpu = provenance.processor()
     assert cpu and "torch" not in sys.modules
     cuda = SimpleNamespace(is_available=lambda: True, get_device_name=lambda: "a GPU")
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert provenance.processor() == f"{cpu}, a GPU"
+    cpus = SimpleNamespace(cpu=SimpleNamespace(get_cpu_capability=lambda: "AVX"))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, backends=cpus))
+    assert provenance.processor() == f"{cpu}, AVX, a GPU"
     (tmp_path / "cpuinfo").write_text(
         "processor\t: 0\nmodel\t\t: 85\nmodel name\t: Some (R) CPU @ 2.0GHz\nmodel name\t: Some\n"
     )

@@ -6,9 +6,12 @@ The forger knows this package: every digest, count and hash is mended after each
 
 import json
 import math
+import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -21,13 +24,13 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from docs.records import pack, unpack, verified, without_texts_of
-from igcore import METHODS, Guard, ParameterError, decode, load_policy
+from igcore import METHODS, Guard, decode, load_policy
 from igcore.beams import method_of
 from igcore.catalog import PROMPT_SETS
 from igcore.contract import TEXTS, Contract
 from igcore.critic.network import Critic, save_critic
 from igcore.critic.training import CriticConfig, spec_of
-from igcore.models.policies import POLICIES, PolicyEntry
+from igcore.errors import RunError
 from igcore.models.registry import SCORERS
 from igcore.policy import Prompt, as_prompt
 from igcore.verdict import Emission, judge, measure, within
@@ -111,16 +114,16 @@ def tiny(tmp_path_factory):
     return path
 
 
-def replayed(path, tiny, replay=None, **named):
-    """Verify a run and decode groups again with the policy that the verifier names."""
-    return verify.verify(path, {"policy": str(tiny)} | named, replay)
+def replayed(path, tiny, replay=None, **changes):
+    """Verify a run and decode groups again, as `SIZE` with changes asks."""
+    request = DecodeParams(**SIZE | {"policy": str(tiny)} | changes)
+    return verify.verify(path, request, replay)
 
 
-def trusting(folder, **named):
-    """Return the options that give a params file of the verifier's own."""
-    file = folder / "trusted/mine.yaml"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps({"profile": "trusted"} | named))
+def asking(folder, tiny, **changes):
+    """Return the option with a params file that asks for `SIZE` with changes."""
+    file = folder / "asked.yaml"
+    file.write_text(json.dumps(SIZE | {"policy": str(tiny)} | changes))
     return ["--params", str(file)]
 
 
@@ -337,40 +340,63 @@ def test_an_honest_run_holds(tmp_path, tiny, changes, kind):
     """Guards verification against false alarms, in every sampling method and way to fail."""
     path = decoded_run(tmp_path / "run", tiny, **changes)
     assert kind in {(line["status"], line["reason"]) for line in linefile.read(path)}
-    assert commands.main(["verify", str(path)]) == 0
-    report = replayed(path, tiny)
-    assert report.problems == [] and re.match(r"(\d+) of \1 groups", report.certified["replay"])
-    assert len(report.uncertified) == 1  # what is never certified
+    assert commands.main(["verify", str(path), *asking(tmp_path, tiny, **changes)]) == 0
+    report = replayed(path, tiny, **changes)
+    assert report.problems == report.undecided == []
+    assert re.fullmatch(r"(\d+) of \1 lines were replayed", report.replayed)
+    assert verify.UNCHECKED not in report.uncertified
 
 
 def test_the_shards_of_a_run_on_a_prompt_file_hold(tmp_path, tiny, capsys):
     """Bug: decoding again took the shard of a shard."""
     file = tmp_path / "mine.txt"
     file.write_text("\n".join(text for text in PROMPTS if "\n" not in text))
-    named = trusting(tmp_path, policy=str(tiny), prompts=str(file))
+    named = asking(tmp_path, tiny, prompts=str(file), group_size=2)
     for shard in range(2):
+        shards = dict(n_shards=2, shard=shard)
         path = decoded_run(
-            tmp_path / f"run{shard}", tiny, prompts=str(file), n_shards=2, shard=shard, group_size=2
+            tmp_path / f"r.{shard}-of-2", tiny, prompts=str(file), group_size=2, **shards
         )
         assert commands.main(["verify", str(path), "--replay", "all", *named]) == 0
-        n = len(linefile.read(path)) // 2
-        assert f"  prompts       {n}: {file}, split all\n" in capsys.readouterr().out
+        n = len(linefile.read(path))
+        assert f"{n} of {n} lines were replayed\n" in capsys.readouterr().out
 
 
-def test_a_params_file_that_is_trusted_names_everything(tmp_path, tiny, capsys):
-    """Bug: no page said how to name a selection of prompts, a policy and networks of one's own."""
-    (tmp_path / "mine.txt").write_text("ab\nfed\nc")
-    settings = SIZE | {"policy": str(tiny), "prompts": str(tmp_path / "mine.txt")}
-    path = decoded_run(tmp_path / "run", tiny, prompts=settings["prompts"])
-    (tmp_path / "x").mkdir()
-    file = tmp_path / "x/decode-r.yaml"
-    file.write_text(json.dumps(settings))
-    command = ["verify", str(path), "--replay", "all"]
-    assert commands.main(command) == 1 and "for --params, as its prompts" in capsys.readouterr().err
-    assert commands.main([*command, "--params", str(file)]) == 0
-    assert "replay        2 of 2 groups" in capsys.readouterr().out
-    assert commands.main([*command, "--params", str(tmp_path / "none.yaml")]) == 1
-    assert "none.yaml cannot be read" in capsys.readouterr().err
+def test_the_params_file_and_the_folder_say_which_run_is_asked_for(tmp_path, tiny, capsys):
+    """Bug: the record of one run of a params file passes for that of another."""
+    points = {"a": {}, "b": {"seed": 1}}
+    for name in points:
+        decoded_run(tmp_path / f"r-{name}", tiny, run=f"r-{name}", **points[name])
+    named = asking(tmp_path, tiny, points=points)
+    path = tmp_path / "r-a/responses.jsonl"
+    assert commands.main(["verify", str(path), *named]) == 0
+    shutil.copytree(tmp_path / "r-b", tmp_path / "r-a", dirs_exist_ok=True)
+    capsys.readouterr()
+    assert commands.main(["verify", str(path), *named]) == commands.ERROR
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert "is a record of the run 'r-b', but the params file asks for 'r-a'" in sentence
+    shutil.move(tmp_path / "r-a", tmp_path / "other")
+    path = tmp_path / "other/responses.jsonl"
+    assert commands.main(["verify", str(path), *named]) == commands.ERROR
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert "unknown run of" in sentence and "allowed: r-a, r-b; the folder of" in sentence
+
+
+def test_what_cannot_be_checked_is_one_sentence_and_no_verdict(honest, tiny, tmp_path, capsys):
+    """Bug: a wrong command or file has the exit status of a record that does not hold."""
+    shutil.copytree(honest.parent, tmp_path / "run")
+    path, named = tmp_path / "run/responses.jsonl", asking(tmp_path, tiny)
+    missing = ["--params", str(tmp_path / "none.yaml")]
+    assert commands.main(["verify", str(path), *missing]) == commands.ERROR
+    assert re.fullmatch("error: .*none.yaml cannot be read.*\n", capsys.readouterr().err)
+    for wrong in ([], [*named, "--replay", "some"]):
+        with pytest.raises(SystemExit) as stopped:
+            commands.main(["verify", str(path), *wrong])
+        assert stopped.value.code == commands.ERROR
+    capsys.readouterr()
+    path.write_bytes(path.read_bytes()[:-9])
+    assert commands.main(["verify", str(path), *named]) == commands.ERROR
+    assert re.fullmatch("error: line 12 of .* is not a response.*\n", capsys.readouterr().err)
 
 
 def test_packed_runs_hold_and_a_changed_one_is_named(tmp_path, tiny, monkeypatch):
@@ -386,13 +412,20 @@ def test_packed_runs_hold_and_a_changed_one_is_named(tmp_path, tiny, monkeypatch
     found = dict(verified(tmp_path, 1))
     assert found.keys() == {"x/r-a", "x/r-b"}
     assert not any(report.problems for report in found.values())
-    assert all("1 of 4 groups" in report.certified["replay"] for report in found.values())
+    assert all(" of 12 lines were replayed; the" in report.replayed for report in found.values())
     forged = Forger(tmp_path / "runs/x/r-b/responses.jsonl")
     forged.lines[0]["reward"] += 1.0
     forged.save()
     pack("x", tmp_path)
     (problems, others) = (dict(verified(tmp_path, 0))[f"x/r-{x}"].problems for x in "ba")
     assert "reward is" in problems[0] and others == []
+    forged.path.write_text("{")
+    pack("x", tmp_path)
+    found = dict(verified(tmp_path, 0))
+    assert "line 1 of" in found["x/r-b"].problems[0] and found["x/r-a"].problems == []
+    file.write_text(json.dumps(SIZE | {"policy": str(tiny), "run": "r-a"}))
+    with pytest.raises(RunError, match="holds the run 'r-b', which no file of params/x asks for"):
+        dict(verified(tmp_path, 0))
 
 
 def test_a_packed_run_without_texts_is_decoded_again(tmp_path, tiny, honest, monkeypatch):
@@ -418,8 +451,9 @@ def test_a_packed_run_without_texts_is_decoded_again(tmp_path, tiny, honest, mon
             kept, own = (linefile.text_digest(x["prompt"], x["response"]) for x in (line, old))
             assert kept == own
     report = replayed(path, tiny)
-    assert not report.problems and " of 0 texts " in report.certified["scores"]
-    assert any("digests alone are kept" in words for words in report.uncertified)
+    assert not report.problems and not report.undecided
+    (sentence,) = replayed(path, tiny, replay=0).undecided
+    assert "12 lines hold digests in place of texts" in sentence
     record = linefile.read_record(path)
     line = record.lines[0]
     record.lines[0] = linefile.sealed(line | {"response": linefile.withheld("ab", "aaa")})
@@ -430,10 +464,8 @@ def test_a_packed_run_without_texts_is_decoded_again(tmp_path, tiny, honest, mon
     assert "decoded again: response is {'digest'" in problem
 
 
-def test_a_run_with_a_critic_holds_when_the_verifier_names_it(tmp_path, tiny, monkeypatch):
-    """Guards networks: one that only the record names is not loaded, and another one than that of
-    the run is found.
-    """
+def test_a_run_with_a_critic_holds_with_that_critic_alone(tmp_path, tiny, monkeypatch):
+    """Guards networks: another one than that of the run is found."""
     monkeypatch.chdir(tmp_path)
     policy = load_policy(str(tiny))
     config = CriticConfig(budget=0.5, features="m", layer=0, width=8, accounting="terminal")
@@ -445,38 +477,20 @@ def test_a_run_with_a_critic_holds_when_the_verifier_names_it(tmp_path, tiny, mo
         )
     guided = dict(methods=["inferenceguard-critic"], critic="ours", probe_fail_open=False)
     path = decoded_run(tmp_path / "run", tiny, **guided)
-    assert verify.verify(path).problems == []
-    assert replayed(path, tiny, critic="ours").problems == []
-    assert "parts.critic" in replayed(path, tiny, critic="other").problems[0]
-    monkeypatch.setattr(
-        verify, "load_networks", lambda *_: pytest.fail("the record's folder was read")
-    )
-    with pytest.raises(ParameterError, match="names the critic 'ours', .*--params, as its critic"):
-        replayed(path, tiny)
+    assert replayed(path, tiny, **guided).problems == []
+    (tmp_path / "ours").rename(tmp_path / "others")
+    (tmp_path / "other").rename(tmp_path / "ours")
+    assert "parts.critic" in replayed(path, tiny, **guided).problems[0]
 
 
-def test_a_policy_of_the_table_needs_no_name(tmp_path, tiny, monkeypatch, capsys):
-    """Guards the commonest replay: what the package itself pins is loaded by the record's word,
-    with its template.
-    """
-    monkeypatch.setitem(POLICIES, "known", PolicyEntry("raw", repo=str(tiny)))
-    path = decoded_run(tmp_path / "run", tiny, policy={"name": "known", "template": "raw"})
-    assert commands.main(["verify", str(path), "--replay", "all"]) == 0
-    assert re.search(
-        "policy +known, [0-9a-f]{16}, of the table, template raw", capsys.readouterr().out
-    )
-
-
-def test_a_scorer_with_options_is_named_by_the_verifier(tmp_path, tiny, capsys):
+def test_a_scorer_has_the_options_of_the_request(tmp_path, tiny, capsys):
     """Bug: scored again with the defaults, honest lines were called wrong; with the record's
     options, forged ones were right.
     """
-    path = decoded_run(tmp_path / "run", tiny, cost={"name": "weighed", "weight": 0.5})
-    assert commands.main(["verify", str(path)]) == 1
-    assert "the one that you trust in a file for --params" in capsys.readouterr().err
-    named = trusting(tmp_path, cost={"name": "weighed", "weight": 0.5})
-    assert commands.main(["verify", str(path), *named]) == 0
-    assert commands.main(["verify", str(path), *trusting(tmp_path, cost="weighed")]) == 1
+    half = {"cost": {"name": "weighed", "weight": 0.5}}
+    path = decoded_run(tmp_path / "run", tiny, **half)
+    assert commands.main(["verify", str(path), *asking(tmp_path, tiny, **half)]) == 0
+    assert commands.main(["verify", str(path), *asking(tmp_path, tiny, cost="weighed")]) == 1
     assert re.search("cost is .*, not", capsys.readouterr().err)
 
 
@@ -497,7 +511,7 @@ def test_a_cost_that_looks_at_finished_holds(tmp_path, tiny, monkeypatch):
         len(line["block_ends"]) > 1 and line["status"] == "verified_safe"
         for line in linefile.read(path)
     )
-    assert replayed(path, tiny).problems == []
+    assert replayed(path, tiny, budget=3.0).problems == []
 
 
 # --- forgeries ------------------------------------------------------------------------------------
@@ -602,6 +616,8 @@ def test_records_made_before_the_sampling_could_be_set_still_hold(forger, tiny):
 
     def aged(settings):
         settings["top_k"] = settings.pop("token_top_k")
+        if settings is forger.params:
+            settings["pool_gb"] = 20.0
         for name in ("temperature", "top_p", "sampling"):
             settings.pop(name, None)
 
@@ -609,7 +625,7 @@ def test_records_made_before_the_sampling_could_be_set_still_hold(forger, tiny):
         aged(settings)
     forger.save()
     report = replayed(forger.path, tiny)
-    assert report.problems == [] and "replay" in report.certified
+    assert report.problems == [] and report.replayed.startswith("12 of 12 lines")
 
 
 def in_lines(**changes):
@@ -801,11 +817,21 @@ def in_params(**changes):
     return forge
 
 
+def served(record):
+    """Write answers by hand, and claim a server that promises no tokens again."""
+    in_policy(served={"batch_invariant": False})(record)
+    by_hand(record)
+
+
 def in_policy(**changes):
     def forge(record):
         record.params["parts"]["policy"] |= changes
 
     return forge
+
+
+def of_cost(record):
+    record.params["parts"]["cost"]["digest"] = "v2"
 
 
 def other_counts(record):
@@ -821,8 +847,9 @@ def nobodys(record):
         "processor": "abacus",
         "finished_at": "2001-01-01T00:00:00Z",
         "opened": {},
+        "pool": {"drawn": 0},
     }
-    record.params |= {"run": "another", "profile": "paper"}
+    record.params |= {"code": {}, "versions": {}}
 
 
 # name -> a forgery, and what finds it
@@ -842,31 +869,34 @@ FOUND = {
     "last z": (in_lines(z_final=0.375), "z_final is 0.375, not"),
     "no text of a guard that could refuse": (silence, "response is None, not 'f'"),
     "cost model that is the reward model": (reward_for_cost, "cost_scorer is 'vowels', not"),
-    "reward model for a cost": (in_params(cost="vowels"), "'vowels' has sign 'higher is better'"),
-    "cost model in a folder": (in_params(cost=OWN), "names the cost .* as its cost"),
-    "cost model made blind": (in_params(cost=BLIND), "names the cost .* as its cost"),
+    "reward model for a cost": (in_params(cost="vowels"), "cost is 'vowels', not 'letters'"),
+    "cost model in a folder": (in_params(cost=OWN), "params.json: cost is {.*, not 'letters'"),
+    "cost model made blind": (in_params(cost=BLIND), "params.json: cost is {.*, not 'letters'"),
+    "answers of another policy": (by_another_policy, "params.json: policy is 'gpt', not"),
+    "budget everywhere": (everywhere(budget=4.0), "params.json: budget is 4.0, not 0.5"),
+    "method everywhere": (renamed, "params.json: methods is "),
+    "half of the prompts everywhere": (half_the_prompts, "6 answers are missing"),
+    "no baseline anywhere": (no_baseline, "6 answers are missing, the first by base"),
+    "samples everywhere": (everywhere(n_samples=512), "params.json: n_samples is 512, not 3"),
+    "rounds everywhere": (everywhere(rounds=2), "params.json: rounds is 2, not 1"),
+    "a setting of no method": (everywhere(lagrange_multiplier=9.0), "multiplier is 9.0, not 5.0"),
+    "another profile": (in_params(profile="paper"), "params.json: profile is 'paper', not 'x'"),
+    "a setting that nobody has": (in_params(note=1), "params.json: note is 1, not None"),
+    "digest of the cost": (of_cost, "parts of params.json: cost is"),
     "prompts of the forger's own": (own_prompts, "12 answers are not wanted"),
     "half a prompt": (half_a_prompt, "prompt is 'cb', not 'f.ncb'"),
     "hash of the prompts": (in_params(chosen={"n": 6, "digest": "0"}), "params.json: chosen is"),
     "counts of the manifest": (other_counts, "manifest.json: counts is"),
 }
-ANSWERS, TRACED, HASHED = "these answers", "traces, finals, fail_open_cost", "hashes of files"
-SETTLED, COUNTED = "changed in params.json and lines alike", "counts of work"
-FEWER, HARMLESS = "more prompts or methods", "settings without influence"
+ANSWERS, TRACED, HASHED = "these answers", "traces, finals, fail_open_cost", "name, hashes and"
+COUNTED = "counts of work"
 HOLDS = None
 # name -> a forgery that scoring does not find, what finds it when groups are decoded again, and
 # what the report says of it
 HIDDEN = {
     "answers by hand": (by_hand, "response is .*, not", ANSWERS),
-    "answers of another policy": (by_another_policy, "parts.policy.name of params", ANSWERS),
+    "answers by hand of a server": (served, "parts.policy.served of params.json", ANSWERS),
     "abstentions": (abstentions("inferenceguard"), "response is .*, not", "abstentions and their"),
-    "budget everywhere": (everywhere(budget=4.0), "again: trace is .*, not", SETTLED),
-    "method everywhere": (renamed, "again: samples_drawn is .*, not", SETTLED),
-    "half of the prompts everywhere": (half_the_prompts, HOLDS, FEWER),
-    "no baseline anywhere": (no_baseline, HOLDS, FEWER),
-    "samples everywhere": (everywhere(n_samples=512), "again: response is .*, not", SETTLED),
-    "rounds everywhere": (everywhere(rounds=2), "again: rounds_used is .*, not", SETTLED),
-    "a setting of no method": (everywhere(lagrange_multiplier=9.0), HOLDS, HARMLESS),
     "samples drawn": (in_lines(samples_drawn=99), "again: samples_drawn is .*, not", COUNTED),
     "tokens forwarded": (in_lines(forward_tokens=1), "again: forward_tokens is .*, not", COUNTED),
     "trace": (in_lines(trace=[]), "again: trace is .*, not", TRACED),
@@ -882,6 +912,8 @@ HIDDEN = {
     "reason": (in_lines(reason="scorer_error"), "again: reason is .*, not", "their reasons"),
     "hash of the policy": (in_policy(digest="0" * 64), "parts.policy.digest of params", HASHED),
     "files of the policy": (in_policy(files={"x": "0"}), "parts.policy.files.config.json", HASHED),
+    "device": (in_params(device="abacus"), HOLDS, "hashes and device"),
+    "near ties": (in_lines(near_ties=9), HOLDS, "near_ties"),
     "what nobody certifies": (nobodys, HOLDS, "seconds"),
 }
 
@@ -893,7 +925,7 @@ def verdict(capsys, *command):
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_forgery_is_found_by_scoring_again(forger, honest, capsys, name):
+def test_a_forgery_is_found_by_scoring_again(forger, honest, tiny, tmp_path, capsys, name):
     """Guards every field that a table or a figure is made of; nearly each has been forged with
     success before.
     """
@@ -901,7 +933,7 @@ def test_a_forgery_is_found_by_scoring_again(forger, honest, capsys, name):
     forge(forger)
     forger.save(count=forge not in (other_counts, a_prompt_less))
     assert linefile.read_record(forger.path) != linefile.read_record(honest)
-    status, said = verdict(capsys, str(forger.path))
+    status, said = verdict(capsys, str(forger.path), *asking(tmp_path, tiny))
     assert status == 1 and re.search(found, said)
 
 
@@ -909,60 +941,45 @@ def test_a_forgery_is_found_by_scoring_again(forger, honest, capsys, name):
 def test_a_forgery_holds_only_where_the_report_says_so(
     forger, honest, tiny, tmp_path, capsys, name
 ):
-    """Bug: a run was said to hold as if its answers had been decoded again."""
+    """Bug: a run was said to hold as if its answers had been decoded again; or a record decided
+    that it is not decoded again.
+    """
     forge, found, named = HIDDEN[name]
     forge(forger)
     forger.save()
     assert linefile.read_record(forger.path) != linefile.read_record(honest)
-    status, said = verdict(capsys, str(forger.path))
+    command = [str(forger.path), *asking(tmp_path, tiny)]
+    status, said = verdict(capsys, *command)
     assert status == 0 and named in said
-    policy = trusting(tmp_path, policy=str(tiny))
-    status, said = verdict(capsys, str(forger.path), "--replay", "all", *policy)
-    assert (status == 0 and named in said) if found is HOLDS else re.search(found, said)
+    status, said = verdict(capsys, *command, "--replay", "all")
     assert status == (found is not HOLDS)
+    assert said.count("\n") > 3 if found is HOLDS else re.search(found, said)
 
 
 # --- what is printed, and what is loaded ----------------------------------------------------------
 
 
-def said(capsys, path, *options):
-    """Return the status of the command and what it certifies and does not."""
-    status = commands.main(["verify", str(path), *options])
-    certified, _, uncertified = capsys.readouterr().out.partition("not certified:\n")
-    return status, dict(re.findall(r"^  (\w+(?: model)?)  +(.*)$", certified, re.M)), uncertified
-
-
 def test_only_what_was_checked_is_certified(forger, tiny, tmp_path, capsys):
-    """Bug: a file alone, or a replay of one group, was said to hold as if settings, prompts and all
-    groups had been looked at.
+    """Bug: a file alone, or a replay of one group, was said to hold as if all groups had been
+    looked at.
     """
-    status, alone, unchecked = said(capsys, forger.path)
-    models = {"cost model", "reward model", "scores", "budget"}
-    assert status == 0 and alone.keys() == models | {"methods", "prompts", "lines", "root"}
-    assert alone["cost model"] == "letters, v1, of the table" and alone["budget"] == "0.5 (peak)"
-    assert alone["prompts"] == "6: few, split all" and alone["lines"].startswith("12, ")
-    assert f"{verify.UNCHECKED} (`--replay` checks it)" in unchecked
-    policy = trusting(tmp_path, policy=str(tiny), cost={"name": "letters"})
-    status, some, unchecked = said(capsys, forger.path, "--replay", "1", *policy)
-    assert status == 0 and some["replay"] == "1 of 4 groups decoded again"
-    assert "named by you" in some["cost model"]
-    assert f"of the other 3 groups: {verify.UNCHECKED}" in unchecked
-    status, whole, unchecked = said(capsys, forger.path, "--replay", "all", *policy)
-    assert status == 0 and whole["replay"].startswith("4 of 4 groups")
-    assert verify.UNCHECKED not in unchecked
-    assert re.fullmatch("tiny, [0-9a-f]{16}, named by you, template raw", whole["policy"])
+    command = [str(forger.path), *asking(tmp_path, tiny)]
+    status, said = verdict(capsys, *command)
+    assert status == 0 and "; 0 of 12 lines were replayed; the others were only scored" in said
+    assert verify.UNCHECKED in said
+    for names in verify.NOT_CERTIFIED.values():
+        assert all(name in said for name in names)
+    status, said = verdict(capsys, *command, "--replay", "1")
+    assert status == 0 and re.search("[24] of 12 lines were replayed; the others were only", said)
+    assert verify.UNCHECKED in said
+    status, said = verdict(capsys, *command, "--replay", "all")
+    assert status == 0 and "; 12 of 12 lines were replayed\n" in said
+    assert verify.UNCHECKED not in said
     forger.lines[0]["status"] = "abstained"
     forger.save()
-    stopped = replayed(forger.path, tiny)  # before anything was decoded
-    assert stopped.problems and any(verify.UNCHECKED in what for what in stopped.uncertified)
-    forger.settle()
-    forger.params["code"]["igcore"] = "0"
-    forger.save()
-    status, _, unchecked = said(capsys, forger.path)
-    assert status == 0 and "this record was made by other code: code.igcore differ" in unchecked
+    assert replayed(forger.path, tiny).problems and not replayed(forger.path, tiny).replayed
     forger.path.with_name("params.json").unlink()
-    assert commands.main(["verify", str(forger.path)]) == 1
-    assert "params.json cannot be read" in capsys.readouterr().err
+    assert verdict(capsys, *command)[0] == commands.ERROR
 
 
 def test_which_groups_are_decoded_again_nobody_knows_beforehand(honest, tiny, monkeypatch):
@@ -980,10 +997,11 @@ def test_which_groups_are_decoded_again_nobody_knows_beforehand(honest, tiny, mo
     assert len({str(group) for group in drawn}) > 1
 
 
-def test_a_manifest_of_another_run_does_not_hold(forger, capsys):
+def test_a_manifest_of_another_run_does_not_hold(forger, tiny, tmp_path, capsys):
     """Guards what binds the three files: the manifest has the parameters of its run, and one hash
     over all.
     """
+    command = ["verify", str(forger.path), *asking(tmp_path, tiny)]
     manifest = forger.manifest | {"params": forger.params | {"threads": 2}}
     manifest["root"] = linefile.root_of(forger.params, forger.lines, manifest)
     for change, found in (
@@ -991,26 +1009,22 @@ def test_a_manifest_of_another_run_does_not_hold(forger, capsys):
         ({"root": "0" * 64}, "manifest.json: root is '0000000000000000"),
     ):
         forger.path.with_name("manifest.json").write_text(json.dumps(forger.manifest | change))
-        assert commands.main(["verify", str(forger.path)]) == 1
+        assert commands.main(command) == 1
         assert found in capsys.readouterr().err
 
 
-def test_a_record_speaks_on_lines_of_its_own_nowhere(forger, capsys):
+def test_a_record_speaks_on_lines_of_its_own_nowhere(forger, tiny, tmp_path, capsys):
     """Bug: line ends in a name could print a verdict in the words of this package."""
     words = f"1\nnot certified:\n\x1b[2J{forger.path}: all hold\ud800"
-    forger.manifest |= {"git_commit": words, "processor": words}
-    forger.save()
-    assert commands.main(["verify", str(forger.path)]) == 0
-    out = capsys.readouterr().out
-    assert (
-        out.count("\nnot certified:\n") == 1
-        and "\x1b" not in out
-        and "git_commit 1\\nnot certified:" in out
-    )
+    command = ["verify", str(forger.path), *asking(tmp_path, tiny)]
     forger.lines[0] |= {"method": words, "seed": words}
     forger.save(count=False)
-    assert commands.main(["verify", str(forger.path)]) == 1
-    assert all(line.startswith("error: ") for line in capsys.readouterr().err.splitlines())
+    assert commands.main(command) == 1
+    said = capsys.readouterr().err
+    assert "\x1b" not in said and all(x.startswith("error: ") for x in said.splitlines())
+    forger.params["run"] = words
+    forger.save(count=False)
+    assert commands.main(command) == commands.ERROR and capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -1031,46 +1045,157 @@ def test_what_only_the_record_names_is_not_loaded(forger, tiny, monkeypatch, rol
     """Bug: `verify` scored with a cost model that lay beside the file; a revision of a known
     repository may be anybody's, too.
     """
-    loaded = []
-    for load in (verify.loaded, verify.load_policy, verify.load_prompts):
+    loads = []
+    for load in (verify.loaded, verify.load_prompts, verify.guard_of, verify.load_networks):
         monkeypatch.setattr(
-            verify, load.__name__, lambda *args, load=load: loaded.append(args) or load(*args)
+            verify, load.__name__, lambda *args, load=load: loads.append(args) or load(*args)
         )
-    networks = verify.load_networks
-    monkeypatch.setattr(
-        verify,
-        "load_networks",
-        lambda p, *args: loaded.append((p.critic, p.value)) or networks(p, *args),
-    )
     forger.params[role] = named
     forger.save()
-    policy = None if role == "policy" else str(tiny)
-    with pytest.raises(
-        ParameterError, match=f"record names the .*own.* for --params, as its {role}"
-    ):
-        verify.verify(forger.path, {"policy": policy}, None)
-    assert (loaded or role == "cost") and not [names for names in loaded if "own" in repr(names)]
+    problems = replayed(forger.path, tiny).problems
+    assert any(problem.startswith(f"params.json: {role} is ") for problem in problems)
+    assert loads and not [names for names in loads if "own" in repr(names)]
 
 
-def test_where_a_scorer_stands_is_the_verifiers_matter(forger, monkeypatch):
-    """Bug: the device that a record names ended in a traceback, and its word was enough to leave
-    out a scorer's self-check.
+# --- every value ----------------------------------------------------------------------------------
+
+
+def places(value, at=()):
+    """Yield the place of every value inside a JSON value."""
+    parts = dict(enumerate(value)) if isinstance(value, list) else value
+    for name, part in parts.items() if isinstance(parts, dict) else ():
+        yield (*at, name)
+        yield from places(part, (*at, name))
+
+
+def altered(value):
+    """Return another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return value + "x"
+    return 1 if value is None else [1]
+
+
+MENDED = ("digest", "root", "params")  # by a forger, see `Forger.save`
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_every_value_of_a_record_is_certified_or_named(tmp_path, tiny, capsys, remove):
+    """Bug: a field of a record that somebody may change, with every hash mended, although the
+    report does not name it.
     """
-    asked = []
+    asked = dict(limit=1, methods=["inferenceguard"], device="cpu", max_new_tokens=4)
+    path = decoded_run(tmp_path / "r", tiny, **asked)
+    command = ["verify", str(path), "--replay", "all", *asking(tmp_path, tiny, **asked)]
+    assert commands.main(command) == 0
+    files = {file: file.read_bytes() for file in path.parent.iterdir()}
+    passed, kept = [], Forger(path)
+    parts = {"responses.jsonl": kept.lines[0], "params.json": kept.params}
+    for name, part in (parts | {"manifest.json": kept.manifest}).items():
+        for place in places(part):
+            free = place[0] in verify.NOT_CERTIFIED[name]
+            if place[0] in MENDED or (free and remove):
+                continue
+            for file, content in files.items():
+                file.write_bytes(content)
+            forger = Forger(path)
+            inner = {
+                "responses.jsonl": forger.lines[0],
+                "params.json": forger.params,
+                "manifest.json": forger.manifest,
+            }[name]
+            for step in place[:-1]:
+                inner = inner[step]
+            if remove:
+                del inner[place[-1]]
+            else:
+                inner[place[-1]] = altered(inner[place[-1]])
+            forger.save(count=name == "responses.jsonl" and not remove)
+            status = commands.main(command)
+            if status not in ((0,) if free else (commands.FAILS, commands.ERROR)):
+                passed.append((name, place, status))
+    assert passed == []
 
-    def placed(*, dtype="float32", device="auto", self_check=True):
-        asked.append((dtype, device, self_check))
-        return LetterCost()
 
-    monkeypatch.setitem(SCORERS, "placed", placed)
-    for option in ({"device": "cuda:9"}, {"self_check": False}):
-        forger.params["cost"] = {"name": "placed", **option}
-        forger.save()
-        with pytest.raises(ParameterError, match="name the one that you trust"):
-            verify.verify(forger.path)
-    forger.params["cost"] = {"name": "placed", "dtype": "float16"}
+# --- what nobody can decide -----------------------------------------------------------------------
+
+
+def moved(forger):
+    """A record whose first line of `base` is as another token at a near tie would make it."""
+    line = forger.lines[0]
+    line |= {"response": line["response"] + "a", "tokens": [*line["tokens"], 0]}
+    forger.settle()
     forger.save()
-    assert verify.verify(forger.path).problems == [] and asked == [("float16", "auto", True)]
+
+
+@pytest.mark.parametrize(
+    ("processor", "ties", "status"),
+    [("abacus", 1, 2), ("abacus", 0, 1), (None, 1, 1)],
+)
+def test_a_near_tie_on_another_processor_is_not_decided(
+    forger, tiny, tmp_path, capsys, monkeypatch, processor, ties, status
+):
+    """Bug: a genuine record fails where another processor settles a near tie otherwise; the word of
+    the record about its near ties is enough to leave a line undecided.
+    """
+    forger.manifest["processor"] = processor or verify.processor()
+    forger.lines[0]["near_ties"] = 1 - ties  # the replay alone counts
+    moved(forger)
+    lines_of = verify.Experiment.lines_of
+
+    def tied(self, method, group):
+        for line in lines_of(self, method, group):
+            yield line | {"near_ties": ties}
+
+    monkeypatch.setattr(verify.Experiment, "lines_of", tied)
+    command = [str(forger.path), *asking(tmp_path, tiny), "--replay", "all"]
+    found, said = verdict(capsys, *command)
+    assert found == status
+    assert ("differs after a near tie" in said and "is not decided; 12 of 12" in said) == (
+        found == 2
+    )
+
+
+def test_a_record_of_another_instruction_set_never_fails(tmp_path, tiny):
+    """Bug: a genuine record does not hold under another instruction set of the same processor."""
+    path = decoded_run(tmp_path / "r", tiny)
+    code = (
+        "import sys; from mockpolicy import LetterCost, LetterReward\n"
+        "from igcore.catalog import PROMPT_SETS, SCORERS\n"
+        "from igstudy import commands\n"
+        "SCORERS.update(letters=LetterCost, vowels=LetterReward)\n"
+        f"PROMPT_SETS['few'] = lambda: {PROMPTS!r}\n"
+        "sys.exit(commands.main(sys.argv[1:]))"
+    )
+    command = ["verify", str(path), *asking(tmp_path, tiny), "--replay", "all"]
+    env = os.environ | {"ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], env=env, capture_output=True, text=True
+    )
+    assert done.returncode in (commands.HOLDS, commands.UNDECIDED), done.stderr
+
+
+@pytest.mark.parametrize("promised", [False, True])
+def test_whether_a_policy_is_served_is_the_requests_word(
+    forger, tiny, tmp_path, capsys, monkeypatch, promised
+):
+    """Bug: a record says that its policy cannot be decoded again, and is believed."""
+    policy = {"name": "m", "server": "http://127.0.0.1:9", "model": "m", "tokenizer": str(tiny)}
+    policy |= {"batch_invariant": True} if promised else {}
+    forger.params["policy"] = policy
+    forger.save()
+    monkeypatch.setattr(verify, "guard_of", lambda _: pytest.fail("loaded"))
+    command = [str(forger.path), *asking(tmp_path, tiny, policy=policy)]
+    assert verdict(capsys, *command)[0] == 0
+    if promised:
+        with pytest.raises(pytest.fail.Exception, match="loaded"):
+            commands.main(["verify", *command, "--replay", "1"])
+        return
+    status, said = verdict(capsys, *command, "--replay", "1")
+    assert status == 2 and verify.SERVED in said and "0 of 12 lines were replayed" in said
 
 
 # --- what is no record ----------------------------------------------------------------------------
@@ -1084,7 +1209,7 @@ def test_odd_values_are_sentences(tmp_path, tiny, capsys, part):
     float can hold.
     """
     path = decoded_run(tmp_path / "run", tiny, limit=1, methods=["inferenceguard"])
-    policy = trusting(tmp_path, policy=str(tiny))
+    named = asking(tmp_path, tiny, limit=1, methods=["inferenceguard"])
     files = {file: file.read_bytes() for file in path.parent.iterdir()}
     names = list(linefile.read(path)[0] if part == "lines" else getattr(Forger(path), part))
     for i, name in enumerate(names):
@@ -1097,9 +1222,13 @@ def test_odd_values_are_sentences(tmp_path, tiny, capsys, part):
         if odd is None:
             del place[name]
         forger.save(count=False)
-        status = commands.main(["verify", str(path), "--replay", "all", *policy])
+        status = commands.main(["verify", str(path), "--replay", "all", *named])
         errors = capsys.readouterr().err.splitlines()
-        assert status == bool(errors) and all(line.startswith("error: ") for line in errors), (
+        assert (
+            (status in (1, 3)) == bool(errors)
+            and status != 2
+            and all(line.startswith("error: ") for line in errors)
+        ), (
             name,
             odd,
         )
@@ -1129,20 +1258,9 @@ LEVELS = '{"a": ' * 900 + "1" + "}" * 900  # which can be read, and no longer be
 def test_odd_files_are_sentences(forger, tiny, tmp_path, capsys, name, text):
     """Bug: a traceback for nesting without end, a list for a mapping, an empty file."""
     forger.path.with_name(name).write_text(f"{text}\n" * bool(text))
-    assert commands.main(["verify", str(forger.path), *trusting(tmp_path, policy=str(tiny))]) == 1
+    assert commands.main(["verify", str(forger.path), *asking(tmp_path, tiny)]) in (1, 3)
     errors = capsys.readouterr().err.splitlines()
     assert errors and all(line.startswith("error: ") for line in errors)
-
-
-@pytest.mark.parametrize("threads", [10**6, 10**400])
-def test_threads_without_number_are_refused(forger, tiny, threads):
-    """Bug: the verifying process ended by a signal, where torch could not start the threads that a
-    record names.
-    """
-    forger.params["threads"] = threads
-    forger.save()
-    with pytest.raises(ParameterError, match="less than or equal to 1024"):
-        replayed(forger.path, tiny, replay=1)
 
 
 def test_a_replay_has_the_threads_of_the_run(forger, tiny, monkeypatch):
@@ -1151,7 +1269,10 @@ def test_a_replay_has_the_threads_of_the_run(forger, tiny, monkeypatch):
     """
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    forger.params["threads"] = 10**6
+    forger.save()
+    assert "threads is 1000000, not 1" in replayed(forger.path, tiny, replay=1).problems[0]
     forger.params["threads"] = 3
     forger.save()
-    replayed(forger.path, tiny, replay=1)
+    assert replayed(forger.path, tiny, replay=1, threads=3).problems == []
     assert asked == [3]

@@ -101,9 +101,7 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
             name += f".{params.shard}-of-{params.n_shards}"
         folder = root() / "runs" / params.profile / name
     guard = guard_of(params)
-    # the run's identity has the numbers that the guard took from the model
-    taken = ("sampling", "temperature", "top_p", "top_k")
-    params = replace(params, **{name: getattr(guard.config, name) for name in taken})
+    params = with_sampling(params, vars(guard.config))
     prompts = load_prompts(params.prompts, params.split, params.limit, params.hardest, guard.cost)
     networks, weights = load_networks(params, root(), guard)
     experiment = Experiment.of(params, prompts, guard, networks)
@@ -145,6 +143,20 @@ def guard_of(params: DecodeParams) -> Guard:
     return guard
 
 
+def with_sampling(params: DecodeParams, taken: Fields) -> DecodeParams:
+    """Return parameters with the sampling that was taken from a model, in a run's identity."""
+    names = ("sampling", "temperature", "top_p", "top_k")
+    own: Fields = {name: taken.get(name) for name in names}
+    return replace(params, **own)
+
+
+def settings_of(params: DecodeParams) -> Fields:
+    """Return the settings of a run as JSON values, without the addresses of scorers."""
+    scorers = {"cost": scoring_options(params.cost), "reward": scoring_options(params.reward)}
+    settings: Fields = written(params) | written(scorers)
+    return settings
+
+
 def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[str, str]) -> Fields:
     """Return the identity of a run, as JSON values: settings, models, code and prompts by content.
 
@@ -161,9 +173,7 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     known = models_identity(guard.policy, guard.cost, guard.reward, prompts, *modules)
     known["parts"] |= weights
     known["dtype"] = params.dtype
-    scorers = {"cost": scoring_options(params.cost), "reward": scoring_options(params.reward)}
-    identity: Fields = written(params) | written(scorers) | known
-    return identity
+    return settings_of(params) | known
 
 
 def summary(lines: Sequence[Fields]) -> Fields:

@@ -17,21 +17,13 @@ from igcore.scorers import Scorer, check_sign, uncached
 from igcore.scoring import Cached, Tally
 from igcore.verdict import Emission, judge, measure
 
-from ..linefile import SETTINGS, Fields, current, line_digest
+from ..linefile import SETTINGS, Fields, current, has_texts, line_digest
 from .decode_params import Settings
 from .records import RECORD_FIELDS
 
 TOLERANCE = 1e-5  # two kernels of one processor give float32 networks scores 1.3e-6 apart
 # raised by our code on values of a wrong type or form in a record
-RECORD_ERRORS = (
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    IndexError,
-    OverflowError,
-    RecursionError,
-)
+RECORD_ERRORS = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 def rescored(lines: Sequence[Fields], cost: Scorer, reward: Scorer | None = None) -> Iterator[str]:
@@ -40,7 +32,8 @@ def rescored(lines: Sequence[Fields], cost: Scorer, reward: Scorer | None = None
     Parameters
     ----------
     lines : sequence of dict
-        Records.
+        Records; of those without their texts, see `igstudy.linefile.has_texts`, only digests and
+        names of scorers are compared.
     reward : Scorer, optional
         Without one rewards are not compared: they are the policy's own likelihood.
 
@@ -70,15 +63,19 @@ def rescored(lines: Sequence[Fields], cost: Scorer, reward: Scorer | None = None
 def recomputed(line: Fields, known: Contract, reward: Cached | None) -> Fields:
     """Return the fields of a line that follow from its text and settings, computed again."""
     cost = known.scorer
-    prompt = as_prompt(line["prompt"], line["prompts"])
-    repeat = line["prompt_id"].partition("-")[1:]  # a repeat of a prompt has its number appended
-    expected = {
+    expected: Fields = {
         "digest": line_digest(line),
-        "prompt_id": "".join([prompt.id, *repeat]),
         "cost_scorer": cost.name,
         "cost_digest": cost.digest,
         "reward_scorer": reward.scorer.name if reward else None,
         "reward_digest": reward.scorer.digest if reward else None,
+    }
+    if not has_texts(line):
+        return expected
+    prompt = as_prompt(line["prompt"], line["prompts"])
+    repeat = line["prompt_id"].partition("-")[1:]  # a repeat of a prompt has its number appended
+    expected |= {
+        "prompt_id": "".join([prompt.id, *repeat]),
         "n_tokens": len(line["tokens"]),
         "z_final": (line["z_trace"] or [None])[-1],
     }
