@@ -36,6 +36,8 @@ def current(fields: Fields) -> Fields:
     if "temperature" in fields or "top_k" not in fields:
         return fields
     own = {"temperature": 1.0, "top_p": None, "top_k": None}
+    if "methods" in fields:  # of params.json
+        own["sampling"] = None
     kept = {name: value for name, value in fields.items() if name != "pool_gb"}
     return kept | {"token_top_k": fields["top_k"]} | own
 

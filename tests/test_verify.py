@@ -881,7 +881,7 @@ FOUND = {
     "rounds everywhere": (everywhere(rounds=2), "params.json: rounds is 2, not 1"),
     "a setting of no method": (everywhere(lagrange_multiplier=9.0), "multiplier is 9.0, not 5.0"),
     "another profile": (in_params(profile="paper"), "params.json: profile is 'paper', not 'x'"),
-    "a setting that nobody has": (in_params(note=1), "params.json: note is 1, not None"),
+    "a setting that nobody has": (in_params(note=1), "params.json: note is 1, not .missing."),
     "digest of the cost": (of_cost, "parts of params.json: cost is"),
     "prompts of the forger's own": (own_prompts, "12 answers are not wanted"),
     "half a prompt": (half_a_prompt, "prompt is 'cb', not 'f.ncb'"),

@@ -216,7 +216,8 @@ def _compared(
 ) -> Iterator[str]:
     """Yield a sentence for each field of a file that differs, also for one that nobody expects."""
     names = (found.keys() | expected.keys()) - NOT_CERTIFIED[file] - {*besides}
-    return differing_fields(file, found, {name: expected.get(name) for name in sorted(names)})
+    old, new = ({n: x.get(n, "missing") for n in sorted(names)} for x in (found, expected))
+    return differing_fields(file, old, new)
 
 
 # --- decoding again -------------------------------------------------------------------------------
