@@ -32,8 +32,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and one sentence, and exit."""
-        self.print_usage(sys.stderr)
-        self.exit(ERROR, f"error: {message}\n")
+        self.exit(ERROR, f"{self.format_usage()}error: {message}\n")
 
 
 def printable(text: str) -> str:
@@ -261,10 +260,9 @@ def _fetch(names: list[str], file: Path | None, from_wheels: bool) -> Result:
 def main(arguments: list[str] | None = None) -> int:
     """Run a command from the command line; return the exit status."""
     given = vars(_parser().parse_args(arguments))
-    run = given.pop("run")
+    run: Command = given.pop("run")
     try:
-        result: Result = run(**given)
-        status, lines = result
+        status, lines = run(**given)
     except IgcoreError as error:
         status, lines = ERROR, [str(error)]
     failed = status in (FAILS, ERROR)

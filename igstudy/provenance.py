@@ -34,10 +34,9 @@ def made_by() -> dict[str, Any]:
 def processor() -> str:
     """Return the name of the CPU and, where torch is in use, its instruction set and the GPU."""
     torch = sys.modules.get("torch")  # never imported for this: tables are written without torch
-    if not torch:
-        return _cpu()
-    gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
-    return ", ".join([_cpu(), torch.backends.cpu.get_cpu_capability(), *gpu])
+    own = [torch.backends.cpu.get_cpu_capability()] if torch else []
+    gpu = [torch.cuda.get_device_name()] if torch and torch.cuda.is_available() else []
+    return ", ".join([_cpu(), *own, *gpu])
 
 
 def _cpu(described: Path = Path("/proc/cpuinfo")) -> str:

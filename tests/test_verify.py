@@ -888,28 +888,27 @@ FOUND = {
     "hash of the prompts": (in_params(chosen={"n": 6, "digest": "0"}), "params.json: chosen is"),
     "counts of the manifest": (other_counts, "manifest.json: counts is"),
 }
-ANSWERS, TRACED, HASHED = "these answers", "traces, finals, fail_open_cost", "name, hashes and"
-COUNTED = "counts of work"
+ANSWERS, WORK, HASHED = "these answers", "with this work", "name, hashes and"
 HOLDS = None
 # name -> a forgery that scoring does not find, what finds it when groups are decoded again, and
 # what the report says of it
 HIDDEN = {
     "answers by hand": (by_hand, "response is .*, not", ANSWERS),
     "answers by hand of a server": (served, "parts.policy.served of params.json", ANSWERS),
-    "abstentions": (abstentions("inferenceguard"), "response is .*, not", "abstentions and their"),
-    "samples drawn": (in_lines(samples_drawn=99), "again: samples_drawn is .*, not", COUNTED),
-    "tokens forwarded": (in_lines(forward_tokens=1), "again: forward_tokens is .*, not", COUNTED),
-    "trace": (in_lines(trace=[]), "again: trace is .*, not", TRACED),
-    "perplexities": (in_lines(trace=less_perplexed), "again: trace is .*, not", TRACED),
+    "abstentions": (abstentions("inferenceguard"), "response is .*, not", ANSWERS),
+    "samples drawn": (in_lines(samples_drawn=99), "again: samples_drawn is .*, not", WORK),
+    "tokens forwarded": (in_lines(forward_tokens=1), "again: forward_tokens is .*, not", WORK),
+    "trace": (in_lines(trace=[]), "again: trace is .*, not", WORK),
+    "perplexities": (in_lines(trace=less_perplexed), "again: trace is .*, not", WORK),
     "digits of another batch": (of_another_batch(1), HOLDS, "last digits of perplexity"),
-    "diagnostics no batch gives": (of_another_batch(9), "again: trace is .*, not", TRACED),
-    "finals": (in_lines(finals=[[1.0, 0.0]]), "again: finals is .*, not", TRACED),
-    "cost of failing open": (in_lines(fail_open_cost=0.0), "again: fail_open_cost is", TRACED),
-    "finished": (in_lines(finished=lambda x: not x["finished"]), "finished is .*, not", "finished"),
-    "ends of blocks": (one_end("block_ends"), "again: block_ends is .*, not", "block ends"),
-    "ends on the grid": (one_end("grid_ends"), "again: grid_ends is .*, not", "block ends"),
-    "token ids": (in_lines(tokens=lambda x: x["tokens"][::-1]), "tokens is .*, not", "token ids"),
-    "reason": (in_lines(reason="scorer_error"), "again: reason is .*, not", "their reasons"),
+    "diagnostics no batch gives": (of_another_batch(9), "again: trace is .*, not", WORK),
+    "finals": (in_lines(finals=[[1.0, 0.0]]), "again: finals is .*, not", WORK),
+    "cost of failing open": (in_lines(fail_open_cost=0.0), "again: fail_open_cost is", WORK),
+    "finished": (in_lines(finished=lambda x: not x["finished"]), "finished is .*, not", ANSWERS),
+    "ends of blocks": (one_end("block_ends"), "again: block_ends is .*, not", ANSWERS),
+    "ends on the grid": (one_end("grid_ends"), "again: grid_ends is .*, not", ANSWERS),
+    "token ids": (in_lines(tokens=lambda x: x["tokens"][::-1]), "tokens is .*, not", ANSWERS),
+    "reason": (in_lines(reason="scorer_error"), "again: reason is .*, not", ANSWERS),
     "hash of the policy": (in_policy(digest="0" * 64), "parts.policy.digest of params", HASHED),
     "files of the policy": (in_policy(files={"x": "0"}), "parts.policy.files.config.json", HASHED),
     "device": (in_params(device="abacus"), HOLDS, "hashes and device"),

@@ -145,8 +145,7 @@ def guard_of(params: DecodeParams) -> Guard:
 
 def with_sampling(params: DecodeParams, taken: Fields) -> DecodeParams:
     """Return parameters with the sampling that was taken from a model, in a run's identity."""
-    names = ("sampling", "temperature", "top_p", "top_k")
-    own: Fields = {name: taken.get(name) for name in names}
+    own: Fields = {n: taken.get(n) for n in ("sampling", "temperature", "top_p", "top_k")}
     return replace(params, **own)
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -24,18 +24,7 @@ from igcore.files import root
 from igcore.policy import Prompt
 
 from ..closure import loaded
-from ..linefile import (
-    SETTINGS,
-    Fields,
-    LineKey,
-    Record,
-    comparable,
-    current,
-    has_texts,
-    key,
-    like,
-    read_record,
-)
+from ..linefile import SETTINGS, Fields, Record, current, has_texts, key, like, read_record
 from ..prompts import load_prompts
 from ..provenance import processor, versions
 from ..yamlfile import read_yaml
@@ -49,18 +38,17 @@ from .records import RECORD_FIELDS
 from .rescore import RECORD_ERRORS, TOLERANCE, close, differing_fields, rescored
 
 UNCHECKED = (
-    "of lines that were not replayed: that the policy gives these answers, so token ids, block "
-    "ends, abstentions and their reasons, `finished`, counts of work, traces, finals, "
-    "fail_open_cost, rewards without a reward model, and the policy's name, hashes and device"
+    "of lines that were not replayed: that the policy gives these answers with this work, and its "
+    "name, hashes and device"
 )
 SERVED = (
     "the params file names a policy in a server without `batch_invariant: true`, which does not "
-    "promise the same tokens again, so its lines were not replayed"
+    "promise the same tokens again"
 )
 # file -> fields that nobody can check afterwards
 NOT_CERTIFIED = {
     "params.json": {"code", "versions"},
-    "manifest.json": set("seconds pool opened git_commit versions processor finished_at".split()),
+    "manifest.json": {*"seconds pool opened git_commit versions processor finished_at".split()},
     "responses.jsonl": {"near_ties", *(name for name in RECORD_FIELDS if name.endswith("_s"))},
 }
 
@@ -142,8 +130,7 @@ def verify(path: Path, request: DecodeParams, replay: int | None = 0) -> Report:
     except RECORD_ERRORS as error:
         reason = f"{type(error).__name__}: {error}"
         raise RunError(f"the files of {path} cannot be compared ({reason})") from error
-    for file, names in NOT_CERTIFIED.items():
-        report.uncertified.append(f"{', '.join(sorted(names))} of {file}")
+    report.uncertified += [f"{', '.join(sorted(x))} of {file}" for file, x in NOT_CERTIFIED.items()]
     report.uncertified.append("last digits of perplexity and kl")
     return report
 
@@ -159,7 +146,7 @@ def _check(found: Record, request: DecodeParams, replay: int | None, report: Rep
     report.problems += differing_fields("parts of params.json", found.params["parts"], scorers)
     if report.problems:
         return
-    again: set[LineKey] = set()
+    again: set[tuple[str, str]] = set()
     options = request.policy.options
     if replay != 0 and "server" in options and options.get("batch_invariant") is not True:
         report.undecided.append(SERVED)
@@ -184,11 +171,8 @@ def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) 
     given = current(found.params)
     # what a checkpoint sets a replay compares
     params = with_sampling(request, given) if request.sampling else request
-    of_run = {
-        "policy": given["parts"]["policy"]["name"],  # which a replay compares
-        "seed": params.seed,
-        "grid_size": params.block_size,
-    }
+    policy = given["parts"]["policy"]["name"]  # which a replay compares
+    of_run = {"policy": policy, "seed": params.seed, "grid_size": params.block_size}
     wanted = {(method, prompt.id): prompt for method in params.methods for prompt in prompts}
     answered = {key(line) for line in found.lines}
     missing, too_many = wanted.keys() - answered, answered - wanted.keys()
@@ -206,14 +190,12 @@ def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) 
             yield from differing_fields(f"line {number}", current(line), expected)
     expected = settings_of(params) | {"chosen": prompts_digest(prompts)}
     # parts and device depend on the policy
-    yield from _compared("params.json", given, expected, ("parts", "device"))
+    yield from _compared("params.json", given, expected, "parts", "device")
     expected = summary(found.lines) | {"params": found.params, "root": found.root}
     yield from _compared("manifest.json", found.manifest, expected)
 
 
-def _compared(
-    file: str, found: Fields, expected: Fields, besides: Collection[str] = ()
-) -> Iterator[str]:
+def _compared(file: str, found: Fields, expected: Fields, *besides: str) -> Iterator[str]:
     """Yield a sentence for each field of a file that differs, also for one that nobody expects."""
     names = (found.keys() | expected.keys()) - NOT_CERTIFIED[file] - {*besides}
     old, new = ({n: x.get(n, "missing") for n in sorted(names)} for x in (found, expected))
@@ -224,43 +206,36 @@ def _compared(
 
 
 def _replayed(
-    found: Record,
-    request: DecodeParams,
-    prompts: Sequence[Prompt],
-    replay: int | None,
-    report: Report,
-) -> set[LineKey]:
+    found: Record, request: DecodeParams, prompts: list[Prompt], replay: int | None, report: Report
+) -> set[tuple[str, str]]:
     """Decode sampled groups again, and return the keys of their lines."""
     torch.set_num_threads(request.threads)  # on which float sums depend
     # a pool may hold anybody's samples
     guard = guard_of(replace(request, pool=None))
-    networks, weights = load_networks(request, root(), guard)
     params = with_sampling(request, vars(guard.config))
+    networks, weights = load_networks(params, root(), guard)
     experiment = Experiment.of(params, prompts, guard, networks)
     now = json.loads(json.dumps(identity_of(params, experiment, weights)))
     given = current(found.params)
     besides = NOT_CERTIFIED["params.json"] | ({"device"} if request.device == "auto" else set())
     old, new = ({n: x[n] for n in sorted(x.keys() - besides)} for x in (given, now))
-    if names := list(changes(old, new)):
-        report.problems.append(
-            f"{', '.join(names[:4])} of params.json differ from those loaded here"
-        )
+    if names := ", ".join(list(changes(old, new))[:4]):
+        report.problems.append(f"{names} of params.json differ from those loaded here")
     size = len(experiment.work) if replay is None else min(replay, len(experiment.work))
     # nobody knows beforehand which groups are checked
     drawn = random.SystemRandom().sample(experiment.work, size)
     lines = {key(line): line for line in found.lines}
     made = found.manifest.get("processor"), found.params.get("versions")
     elsewhere = made != (processor(), versions())
-    in_float32 = guard.policy.model.dtype == torch.float32
     for method, group in drawn:
         for again in experiment.lines_of(method, group):
             where = f"{method}, prompt {again['prompt_id']}, decoded again"
             differing = list(differences(where, lines[key(again)], again))
             # what no token decides has been compared before
-            if differing and elsewhere and (again["near_ties"] or not in_float32):
+            tied = again["near_ties"] or guard.policy.model.dtype != torch.float32
+            if differing and elsewhere and tied:
                 report.undecided.append(
-                    f"{where}: differs after a near tie of two tokens, and was made on another "
-                    "processor or with other versions, which may settle it otherwise"
+                    f"{where}: differs after a near tie, as another processor or version may"
                 )
             else:
                 report.problems += differing
@@ -276,9 +251,8 @@ def differences(where: str, line: Fields, again: Fields) -> Iterator[str]:
     line = current(like(again, line))
     expected = {
         name: value
-        for name, value in comparable(current(like(line, again))).items()
-        # what counts as a near tie depends on the batch
-        if name != "near_ties" and not name.endswith("digest")
+        for name, value in current(like(line, again)).items()
+        if name not in NOT_CERTIFIED["responses.jsonl"] and not name.endswith("digest")
     }
     allow_for_batch(line["trace"], expected["trace"], line["block_size"])
     return differing_fields(where, line, expected, TOLERANCE)
