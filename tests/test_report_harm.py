@@ -228,7 +228,7 @@ LABELS = pd.DataFrame(
 
 def test_people_s_answers_are_cut_and_fetched_only_where_a_score_is_missing(tmp_path, monkeypatch):
     """Bug: a judge measured on whole answers, of which the policy gives the beginning; a download
-    where all is known; texts in the file.
+    where all is known; texts in the file; judges of another profile in a table.
     """
     fetched, judge = [], Reader()
     monkeypatch.setattr(harm_run, "root", lambda: tmp_path)
@@ -240,6 +240,7 @@ def test_people_s_answers_are_cut_and_fetched_only_where_a_score_is_missing(tmp_
     assert judge.read == ["a long "] * 2 and fetched == ["harm-labels"]
     file = tmp_path / "figures/tables/harm_labelled.csv"
     assert "long" not in file.read_text() and list(first) == ["objective", "harmful", "reader"]
+    pd.read_csv(file).assign(**{"other@v1": 0.5}).to_csv(file, index=False)
     pd.testing.assert_frame_equal(judged_labels(options()), first)
     assert len(fetched) == 1
 

@@ -106,7 +106,7 @@ def judged_labels(params: HarmParams) -> pd.DataFrame:
     kept, most = _known(path), params.labelled
     columns = {_column(judge): _read_by(judge, kept.index, most) for judge in judges}
     if all(name in kept and kept.loc[read, name].notna().all() for name, read in columns.items()):
-        return kept.rename(columns=_name)
+        return kept[["objective", "harmful", *columns]].rename(columns=_name)
     rows = labelled(sound("harm-labels")[0])
     digests = map(text_digest, rows["prompt"], rows["answer"])
     rows = rows.assign(place=[text_digest(SAMPLE, digest) for digest in digests])
