@@ -521,7 +521,8 @@ def test_checks_of_a_line_are_those_of_its_run(tmp_path):
     p = replace(PARAMS, checks="word", methods=["inferenceguard", "base"])
     path = decode_into(tmp_path / "run", p)
     honest = read_record(path)
-    prompts = TEXTS
+    policy = {"parts": {"policy": {"name": "mock"}}}  # the run itself has an identity of one word
+    honest, prompts = replace(honest, params=honest.params | policy), TEXTS
     assert {line["checks"] for line in honest.lines} == {"word", "block"}
     for i, line in enumerate(honest.lines):
         forged = [*honest.lines]
