@@ -165,9 +165,8 @@ def _scored(
         A judge with ``prompt`` and ``answer`` by digest, of the texts that it reads.
     """
     kept = _known(path).reindex(table.index)
-    for column in [
-        _column(judge) for judge, _ in reading
-    ]:  # all of them first: the file is replaced many times
+    # all columns first: the file is replaced many times
+    for column in [_column(judge) for judge, _ in reading]:
         table[column] = kept.get(column, math.nan)
     for judge, texts in reading:
         column = _column(judge)

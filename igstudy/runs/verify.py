@@ -45,7 +45,7 @@ SERVED = (
     "the params file names a policy in a server without `batch_invariant: true`, which does not "
     "promise the same tokens again"
 )
-# file -> fields that nobody can check afterwards
+# file -> fields that cannot be checked afterwards
 NOT_CERTIFIED = {
     "params.json": {"code", "versions"},
     "manifest.json": {
@@ -198,7 +198,7 @@ def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) 
 
 
 def _compared(file: str, found: Fields, expected: Fields, *besides: str) -> Iterator[str]:
-    """Yield a sentence for each field of a file that differs, also for one that nobody expects."""
+    """Yield a sentence for each field of a file that differs, also for an unexpected one."""
     names = (found.keys() | expected.keys()) - NOT_CERTIFIED[file] - {*besides}
     old, new = ({n: x.get(n, "missing") for n in sorted(names)} for x in (found, expected))
     return differing_fields(file, old, new)
