@@ -185,6 +185,38 @@ def test_a_row_stops_at_its_end_token_and_costs_nothing_afterwards():
 
 
 @BOTH
+def test_a_stopped_row_leaves_and_the_others_stay_as_they_are(llama, cache, monkeypatch):
+    """Guards `stop`: who is asked about, that nothing is read after the stop, and the rows that are
+    left, which take the stopped one's place in the batch.
+    """
+    monkeypatch.setattr("igcore.engine.sampling.NEAR_TIE", 0.0)
+    engine, rows, keys = LocalEngine(llama, {-1}, cache), [0, 0, 1, 1, 2, 2], numbers(6, 8)
+    engine.open(PROMPTS)
+    plain = engine.sample_block(rows, keys)
+    engine.rollback()
+    asked = []
+
+    def stop(live, tokens):
+        asked.append(dict(zip(live, tokens, strict=True)))
+        return [1] if len(asked) == 3 else []
+
+    with Counter(llama) as counter:
+        block = engine.sample_block(rows, keys, stop=stop)
+    assert counter.tokens == sum(block.encoded) and block.encoded == [8, 2, 8, 8, 8, 8]
+    assert block.tokens[1] == plain.tokens[1][:3] and not any(block.ended)
+    others = [0, 2, 3, 4, 5]
+    assert [block.tokens[c] for c in others] == [plain.tokens[c] for c in others]
+    for step, found in enumerate(asked, start=1):
+        live = range(6) if step <= 3 else others
+        assert found == {c: plain.tokens[c][:step] for c in live}
+    with pytest.raises(KeyError, match="have no state"):
+        engine.select([block.first + 1])
+    engine.rollback()
+    nobody = engine.sample_block(rows, keys, stop=lambda live, tokens: live)
+    assert nobody.tokens == [tokens[:1] for tokens in plain.tokens] and not any(nobody.encoded)
+
+
+@BOTH
 def test_no_token_is_encoded_twice(llama, cache, monkeypatch):
     """Guards the carried state: what goes through the model is the prompts once and every live
     token once, over all blocks. Near ties, which are read again, are left out.

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .agreement import CacheRows, cache_for
-from .block import Block, Steering
+from .block import Block, Steering, Stop
 from .diversity import Factors, Penalty
 from .kv_cache import History
 from .sampling import AS_IS, WORDS, Drawn, RowFactors, Sampling, draw, uniforms
@@ -106,6 +106,7 @@ class LocalEngine:
         penalties: Sequence[Penalty | None] | None = None,
         last: bool = False,
         known: Sequence[Sequence[int]] = (),
+        stop: Stop | None = None,
     ) -> Block:
         """Sample one continuation of each given row.
 
@@ -124,6 +125,10 @@ class LocalEngine:
         known : sequence of R sequences of int, optional
             The first tokens of each candidate, where they have been sampled before; the model reads
             them, and their logprobs here are NaN. No end token is among them.
+        stop : callable, optional
+            Called after each sampled token, see `igcore.engine.block.Stop`. A candidate that it
+            stops leaves the batch as one that has ended: nothing is read or sampled after its last
+            token, and it cannot be selected. No end token is added, and ``ended`` stays False.
         """
         penalties = penalties or [None] * len(rows)
         known = known or [()] * len(rows)
@@ -164,8 +169,13 @@ class LocalEngine:
                     )
                 block.append(c, tokens[i], log_p[i], log_q[i], near[i])
                 block.ended[c] = tokens[i] in self.eos_ids
-            # 4. let the model read these tokens, all but end tokens: nothing follows those
+            # 4. let the model read these tokens, all but end tokens and those of stopped rows:
+            # nothing follows them
             going = [i for i, c in enumerate(live) if not block.ended[c]]
+            if stop and going:
+                numbered = [live[i] for i in going]
+                stopped = set(stop(numbered, [list(block.tokens[c]) for c in numbered]))
+                going = [i for i in going if live[i] not in stopped]
             live = [live[i] for i in going]
             if last and step == length - 1:  # no candidate goes on: save the forward pass
                 live = []
