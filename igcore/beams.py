@@ -273,7 +273,7 @@ _OWN: dict[str, Method | str] = {
 }
 # methods added by a user or by igstudy come first; a value may be an import path, loaded when used
 METHODS: MutableMapping[str, Method | str] = ChainMap(catalog.METHODS, _OWN)
-ELSEWHERE = "; args and re-control come with igstudy"
+ELSEWHERE = "; rejection, args and re-control come with igstudy"
 
 
 def method_of(name: str) -> Method:

@@ -12,6 +12,7 @@ POLICIES |= {
     "llama-3.1-8b": "igstudy.policies:LLAMA",
 }
 METHODS |= {
+    "rejection": "igstudy.baselines.rejection:REJECTION",
     "args": "igstudy.baselines.args:ARGS",
     "args-lagrangian": "igstudy.baselines.args:ARGS_LAGRANGIAN",
     "args-cost": "igstudy.baselines.args:ARGS_COST",

@@ -21,18 +21,22 @@ SETTINGS = tuple(  # the settings of a method, in the order of a line
     lagrange_multiplier threshold miss eta gamma_task diversity diversity_penalty on_failure refusal
     probe_fail_open failure_rate group_size temperature top_p top_k score_threshold token_top_k
     token_score policy_weight reward_weight token_temperature value_steps value_step_size
+    spend draws
     """.split()
 )
 LineKey = tuple[str, str]
 Fields = dict[str, Any]  # of a line, of params.json or of a manifest
+REJECTION: Fields = {"spend": 64, "draws": 24}  # its settings, where lines do not have them yet
 
 
 def current(fields: Fields) -> Fields:
     """Return a line or params.json with the settings of today.
 
     Before the sampling could be set, `top_k` was what is now ARGS' `token_top_k`, and a pool had a
-    size.
+    size. Rejection sampling came later still.
     """
+    if not fields.keys() & REJECTION.keys():
+        fields = fields | REJECTION
     if "temperature" in fields or "top_k" not in fields:
         return fields
     own = {"temperature": 1.0, "top_p": None, "top_k": None}

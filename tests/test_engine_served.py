@@ -402,8 +402,9 @@ def test_methods_with_latents_are_refused_by_name_before_anything_is_decoded(met
         policy = policy_of(stub)
         with pytest.raises(ParameterError, match=f"'{method}' uses a .*hidden states"):
             answers(policy, method)
-        with pytest.raises(ParameterError, match="'args' needs the most probable tokens"):
-            answers(policy, "args")
+        for tokenwise in ("args", "rejection"):
+            with pytest.raises(ParameterError, match=f"'{tokenwise}' chooses or checks each token"):
+                answers(policy, tokenwise)
         with pytest.raises(PolicyError, match="the model of served is in a server"):
             shape_of(policy.model)  # what training and loading of a critic ask first
     assert not stub.requests

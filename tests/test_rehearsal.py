@@ -78,7 +78,7 @@ def test_a_row_group_of_the_main_tables_runs(name, here):
         found |= {line["method"]: line for line in run.lines}
         assert len(run.lines) == 2 * len(run.params["methods"])
         assert verify(run.responses, asked).problems == []
-    assert len(found) >= len(METHODS) - 3
+    assert len(found) >= len(METHODS) - 4  # among them rejection sampling, which it does not have
     assert found["inferenceguard"]["status"] in ("verified_safe", "abstained")
 
 

@@ -48,6 +48,7 @@ from igstudy.runs.decode_params import Settings
 
 ASKING = [method for method in METHODS if method_of(method).asks_critic]
 ALONE = [method for method in METHODS if not method_of(method).network]
+ALONE.remove("rejection")  # which has tests of its own
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
 SETTINGS = dict(budget=1.0, n_samples=3, keep=2, block_size=3, max_new_tokens=8)
 SETTINGS |= dict(rounds=2, lagrange_multiplier=0.7, token_top_k=4)
@@ -336,7 +337,7 @@ def test_a_cost_that_cannot_be_read_is_infinite():
     assert {(beam.broken, beam.cost, beam.worst) for beam in kept} == {(True, math.inf, math.inf)}
 
 
-@pytest.mark.parametrize("method", [*ALONE, *ASKING])
+@pytest.mark.parametrize("method", [*ALONE, *ASKING, "rejection"])
 def test_forward_tokens_are_what_the_policy_reads(method, monkeypatch):
     """Guards equal compute: prompts once, and every token that something was asked about or drawn
     after; retries add theirs. Near ties, which are read again, are left out.

@@ -123,8 +123,8 @@ class ServedPolicy(Policy):
             raise no_latents(name, method.network)
         if method.search:
             raise ParameterError(
-                f"method {name!r} needs the most probable tokens, which are not read from a "
-                "server; load the policy locally, or choose another method"
+                f"method {name!r} chooses or checks each token as it is sampled, and a server "
+                "samples whole blocks; load the policy locally, or choose another method"
             )
 
     def identity(self) -> dict[str, Any]:

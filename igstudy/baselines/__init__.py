@@ -1,1 +1,4 @@
-"""The baselines of the paper that need more than options of the block search: ARGS, RE-Control."""
+"""The baselines that need more than options of the block search.
+
+ARGS and RE-Control are of the paper, rejection sampling is not.
+"""

@@ -47,6 +47,7 @@ LOOKS: dict[str, tuple[str, Marker, str]] = {
     "beam-lagrangian": ("#de8f05", "v", "beam search, λ"),
     "beam-lagrangian-freq": ("#f2c46d", "<", "beam search, λ, freq."),
     "beam-augmented": ("#8a5a00", "X", "beam search, augmented"),
+    "rejection": ("#b5a800", (3, 1, 0), "rejection sampling"),
     "args": ("#029e73", "p", "ARGS"),
     "args-lagrangian": ("#7bd3b5", ">", "ARGS, λ"),
     "args-cost": ("#01553e", "h", "ARGS, cost"),

@@ -16,6 +16,7 @@ from igcore.settings import Count, Named, Natural, Number, Threads, settings
 
 from ..baselines.args import ArgsConfig
 from ..baselines.re_control import ReControlConfig
+from ..baselines.rejection import RejectionConfig
 from ..prompts import check_prompts
 from ..settings import FolderName, InsideFolder, project_settings
 from .folders import groups_of
@@ -34,8 +35,8 @@ PromptSet = Annotated[Named, AfterValidator(_check_prompts)]
 
 
 @settings
-class Settings(ArgsConfig, ReControlConfig):
-    """Settings of all methods: those of the search, of ARGS and of RE-Control."""
+class Settings(ArgsConfig, ReControlConfig, RejectionConfig):
+    """Settings of all methods: those of the search and of the baselines in `igstudy.baselines`."""
 
 
 def network_of(method: str) -> str | None:
