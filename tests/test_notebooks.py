@@ -115,8 +115,8 @@ def test_single_settings_change_what_the_notebook_sets(capsys):
     assert "changed: seed; all else is as this" in capsys.readouterr().out
     with pytest.raises(ParameterError, match="parameter budget is missing; it has no default"):
         notebook_params("decode", {"In": [own, "# Parameters\nprofile = 'mine'"]})
-    edited = own.replace("limit = 12", "limit = 3")
-    misspelt = own.replace("limit = 12", "limt = 3")
+    edited = own.replace("limit = 6", "limit = 3")
+    misspelt = own.replace("limit = 6", "limt = 3")
     assert notebook_params("decode", {"In": [own, edited]}) == replace(sample, limit=3)
     assert notebook_params("decode", {"In": [misspelt, edited]}) == replace(sample, limit=3)
     with pytest.raises(ParameterError, match="unknown parameter 'limt'; did you mean 'limit'"):
