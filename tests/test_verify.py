@@ -611,14 +611,14 @@ def forger(honest, tmp_path):
 
 
 def test_records_made_before_the_sampling_could_be_set_still_hold(forger, tiny):
-    """Bug: committed records that no longer verify, or whose top_k, which was that of ARGS, is
-    taken for a truncation of all methods."""
+    """Bug: committed records that no longer verify, since they lack the settings of rejection
+    sampling, or whose top_k, which was that of ARGS, is taken for a truncation of all methods."""
 
     def aged(settings):
         settings["top_k"] = settings.pop("token_top_k")
         if settings is forger.params:
             settings["pool_gb"] = 20.0
-        for name in ("temperature", "top_p", "sampling"):
+        for name in ("temperature", "top_p", "sampling", "spend", "draws"):
             settings.pop(name, None)
 
     for settings in (*forger.lines, forger.params):
