@@ -3,7 +3,10 @@
 # On a laptop `--cores` sets how many jobs run at once; on a cluster use Snakemake's executors.
 #
 #   snakemake --cores 2 --config profile=small
-#       every params/small/{critic,decode}-*.yaml, then tables and figures, in runs/small/figures
+#       the regimes of params/small, whose claims are decided, then tables and figures of these and of all other runs, which are read
+#       from records/small.tar.xz, in runs/small/figures
+#   snakemake --cores 2 --config profile=small full=1
+#       the same with nothing read from records: every run of params/small is made here
 #   snakemake --cores 8 --config profile=small shards=4
 #       the same with every job of notebook 30 cut into four
 #   snakemake --cores 2 --config profile=ablations
@@ -31,7 +34,7 @@ from pathlib import Path
 from igcore.errors import IgcoreError
 from igstudy.paper import MEASURED as PRINTED
 from igstudy.paper import MAIN_PROFILES, SWEPT, is_deferred
-from igstudy.runs.jobs import configured, lock, request, unfinished
+from igstudy.runs.jobs import configured, lock, packed_jobs, request, unfinished
 from igstudy.runs.paramfiles import ParamFiles
 
 
@@ -72,12 +75,18 @@ NOTEBOOKS = {
     "claims": "notebooks/80_claims.ipynb",
 }
 RUN = f"'{sys.executable}' -m igstudy run"  # papermill, with the reason of a failure in one sentence
+UNPACK = f"'{sys.executable}' -m docs.records unpack"
 
 
 if config.get("hub"):
     os.environ["IGCORE_HUB"] = str(config["hub"])
 
 
+# claims: the runs of `tune` say what those of `small` can resolve
+PILOT = PARAMS == "tune"
+CLAIMS = Path("params/small" if PILOT else f"params/{PARAMS}", "claims.yaml")
+# what the file of a job says besides its settings where its runs are read from packed records
+READ = {} if PILOT or SHARDS > 1 or config.get("full") else packed_jobs(FILES, CLAIMS)
 # how the folders of runs end: nothing, or the numbers of their shards
 SUFFIXES = [f".{i}-of-{SHARDS}" for i in range(SHARDS)] if SHARDS > 1 else [""]
 DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for suffix in SUFFIXES for run in RUNS]
@@ -113,9 +122,6 @@ MAIN, MAIN_RUNS = MAIN_PROFILES.get(PROFILE), []  # the profile beside whose run
 if MAIN and not unfinished(MAIN, Path()):  # else notebook 45 says what is missing
     MAIN_RUNS = sorted(map(str, Path(f"runs/{MAIN}").glob("decode-*/manifest.json")))
     ABLATIONS += tables(*[f"paper_{table}" for table in SWEPT])
-# claims: the runs of `tune` say what those of `small` can resolve
-PILOT = PARAMS == "tune"
-CLAIMS = Path("params/small" if PILOT else f"params/{PARAMS}", "claims.yaml")
 POWER = f"{'figures' if PARAMS == 'small' else FIGURES}/tables/claims_power.csv"  # of `small` the committed one
 DECIDED = tables(*(["claims_power"] if PILOT else ["claims", "claims_arms"])) if CLAIMS.is_file() else []
 DECIDING = {"profile": PROFILE, "claims": str(CLAIMS), "pilot": PILOT, "figures": FIGURES, "power_table": POWER}
@@ -178,6 +184,11 @@ def claimed(start=False):
         claims.check_registered(file, folder)
 
 
+wildcard_constraints:
+    profile="[A-Za-z0-9_-]+",
+    run="[A-Za-z0-9_-]+",
+
+
 GPUS = config.get("gpu") or None  # of jobs that decode or train; profiles/slurm sets memory and time
 
 
@@ -213,21 +224,17 @@ rule teach:
 rule critic:
     input:
         notebook=ancient(NOTEBOOKS["critic"]),
-        job=lambda w: job("critic", w.run, FILES.read(critic_file(w.profile, w.run)), w.profile),
+        job=lambda w: job("critic", w.run, FILES.read(critic_file(w.profile, w.run)) | READ.get(f"{w.profile}/critic-{w.run}", {}), w.profile),
         rollouts=lambda w: trained(FILES.read(critic_file(w.profile, w.run)).get("rollouts")),
     output:
         "runs/{profile}/critics/{run}/manifest.json",
-    wildcard_constraints:
-        profile="[A-Za-z0-9_-]+",
-        run="[A-Za-z0-9_-]+",
-    log:
-        notebook="runs/{profile}/critics/{run}/executed.ipynb",
     priority: 1  # the longest job by far, and others wait for it
-    threads: 1
+    params:
+        make=lambda w: UNPACK if f"{w.profile}/critic-{w.run}" in READ else f"{RUN} {NOTEBOOKS['critic']} runs/{w.profile}/critics/{w.run}/executed.ipynb -f",
     resources:
         gpu=lambda w: GPUS,
     shell:
-        RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
+        "{params.make} {input.job:q}"
 
 
 for name, runs in MADE.items():
@@ -237,7 +244,7 @@ for name, runs in MADE.items():
             name.replace("-", "_")
         input:
             notebook=ancient(NOTEBOOKS["decode"]),
-            job=lambda w, name=name: job("decode", name, DECODED[name]),
+            job=lambda w, name=name: job("decode", name, DECODED[name] | READ.get(f"{PROFILE}/{name}", {})),
             own=sorted({file for run in runs for file in own_files(RUNS[run])}),
             networks=sorted({made for run in runs for kind in ("critic", "value") for made in trained(RUNS[run].get(kind))}),
         output:
@@ -245,13 +252,13 @@ for name, runs in MADE.items():
         wildcard_constraints:
             suffix=r"(\.\d+-of-\d+)?",
         params:
-            executed=lambda w: f"runs/{PROFILE}/{{run}}{w.suffix}/executed.ipynb",  # {run} stays literal: each run has its own
+            # {run} stays literal: each run has its own notebook
+            make=lambda w, name=name: UNPACK if f"{PROFILE}/{name}" in READ else f"{RUN} {NOTEBOOKS['decode']} 'runs/{PROFILE}/{{run}}{w.suffix}/executed.ipynb' -f",
             shard=lambda w: "" if not w.suffix else "-p shard {} -p n_shards {}".format(*w.suffix[1:].split("-of-")),
-        threads: 1
         resources:
             gpu=lambda w: GPUS,
         shell:
-            RUN + " {input.notebook:q} {params.executed:q} -f {input.job:q} {params.shard}"
+            "{params.make} {input.job:q} {params.shard}"
 
 
 MADE_FROM_RUNS = {  # rule -> what it makes, the executed notebook, and the file of its settings
@@ -288,8 +295,6 @@ rule judge:
         job=lambda w: job("judge", w.run, FILES.read(f"params/{PARAMS}/judge-{w.run}.yaml")),
     output:
         f"runs/{PROFILE}/judge/{{run}}/manifest.json",
-    wildcard_constraints:
-        run="[A-Za-z0-9_-]+",
     log:
         notebook=f"runs/{PROFILE}/judge/{{run}}/executed.ipynb",
     shell:

@@ -1,9 +1,10 @@
 """Say how the tables of a walk compare with the committed ones, or publish them.
 
 ``python -m docs.compare small`` ends ``make reproduce``: it looks at ``runs/small/figures`` beside
-``figures``, and at the answers beside the records of the committed tables. What differs is no
-error, it is listed in ``runs/small/compared.txt``. ``python -m docs.compare --publish small``
-begins ``make publish``: it copies tables and pictures into ``figures``, which no walk does.
+``figures``, and at the answers that were decoded here beside the records of the committed tables.
+It counts the runs that were read from these records instead. What differs is no error, it is listed
+in ``runs/small/compared.txt``. ``python -m docs.compare --publish small`` begins ``make publish``:
+it copies tables and pictures into ``figures``, which no walk does.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import pandas as pd
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import replace_file, root
 from igstudy.linefile import key, read
+from igstudy.provenance import UNPACKED
 from igstudy.runs.rescore import TOLERANCE
 from igstudy.runs.verify import differences
 
@@ -56,7 +58,8 @@ def _distance(one: str, other: str) -> float:
 def compared_answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]]]:
     """Return the near ties of every answer that was given again, and in what it differs.
 
-    Hashes are left out, and scores may differ by `igstudy.runs.rescore.TOLERANCE`.
+    Runs that were unpacked from the records hold no new answers. Hashes are left out, and scores
+    may differ by `igstudy.runs.rescore.TOLERANCE`.
     """
     found, archive = {}, base / f"records/{profile}.tar.xz"
     if not archive.is_file():
@@ -64,7 +67,8 @@ def compared_answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]
     with tarfile.open(archive) as records:
         for entry in records:
             run, file = Path(entry.name).parent, Path(entry.name).name
-            if file != "responses.jsonl" or run.parts[:-1] != ("runs", profile):
+            unpacked = (base / run / UNPACKED).exists()
+            if unpacked or file != "responses.jsonl" or run.parts[:-1] != ("runs", profile):
                 continue  # neither a judge nor a critic
             parts = [path / file for path in (base / run, *base.glob(f"{run}.*-of-*"))]
             again = {key(line): line for part in parts if part.is_file() for line in read(part)}
@@ -89,7 +93,9 @@ def compare_profile(profile: str, base: Path) -> list[str]:
     given = compared_answers(profile, base)
     other = {name: found for name, found in given.items() if found[1]}
     tied = sum(ties > 0 for ties, _ in other.values())
+    unpacked = [path.with_name(UNPACKED).exists() for path in folder.glob("*/manifest.json")]
     lines = [
+        f"{unpacked.count(False)} runs decoded here, {unpacked.count(True)} read from records",
         f"{len(tables)} tables beside the committed ones, seconds left out: "
         f"{len(tables) - len(farthest)} equal, {len(farthest) - len(differing)} within {CLOSE:g}, "
         f"{len(differing)} differ ({', '.join(differing) or 'none'})",
@@ -102,7 +108,7 @@ def compare_profile(profile: str, base: Path) -> list[str]:
     every += [sentence for _, found in other.values() for sentence in found]
     replace_file(folder / "compared.txt", "\n".join([*every, ""]))
     last = f"runs/{profile}/compared.txt has every difference; no committed file has changed"
-    return [*lines[: 2 + SHOWN_ANSWERS], last]
+    return [*lines[: 3 + SHOWN_ANSWERS], last]
 
 
 def publish(profile: str, base: Path) -> None:

@@ -3,7 +3,8 @@
 ``python -m docs.records pack small`` writes ``records/small.tar.xz`` with every line, verdict and
 manifest of the profile, and its hash into ``records/SHA256SUMS``; the same records give the same
 bytes. ``python -m docs.records unpack`` compares the hashes and puts all of it where ``igstudy
-verify`` and the notebooks look. ``python -m docs.records verify 3`` judges every text in them again
+verify`` and the notebooks look. With the file of a Snakemake job it unpacks the runs that the job
+would make. ``python -m docs.records verify 3`` judges every text in them again
 and decodes three random groups of every run again, as the files in ``params`` ask; its exit status
 is that of ``igstudy verify``. Texts in them are not masked.
 
@@ -31,9 +32,11 @@ from igcore.errors import IgcoreError, RunError
 from igcore.files import file_digest, replace_file, root, writing
 from igstudy.commands import ERROR, FAILS, HOLDS, verdict
 from igstudy.linefile import read_record, without_texts
+from igstudy.provenance import UNPACKED
 from igstudy.runs.decode_params import DecodeParams
-from igstudy.runs.paramfiles import ParamFiles
+from igstudy.runs.paramfiles import ParamFiles, runs_of
 from igstudy.runs.verify import Report, verify
+from igstudy.yamlfile import read_yaml
 
 RECORDS = ("*.jsonl", "*.json", "*.csv")
 WITHHELD = ("qwen",)  # profiles on harmful prompts, whose texts are in no archive
@@ -92,8 +95,14 @@ def without_texts_of(path: Path) -> dict[Path, bytes]:
     }
 
 
-def known_hashes(base: Path) -> dict[str, str]:
-    """Return the hashes of the archives by name; ``RunError`` for a line that is none."""
+def known_hashes(base: Path, only: str = "") -> dict[str, str]:
+    """Return the hashes of all archives, or of one profile's, by name.
+
+    Raises
+    ------
+    RunError
+        For a line that is no hash.
+    """
     path = base / "records/SHA256SUMS"
     lines = path.read_bytes().splitlines() if path.exists() else []
     sums = [SUM.fullmatch(line.decode(errors="replace")) for line in lines]
@@ -102,13 +111,19 @@ def known_hashes(base: Path) -> dict[str, str]:
             f"line {1 + sums.index(None)} of records/SHA256SUMS is no sha256, two spaces and the "
             "name of an archive; get the file again from the repository"
         )
-    return {f"{found[2]}.tar.xz": found[1] for found in sums if found}
+    return {f"{found[2]}.tar.xz": found[1] for found in sums if found and only in ("", found[2])}
 
 
-def unpack(base: Path, into: Path) -> list[str]:
+def unpack(base: Path, into: Path, only: str = "") -> list[str]:
     """Extract all archives into the folder ``runs`` of `into`, and return the profiles.
 
-    Nothing is written unless all of them have the hashes that are kept.
+    Nothing is written unless all of them have the hashes that are kept. Beside every manifest lies
+    `igstudy.provenance.UNPACKED`, so that tables can say where their runs come from.
+
+    Parameters
+    ----------
+    only : str
+        The one profile to extract; by default all.
 
     Raises
     ------
@@ -118,7 +133,7 @@ def unpack(base: Path, into: Path) -> list[str]:
         nothing can be written.
     """
     profiles = {}
-    for name, digest in known_hashes(base).items():
+    for name, digest in known_hashes(base, only).items():
         archive, profile = base / "records" / name, name.removesuffix(".tar.xz")
         if not archive.exists() or file_digest(archive) != digest:
             raise RunError(
@@ -140,8 +155,46 @@ def unpack(base: Path, into: Path) -> list[str]:
                         f"records/{archive.name} is no archive of files ({error}); get it again "
                         "from the repository, and see who has changed it"
                     ) from error
+                for manifest in Path(half).rglob("manifest.json"):
+                    manifest.with_name(UNPACKED).touch()
                 (Path(half) / "runs" / profile).rename(into / "runs" / profile)
     return list(profiles)
+
+
+def unpack_job(job: Path, base: Path) -> list[str]:
+    """Extract the runs that a Snakemake job would make, and return their names.
+
+    Those that were unpacked before are replaced, each as a whole.
+
+    Parameters
+    ----------
+    job : Path
+        See `igstudy.runs.jobs.request`; its setting ``records`` plays no part.
+
+    Raises
+    ------
+    RunError
+        See `unpack`; and unless the archive has all these runs, with the job's settings.
+    """
+    wanted = read_yaml(job)
+    wanted.pop("records", None)
+    below, profile = "critics" if job.name.startswith("critic-") else "", wanted["profile"]
+    runs = dict(runs_of(wanted, job))
+    with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=base / "runs") as half:
+        unpack(base, Path(half), profile)
+        for run, given in runs.items():
+            place = Path("runs", profile, below, run)
+            manifest = Path(half, place, "manifest.json")
+            held = json.loads(manifest.read_text()) if manifest.exists() else {}
+            if not given.items() <= held.get("params", held).items():
+                raise RunError(
+                    f"records/{profile}.tar.xz has no run {run!r} with the settings of "
+                    f"params/{profile}; make all runs here, with FULL=1"
+                )
+            if (base / place / UNPACKED).exists():
+                (base / place).rename(Path(half, run))
+            Path(half, place).rename(base / place)  # onto nothing, or an empty folder
+    return list(runs)
 
 
 def _only(profile: str, member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
@@ -152,7 +205,8 @@ def _only(profile: str, member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo
             f"records/{profile}.tar.xz holds {member.name!r}, which is no file below "
             f"runs/{profile}; get it again from the repository, and see who has changed it"
         )
-    return tarfile.data_filter(member, folder)
+    # the present time, not 1970: what is older than its table would not be read again
+    return tarfile.data_filter(member, folder).replace(mtime=None)
 
 
 def verified(base: Path, replay: int, profiles: Sequence[str] = ()) -> Iterator[tuple[str, Report]]:
@@ -202,14 +256,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("pack").add_argument("profiles", nargs="+")
-    commands.add_parser("unpack")
+    commands.add_parser("unpack").add_argument("job", nargs="?", type=Path)
     checked = commands.add_parser("verify")
     checked.add_argument("replay", type=int, help="groups of every run")
     checked.add_argument("profiles", nargs="*", help="by default all that have their texts")
     given = parser.parse_args()
     try:
         if given.command == "unpack":
-            print("unpacked", *unpack(root(), root()))
+            runs = unpack_job(given.job, root()) if given.job else unpack(root(), root())
+            print("unpacked", *runs)
         elif given.command == "pack":
             for profile in given.profiles:
                 archive = pack(profile, root())

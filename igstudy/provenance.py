@@ -16,6 +16,7 @@ from typing import Any
 
 # changes to these mark a commit as changed; figures and tables that runs write do not
 TRACKED_PATHS = ("igcore", "igstudy", "notebooks", "params", "Snakefile")
+UNPACKED = ".unpacked"  # an empty file beside a manifest that comes from packed records
 VERSIONS = ("igcore", "torch", "transformers", "tokenizers", "numpy")
 
 

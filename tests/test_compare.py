@@ -13,6 +13,7 @@ from docs.compare import compare_profile, compared_answers, differing_cells, pub
 from docs.records import pack
 from igcore.errors import ParameterError, RunError
 from igstudy.linefile import sealed
+from igstudy.provenance import UNPACKED
 
 ROOT = Path(__file__).parents[1]
 TABLE = {"method": ["base", "ours"], "reward": [0.5, None], "unsafe": [3, 0], "train_s": [9.0, 8.0]}
@@ -33,6 +34,7 @@ def write(folder: Path, **changes) -> None:
     lines[1] |= changes
     text = "".join(json.dumps(sealed(line)) + "\n" for line in lines)
     (folder / "responses.jsonl").write_text(text)
+    (folder / "manifest.json").write_text("{}")
 
 
 @pytest.fixture
@@ -69,7 +71,8 @@ def test_an_equal_walk_is_said_to_be_equal(base):
     hash of a scorer are no difference.
     """
     write(base / "runs/small/decode-raw", reward=0.5000004, cost_s=7.0, cost_digest="new")
-    first, second, last = compare_profile("small", base)
+    runs, first, second, last = compare_profile("small", base)
+    assert runs == "1 runs decoded here, 0 read from records"
     assert "1 tables" in first and "1 equal" in first and "0 differ" in first
     assert "3 answers" in second and "3 equal" in second and "0 differ" in second
     assert "runs/small/compared.txt has every difference; no committed file" in last
@@ -83,7 +86,7 @@ def test_what_differs_is_listed_with_its_near_ties(base):
     table(base / "runs/small", "main", unsafe=[2, 0])
     table(base / "runs/small", "new")  # not committed
     committed = {path: path.read_bytes() for path in (base / "figures").rglob("*.*")}
-    first, second, third, _ = compare_profile("small", base)
+    _, first, second, third, _ = compare_profile("small", base)
     assert first.endswith("0 within 1e-05, 1 differ (main)")
     assert "2 equal" in second and "1 differ, 1 of these after near ties" in second
     assert third == "  decode-raw base p1 (near ties: 1)"
@@ -91,6 +94,14 @@ def test_what_differs_is_listed_with_its_near_ties(base):
     assert "main.csv, line 2, unsafe: 2, not 3\n" in every
     assert "decode-raw base p1: response is 'another', not 'an answer'" in every
     assert {path: path.read_bytes() for path in (base / "figures").rglob("*.*")} == committed
+
+
+def test_records_are_not_compared_with_themselves(base):
+    """Bug: a thousand answers that were read from the records, counted as equal to the records."""
+    (base / "runs/small/decode-raw" / UNPACKED).touch()
+    runs, _, answers, _ = compare_profile("small", base)
+    assert runs == "0 runs decoded here, 1 read from records"
+    assert answers.startswith("0 answers beside the committed ones")
 
 
 def test_shards_are_read_and_missing_answers_are_not_compared(base):

@@ -8,10 +8,12 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 
-from docs.records import known_hashes, pack, unpack
+from docs.records import known_hashes, pack, unpack, unpack_job
 from igcore.errors import RunError
 from igcore.files import file_digest
+from igstudy.provenance import UNPACKED
 
 
 @pytest.fixture
@@ -39,11 +41,61 @@ def test_records_come_back_as_they_were(repository, tmp_path_factory):
     (repository / "records").rename(other / "records")
     assert unpack(other, other) == ["mine"]
     found = {path.relative_to(other).as_posix() for path in other.glob("runs/**/*.*")}
-    assert found == {f"runs/mine/decode-raw/{x}" for x in ("manifest.json", "responses.jsonl")}
+    files = ("manifest.json", "responses.jsonl", UNPACKED)
+    assert found == {f"runs/mine/decode-raw/{x}" for x in files}
     text = (other / "runs/mine/decode-raw/responses.jsonl").read_text()
     assert text == '{"response": "One."}\n'
     with pytest.raises(RunError, match="runs/mine is there already; move it away"):
         unpack(other, other)
+
+
+@pytest.fixture
+def job(repository):
+    """The file of a job whose one run is packed, and not there."""
+    run, job = repository / "runs/mine/decode-raw", repository / "runs/mine/.jobs/decode-raw.yaml"
+    settings = {"profile": "mine", "run": "decode-raw", "budget": 0.2}
+    (run / "manifest.json").write_text(json.dumps({"params": settings | {"seed": 0}}))
+    pack("mine", repository)
+    job.write_text(yaml.safe_dump(settings | {"records": "a digest"}))
+    run.rename(repository / "kept")
+    return job
+
+
+def test_the_runs_of_a_job_are_unpacked_again(job, repository):
+    """Guards runs of an older archive, and half of a run, which would be taken for a whole one."""
+    run = repository / "runs/mine/decode-raw"
+    for _ in range(2):
+        assert unpack_job(job, repository) == ["decode-raw"]
+        for name in ("manifest.json", "responses.jsonl"):
+            assert (run / name).read_bytes() == (repository / "kept" / name).read_bytes()
+        assert (run / UNPACKED).exists() and not [*(repository / "runs").glob(".unpacked-*")]
+        (run / "responses.jsonl").write_text("changed")
+
+
+def test_a_run_that_was_decoded_here_is_not_replaced(job, repository):
+    """Bug: hours of decoding, replaced by records."""
+    run = repository / "runs/mine/decode-raw"
+    run.mkdir()
+    (run / "responses.jsonl").write_text("mine")
+    with pytest.raises(OSError, match="not empty"):
+        unpack_job(job, repository)
+    assert (run / "responses.jsonl").read_text() == "mine"
+
+
+def test_records_of_other_settings_are_refused(job, repository):
+    """Bug: a params file was edited, and tables showed the records of the old settings."""
+    job.write_text(job.read_text().replace("0.2", "0.3"))
+    told = "has no run 'decode-raw' with the settings of params/mine; make all runs here, with FULL"
+    with pytest.raises(RunError, match=told):
+        unpack_job(job, repository)
+    job.write_text(job.read_text().replace("run: decode-raw", "run: decode-none"))
+    with pytest.raises(RunError, match="records/mine.tar.xz has no run 'decode-none' with"):
+        unpack_job(job, repository)
+    archive = repository / "records/mine.tar.xz"
+    archive.write_bytes(archive.read_bytes()[:-1] + b"x")
+    with pytest.raises(RunError, match=r"^records/mine.tar.xz is not what was packed; get"):
+        unpack_job(job, repository)
+    assert not (repository / "runs/mine/decode-raw").exists()
 
 
 def test_another_archive_is_refused(repository):

@@ -23,10 +23,12 @@ from papermill.parameterize import parameterize_notebook
 from snakemake import cli
 from snakewalk import snakemake
 
+from docs.records import pack
 from igcore.errors import ParameterError
 from igcore.settings import written
 from igstudy import commands
-from igstudy.runs.paramfiles import runs_of
+from igstudy.provenance import UNPACKED
+from igstudy.runs.paramfiles import ParamFiles, runs_of
 from igstudy.runs.params import notebook_params
 
 ROOT = Path(__file__).parents[1]
@@ -356,6 +358,59 @@ def test_edited_claims_stop_the_walk(walked):
         waiting(walked)
 
 
+# --- what is read from packed records ------------------------------------------------------------
+
+
+@pytest.fixture
+def archived(place) -> Path:
+    """A folder with claims, a regime, and packed records of the run that they do not name."""
+    write_params(place, "decode-raw", "decode-raw")
+    write_params(place, "regime-few", "decode-raw", run="regime-few")
+    shutil.copy(ROOT / "params/ci/claims.yaml", place / "params/mine/claims.yaml")
+    (place / "docs").symlink_to(ROOT / "docs")
+    run = place / "runs/mine/decode-raw"
+    run.mkdir(parents=True)
+    settings = ParamFiles("mine", base=place / "params").runs()["decode-raw"]
+    (run / "manifest.json").write_text(json.dumps({"params": settings}))
+    pack("mine", place)
+    shutil.rmtree(place / "runs")
+    return place
+
+
+def decoded(place, **config) -> set[str]:
+    """Return the names of the runs that would be decoded."""
+    paths = map(Path, planned(place, "mine", **config))
+    return {path.parent.stem for path in paths if path.name == "executed.ipynb"}
+
+
+def test_runs_that_no_claim_needs_are_read_from_the_records(archived):
+    """Bug: half an hour of decoding, whose records are in the repository; a second walk that does
+    it after all; and, where all shall be decoded, records taken for finished runs.
+    """
+    made = "runs/mine/decode-raw/manifest.json"
+    assert decoded(archived) == {"regime-few"}
+    snakemake(archived, "mine", made)
+    assert (archived / made).with_name(UNPACKED).exists()
+    assert "Nothing to be done" in snakemake(archived, "mine", made)
+    assert decoded(archived) == {"regime-few"}
+    assert decoded(archived, full=1) == decoded(archived, shards=2) == {"decode-raw", "regime-few"}
+
+
+def test_a_run_that_was_decoded_here_stays(archived):
+    """Bug: records that replace what was decoded with full=1, or its manifest deleted for them."""
+    assert decoded(archived, full=1) == {"decode-raw", "regime-few"}
+    (archived / "runs/mine/decode-raw").mkdir()
+    (archived / "runs/mine/decode-raw/manifest.json").write_text("{}")
+    assert "Nothing to be done" in snakemake(archived, "mine", "runs/mine/decode-raw/manifest.json")
+    assert decoded(archived) == {"regime-few"}
+
+
+def test_a_run_that_claims_name_is_decoded(archived):
+    """Guards claims that were decided by records in place of runs."""
+    edit(archived / "params/mine/claims.yaml", "{method: base}", "{method: base, run: decode-raw}")
+    assert decoded(archived) == {"decode-raw", "regime-few"}
+
+
 # --- what stops at once ---------------------------------------------------------------------------
 
 
@@ -416,8 +471,8 @@ def test_a_bad_setting_is_one_sentence_and_nothing_starts(place, setting, text, 
             {"profile": "mime"},
             "profile 'mime' has no params/mime/decode-*.yaml or critic-*.yaml; choose",
         ),
-        ({"shard": 4}, "unknown key after --config 'shard'; did you mean 'shards'? allowed: gpu, "),
-        ({"zzz": 1}, "unknown key after --config 'zzz'; allowed: gpu, hub, limit, "),
+        ({"shard": 4}, "unknown key after --config 'shard'; did you mean 'shards'? allowed: full,"),
+        ({"zzz": 1}, "unknown key after --config 'zzz'; allowed: full, gpu, hub, "),
         (
             {"shards": "four"},
             "shards after --config is 'four'; give a number of 0 or more, such as",

@@ -56,8 +56,18 @@ def test_each_run_says_what_its_manifest_says(finished):
         "mine", ["decode-old", "decode-a", "decode-a", "decode-half", "decode-none"]
     )
     of = {"commit": "abc", "versions": "torch 2, numpy 1", "processor": "a CPU", "root": "123"}
-    assert found == {"mine/decode-a": of, "mine/decode-old": dict.fromkeys(of)}
+    here = {"from": "run here"}
+    assert found == {"mine/decode-a": of | here, "mine/decode-old": dict.fromkeys(of) | here}
     assert sources.of_runs("yours", ["decode-a"]) == {}
+
+
+def test_a_run_from_packed_records_is_said_to_be_one(finished):
+    """Bug: a table of records that somebody else made, which looks like one of runs made here."""
+    (finished / "runs/mine/decode-a" / provenance.UNPACKED).touch()
+    found = sources.of_runs("mine", ["decode-*"])
+    assert {name: run["from"] for name, run in found.items() if run["from"] != "run here"} == {
+        "mine/decode-a": "records"
+    }
 
 
 def test_shards_are_parts_and_other_folders_are_named_by_pattern(finished):

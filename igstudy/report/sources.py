@@ -1,7 +1,8 @@
 """Where a table or a picture comes from, as a file beside it.
 
 It names the runs that the table was made of, and the commit, the versions and the processor that
-wrote it. A run whose manifest does not say something, such as an old one, has null there.
+wrote it. Each run was run here or read from packed records. A run whose manifest does not say
+something, such as an old one, has null there.
 """
 
 import json
@@ -11,10 +12,10 @@ from typing import Any
 
 from igcore.files import replace_file, root
 
-from ..provenance import commit, processor, versions
+from ..provenance import UNPACKED, commit, processor, versions
 from .load import EXCLUDED_PREFIXES
 
-Source = dict[str, Any]  # one run: its hash, commit, versions and processor
+Source = dict[str, Any]  # one run: its origin, hash, commit, versions and processor
 
 
 def of_runs(profile: str, names: Iterable[str]) -> dict[str, Source]:
@@ -32,7 +33,8 @@ def of_runs(profile: str, names: Iterable[str]) -> dict[str, Source]:
     Returns
     -------
     dict
-        By ``<profile>/<folder>``: ``root``, the hash over lines, parameters and prompts, and the
+        By ``<profile>/<folder>``: ``from``, which is ``run here`` or, for the archive of the
+        profile, ``records``; ``root``, the hash over lines, parameters and prompts; and the
         ``commit``, the ``versions`` and the ``processor`` of the run.
     """
     base = root() / "runs" / profile
@@ -46,6 +48,7 @@ def of_runs(profile: str, names: Iterable[str]) -> dict[str, Source]:
         folder = manifest.parent.relative_to(base).as_posix()
         facts = json.loads(manifest.read_text(encoding="utf-8"))
         result[f"{profile}/{folder}"] = {
+            "from": "records" if manifest.with_name(UNPACKED).exists() else "run here",
             "root": facts.get("root"),
             "commit": facts.get("git_commit"),
             "versions": versions_text(facts.get("versions")),

@@ -39,7 +39,7 @@ from ..baselines.value_training import train_value
 from ..closure import loaded
 from ..linefile import read_mapping
 from ..prompts import load_prompts
-from ..provenance import made_by, versions
+from ..provenance import UNPACKED, made_by, versions
 from .critic_params import CriticParams
 from .folders import open_run
 from .identity import code_of
@@ -101,7 +101,8 @@ def critic_run(params: CriticParams) -> CriticRun:
     reward = loaded(params.reward, "reward")
     policy = load_policy(params.policy, params.dtype, params.device)
     folder = root() / "runs" / params.profile / "critics" / params.run
-    (folder / "manifest.json").unlink(missing_ok=True)
+    for old in ("manifest.json", UNPACKED):
+        (folder / old).unlink(missing_ok=True)
     scorers = {"cost": cost, "reward": reward}
     with use_prepacked(policy.model):
         train_ = _rollouts_of_split(params, folder / "rollouts-train", learnt, policy, scorers)

@@ -19,7 +19,7 @@ from igcore.policy import Prompt
 from igcore.progress import progress
 
 from ..linefile import Fields, key, line_digest, read_mapping, root_of, sealed
-from ..provenance import made_by
+from ..provenance import UNPACKED, made_by
 
 ASIDE = ".replaced"  # folder that keeps what was replaced
 # written by whoever runs the notebook, before and after this module writes
@@ -119,8 +119,8 @@ def groups_of(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
 def open_run(folder: Path, identity: Fields) -> Iterator[Run]:
     """Open a run folder for writing, locked, with the lines that an earlier start has finished.
 
-    A folder of another identity, or without one, is not mixed with this run: it is moved aside to
-    ``.replaced``, and one sentence says what changed.
+    A folder of another identity, without one, or from packed records is not mixed with this run: it
+    is moved aside to ``.replaced``, and one sentence says what changed.
 
     Parameters
     ----------
@@ -156,6 +156,8 @@ def open_run(folder: Path, identity: Fields) -> Iterator[Run]:
 
 def _foreign(folder: Path, identity: Fields) -> str:
     """Say why a folder is not of this identity; return "" when it is, or when it is empty."""
+    if (folder / UNPACKED).exists():
+        return "packed records were"
     try:
         old = read_mapping(folder / "params.json")
     except RunError:

@@ -17,18 +17,18 @@ from typing import Any
 import yaml
 
 from igcore.errors import ParameterError, RunError, unknown_name
-from igcore.files import locked, replace_file
+from igcore.files import file_digest, locked, replace_file
 
 from ..closure import package_digest
 from ..paper import MAIN_PROFILES
-from ..provenance import versions
+from ..provenance import UNPACKED, versions
 from ..yamlfile import read_yaml
 from .identity import code_of, notebook_digest
 from .paramfiles import ParamFiles
 
 # the keys after --config: texts, and numbers
 TEXT_KEYS = ("profile", "with", "hub")
-NUMBER_KEYS = ("limit", "shards", "gpu")
+NUMBER_KEYS = ("limit", "shards", "gpu", "full")
 # a cost or reward that is module:function of a user, in the settings as JSON
 USER_SCORER = re.compile(r'"([\w.]+):[\w.]+"')
 
@@ -86,6 +86,34 @@ def code(kind: str, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 # --- runs that are there --------------------------------------------------------------------------
+
+
+def packed_jobs(files: ParamFiles, claims: Path) -> dict[str, dict[str, str]]:
+    """Return the jobs that read their runs from the packed records of the profile.
+
+    These are critics, decode runs and examples, where the profile has a claims file and an archive:
+    the runs of a regime are made, so that its claims are decided here. A params file is one job,
+    and all its runs are made where the claims name one, where another run needs a network of one
+    (no archive has networks), and where one was begun here.
+
+    Returns
+    -------
+    dict
+        ``<profile>/<params file>`` -> what the job's file has besides the settings: the archive's
+        sha256, so that the job runs again when the archive changes, or the runs shall be made.
+    """
+    archive = Path("records", f"{files.profile}.tar.xz")
+    if not claims.is_file() or not archive.is_file():
+        return {}
+    text, used, found = claims.read_text(encoding="utf-8"), str(files.runs()), {}
+    for path in [*files.files("critic"), *files.files("decode"), *files.files("examples")]:
+        below = Path("runs", files.profile, "critics" if path.stem.startswith("critic-") else "")
+        runs = [below / run for run, _ in files.points(path)]
+        need = [re.search(rf"run: *{run.name}(?![\w-])", text) or f"{run}/" in used for run in runs]
+        begun = any(any(run.rglob("*.*")) and not (run / UNPACKED).exists() for run in runs)
+        if not any(need) and not begun:
+            found[f"{files.profile}/{path.stem}"] = {"records": file_digest(archive)}
+    return found
 
 
 @cache  # which keeps it; a process that asks again has its own lock
