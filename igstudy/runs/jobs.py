@@ -105,7 +105,8 @@ def packed_jobs(files: ParamFiles, claims: Path) -> dict[str, dict[str, str]]:
     archive = Path("records", f"{files.profile}.tar.xz")
     if not claims.is_file() or not archive.is_file():
         return {}
-    text, used, found = claims.read_text(encoding="utf-8"), str(files.runs()), {}
+    text, used = claims.read_text(encoding="utf-8"), str(files.runs())
+    found: dict[str, dict[str, str]] = {}
     for path in [*files.files("critic"), *files.files("decode"), *files.files("examples")]:
         below = Path("runs", files.profile, "critics" if path.stem.startswith("critic-") else "")
         runs = [below / run for run, _ in files.points(path)]
