@@ -22,7 +22,7 @@ export PYTHONWARNINGS ?= ignore::DeprecationWarning
 .PHONY: help reproduce quick ablations critic-search networks harm-card rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
-	@echo "make reproduce  decodes the regimes whose claims it decides, and computes every table and figure of these and of the other runs,"
+	@echo "make reproduce  decodes the regimes of its claims, and computes every table and figure of these and of the other runs,"
 	@echo "                which are read from records/small.tar.xz, into runs/small/figures; FULL=1 decodes all of them (resumes)"
 	@echo "                it ends by saying how its tables compare with the committed ones, and changes none of them"
 	@echo "                PROFILE=qwen walks harmful prompts with a larger policy, which is fetched first (478 MB, 4 GB of memory); of its sources"

@@ -3,7 +3,7 @@
 # On a laptop `--cores` sets how many jobs run at once; on a cluster use Snakemake's executors.
 #
 #   snakemake --cores 2 --config profile=small
-#       the regimes of params/small, whose claims are decided, then tables and figures of these and of all other runs, which are read
+#       the regimes of params/small, then tables and figures of these and of all other runs, which are read
 #       from records/small.tar.xz, in runs/small/figures
 #   snakemake --cores 2 --config profile=small full=1
 #       the same with nothing read from records: every run of params/small is made here

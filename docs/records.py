@@ -117,8 +117,8 @@ def known_hashes(base: Path, only: str = "") -> dict[str, str]:
 def unpack(base: Path, into: Path, only: str = "") -> list[str]:
     """Extract all archives into the folder ``runs`` of `into`, and return the profiles.
 
-    Nothing is written unless all of them have the hashes that are kept. Beside every manifest lies
-    `igstudy.provenance.UNPACKED`, so that tables can say where their runs come from.
+    Nothing is written unless all of them have the hashes that are kept. Every manifest gets the
+    empty file `igstudy.provenance.UNPACKED` beside it, so that tables can name the origin of runs.
 
     Parameters
     ----------
