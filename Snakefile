@@ -108,12 +108,12 @@ TABLES = tables("main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPE
 PICTURES = pictures("tradeoff", "distributions", "rates", *WITH_CRITICS)
 OF_EXPERIMENTS = {  # profile -> tables and pictures of notebook 45, see `igstudy.report.experiments`
     "ablations": (
-        "lambda lambda_tests ndk ndk_tests budget budget_tests retries retries_rounds retries_tests "
+        "lambda lambda_tests ndk ndk_tests budget budget_tests strict strict_tests "
         "literal seeds compute over_refusal over_refusal_tests critic",
-        "lambda ndk budget retries compute critic",
+        "lambda ndk budget compute critic",
     ),
     "critic-search": ("critic_search", "critic_search"),
-    "tune": ("tune checks weights arms", ""),
+    "tune": ("tune checks weights", ""),
     "paper": ("literal", ""),
 }
 TABULATED, DRAWN = OF_EXPERIMENTS.get(PARAMS, ("", ""))
@@ -123,9 +123,14 @@ if MAIN and not unfinished(MAIN, Path()):  # else notebook 45 says what is missi
     MAIN_RUNS = sorted(map(str, Path(f"runs/{MAIN}").glob("decode-*/manifest.json")))
     ABLATIONS += tables(*[f"paper_{table}" for table in SWEPT])
 POWER = f"{'figures' if PARAMS == 'small' else FIGURES}/tables/claims_power.csv"  # of `small` the committed one
-DECIDED = tables(*(["claims_power"] if PILOT else ["claims", "claims_arms"])) if CLAIMS.is_file() else []
-DECIDING = {"profile": PROFILE, "claims": str(CLAIMS), "pilot": PILOT, "figures": FIGURES, "power_table": POWER}
-HARM = tables("harm", "harm_twins", "harm_judges") if FILES.files("harm") else []
+ENDING = f"_{PROFILE}" if PARAMS == "qwen" else ""  # of tables that `small` has, too
+JUDGED = FILES.files("harm")
+HARM = tables(*[name + ENDING for name in ("harm", "harm_twins", "harm_judges")]) if JUDGED else []
+ARMS = [f"claims_{name}{ENDING}" for name in ("arms", "budgets")]
+DECIDED = tables(*(["claims_power"] if PILOT else ARMS if ENDING else ["claims", "claims_overlap", *ARMS])) if CLAIMS.is_file() else []
+DECIDING = {"profile": PROFILE, "claims": str(CLAIMS), "pilot": PILOT, "figures": FIGURES, "power_table": POWER, "suffix": ENDING}
+if JUDGED:
+    DECIDING["harm"] = str(JUDGED[0])
 VERDICTS = [f"runs/{PROFILE}/judge/{path.stem.removeprefix('judge-')}/manifest.json" for path in FILES.files("judge")]
 
 if not RUNS and not CRITICS:
@@ -275,7 +280,7 @@ for name, (made, executed, file) in MADE_FROM_RUNS.items():
         name:
             name
         input:
-            runs=DONE + CRITICS + VERDICTS + MAIN_RUNS,
+            runs=DONE + CRITICS + VERDICTS + MAIN_RUNS + (HARM if name == "claims" else []),
             notebook=ancient(NOTEBOOKS[name]),
             claims=[] if file else CLAIMS,
             job=lambda w, name=name, file=file: job(name, name, FILES.read(f"params/{PARAMS}/{file}.yaml") if file else DECIDING),

@@ -8,7 +8,7 @@ text between them:
 * ``<!-- twins inferenceguard -->``: what became of the harmless twins of harmful prompts, and why
   a method answered too few, if it did;
 * ``<!-- claims small -->``: the verdicts on the claims of a profile;
-* ``<!-- plan paper -->``: ``docs/paper_plan.csv``, the memory of a folder of params;
+* ``<!-- judged harm -->``: what the outside judge found in a regime, in words;
 * ``<!-- minutes small ... -->``: the minutes that notebooks took;
 * ``<!-- fidelity paper -->``: the paper's statements and their form in the code;
 * ``<!-- output README.md -->``: the output of the first Python block of a page. The tree of its
@@ -46,11 +46,12 @@ FRONT = (  # arms of the front page, of whatever regime has them
     "base",
     "Best-of-N, augmented",
     "beam search, λ 5",
-    "beam search, λ 40",
+    "rejection sampling",
     "InferenceGuard as printed",
     "InferenceGuard, M 1",
     "InferenceGuard, M 4",
 )
+GUARD = FRONT[-1]
 TREE = "docs/tree.svg"
 ANSWERED = 0.8  # share of harmless prompts that a guard should answer
 
@@ -67,7 +68,7 @@ def committed_table(name: str, base: Path) -> str:
 
 
 def arms(regime: str, base: Path) -> str:
-    """Return the arms of a regime that the front page shows, the safest in bold.
+    """Return the arms of a regime that the front page shows, the safest in bold, and its budget.
 
     No reward is: the highest may be that of an arm which keeps few answers within budget.
 
@@ -81,32 +82,64 @@ def arms(regime: str, base: Path) -> str:
         raise RunError(f"{path} is not there; run `make reproduce` and `make publish` first")
     rows = pd.read_csv(path).query("regime == @regime").set_index("arm").loc[list(FRONT)]
     n = rows["n_prompts"].iloc[0]
-    safe, low, high = (
-        (100 * share).map("{:.1f}".format)
-        for share in (rows["answered_path_safe"] / n, rows["path_safe_low"], rows["path_safe_high"])
+
+    def percent(name: str) -> pd.Series:
+        return (100 * rows[name]).map("{:.1f}".format)
+
+    safe = percent("answered_path_safe")
+    safe = safe.where(
+        rows["answered_path_safe"] < rows["answered_path_safe"].max(), "**" + safe + "**"
     )
-    best = rows["answered_path_safe"].max()
-    safe = safe.where(rows["answered_path_safe"] < best, "**" + safe + "**")
     columns = {
-        "answered, safe on the way %": safe + (" [" + low + ", " + high + "]"),
-        "abstained %": (100 * rows["abstained"] / n).map("{:.1f}".format),
-        "over budget on the way %": (100 * rows["over_budget_on_the_path"] / n).map(
-            "{:.1f}".format
-        ),
+        "safe at the end %": percent("safety_rate"),
+        "safe on the way %": safe
+        + " ["
+        + percent("answered_path_safe_low")
+        + ", "
+        + percent("answered_path_safe_high")
+        + "]",
+        "abstained": rows["abstained"],
         "reward": rows["reward_mean"].map("{:.3f}".format),
         "tokens": rows["policy_tokens"].map("{:.0f}".format),
+        "scorer calls": rows["scorer_calls"].map("{:.0f}".format),
     }
     shown = pd.DataFrame(columns).rename_axis("method").reset_index()
+    meant = pd.read_csv(path.with_name("claims_budgets.csv")).set_index("regime").loc[regime]
     return shown.to_markdown(index=False, disable_numparse=True) + (
-        f"\n\n{n} prompts of the regime *{regime}*, 95 % intervals, rewards of the answers that "
-        "were given, tokens sampled per prompt."
+        f"\n\n{n} prompts of the regime *{regime}*, 95 % intervals; an abstention is not safe. The "
+        f"budget is {meant['budget']:g}: {100 * meant['at_a_word']:.0f} % of harmless answers "
+        f"exceed it at some word, and the empty answer costs {meant['empty']:.3f}."
+    )
+
+
+def outside_judge(regime: str, base: Path) -> str:
+    """Return in words how much harm the outside judge found without and with the guard.
+
+    Raises
+    ------
+    RunError
+        When the judge has not read both.
+    """
+    folder = base / "figures/tables"
+    claims_table = pd.read_csv(folder / "claims.csv").set_index(["regime", "outcome"])
+    row = claims_table.loc[(regime, "harm by the judge")]
+    rows = pd.read_csv(folder / "harm.csv").set_index(["judge", "arm"])
+    judge = rows.index.get_level_values("judge")[rows.index.get_level_values("arm") == GUARD][-1]
+    plain, guarded = rows.loc[(judge, "base")], rows.loc[(judge, GUARD)]
+    return (
+        f"Of {guarded['n']} harmful requests, a judge that took no part ({judge}, AUROC "
+        f"{guarded['auroc']:.2f}) finds harm in {plain['harm']:.0f} answers of the plain policy "
+        f"and in {guarded['harm']:.0f} of InferenceGuard, which abstains from "
+        f"{guarded['abstained']:.0f}. "
+        f"The claim that the guard does less harm: {row['verdict']} "
+        f"(Holm p {claims.paired.p_value(row['p_holm'])})."
     )
 
 
 def twins(method: str, base: Path) -> str:
     """Return what became of the harmless twins of harmful prompts, and why few were answered."""
-    table = committed_table("harm_twins", base)
-    rows = pd.read_csv(base / "figures/tables/harm_twins.csv").set_index("method")
+    table = committed_table("harm_twins_qwen", base)
+    rows = pd.read_csv(base / "figures/tables/harm_twins_qwen.csv").set_index("arm")
     row = rows.loc[method]
     enough = row["answered"] >= ANSWERED * row["n"]
     sentence = (
@@ -120,12 +153,6 @@ def twins(method: str, base: Path) -> str:
             "unguarded"
         )
     return f"{table}\n\n{sentence}."
-
-
-def plan(profile: str, base: Path) -> str:
-    """Return the kept plan of a folder of params as Markdown, digit by digit."""
-    rows = pd.read_csv(base / f"docs/{profile}_plan.csv", dtype=str)
-    return rows.to_markdown(index=False, disable_numparse=True)
 
 
 def minutes(profiles: str, base: Path) -> str:
@@ -210,11 +237,11 @@ def filled(page: str, base: Path) -> str:
 WRITERS = {
     "table": committed_table,
     "arms": arms,
-    "plan": plan,
     "minutes": minutes,
     "output": output,
     "fidelity": statements,
     "claims": claim_verdicts,
+    "judged": outside_judge,
     "twins": twins,
 }
 

@@ -19,10 +19,8 @@ from igstudy.report.experiments import EXPERIMENTS
 from igstudy.report.replay import (
     BUDGET_FREE,
     UNKNOWN,
-    by_round,
     judged_under,
     replay_best_of_n,
-    rounds_needed,
 )
 
 GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"
@@ -294,58 +292,6 @@ def test_rates_that_a_replay_cannot_know_are_not_zero():
     assert table[[*of_path, "seconds_per_prompt"]].isna().all(axis=None)
     known = points.point_table(frame(line()), ["n_samples"])
     assert known[of_path].iloc[0].tolist() == [1, 1, 0]
-
-
-# --- retries --------------------------------------------------------------------------------------
-
-
-def steps(*found) -> list[dict]:
-    """Return a trace from (block, round, safe of 2, kl)."""
-    return [
-        {"block": b, "round": r, "drawn": 2, "safe": s, "kl": kl, "perplexity": 10.0 + r}
-        for b, r, s, kl in found
-    ]
-
-
-EASY = steps((0, 0, 2, 0), (1, 0, 1, 0))
-HARD = steps((0, 0, 0, 0), (0, 1, 1, 0.5), (1, 0, 0, 0), (1, 1, 0, 0.1), (1, 2, 2, 0.3))
-LOST = steps((0, 0, 0, 0), (0, 1, 0, 0.4), (0, 2, 0, 0.4))
-
-
-def retried(prompt, trace, diversity="half", seed=0, status="verified_safe", **more):
-    fields = {"n_samples": 2, "rounds": 3, "method": GUARD} | more
-    return line(prompt, seed, diversity=diversity, trace=trace, status=status, **fields)
-
-
-def test_rounds_by_hand():
-    """Guards against rounds counted over all blocks, an abstention that counts as an answer, and
-    p(safe) of the wrong round.
-    """
-    found = frame(retried("a", EASY), retried("b", HARD), retried("c", LOST, status="abstained"))
-    assert rounds_needed(found).tolist() == [1, 3, math.inf]
-    table = by_round(found).set_index("round")
-    assert table["answered"].tolist() == pytest.approx([1 / 3, 1 / 3, 2 / 3])
-    assert table["n_blocks"].tolist() == [5, 3, 2] and table["n_prompts"].tolist() == [3, 2, 2]
-    assert table["p_safe"].tolist() == pytest.approx([(1 + 0.5) / 5, 0.5 / 3, 0.5])
-    assert table["kl"].tolist() == pytest.approx([0, 1 / 3, 0.35]) and table[
-        "perplexity"
-    ].tolist() == [10, 11, 12]
-
-
-def test_a_search_with_fewer_rounds_is_this_one_until_a_block_fails():
-    """Guards what a run with many rounds says of one with few."""
-    seen = set()
-    for diversity, budget in product(("none", "half"), (0.5, 1.0)):
-        full = pd.DataFrame(lines(budget, [GUARD], rounds=4, n_samples=2, diversity=diversity))
-        seen |= set(rounds_needed(full))
-        for rounds in (1, 2, 3):
-            real = pd.DataFrame(
-                lines(budget, [GUARD], rounds=rounds, n_samples=2, diversity=diversity)
-            )
-            assert (rounds_needed(full) <= rounds).tolist() == (
-                real["status"] != "abstained"
-            ).tolist()
-    assert seen == {1, 2, 4, math.inf}
 
 
 # --- the whole ------------------------------------------------------------------------------------

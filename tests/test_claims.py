@@ -19,24 +19,27 @@ from igstudy.report import statistics as metrics
 REGIME = {
     "about": "prompts of a test",
     "policy": "smollm2-raw",
+    "prompts": "set",
     "split": split_of("a prompt"),
     "n_prompts": 20,
     "seed": 7,
     "budget": 0.2,
     "pilot": {"seed": 2},
-    "arms": {"ours": {"method": "inferenceguard"}, "beam": {"method": "beam-lagrangian"}},
-    "behind_check": ["beam"],
+    "arms": {
+        "ours": {"method": "inferenceguard"},
+        "beam": {"method": "beam-lagrangian"},
+        "best": {"method": "best-of-n"},
+    },
 }
+PATH = "answered and path-safe"
 CLAIM = {
     "sentence": "It is safest.",
     "source": "section 6",
+    "falsified": "beam is as safe",
     "regime": "hard",
     "arm": "ours",
-    "reference": "beam",
-    "outcome": "answered and path-safe",
-    "direction": "higher",
-    "test": "exact McNemar",
-    "matters": 0.2,
+    "references": ["beam"],
+    "outcomes": {PATH: 0.2},
 }
 
 
@@ -60,14 +63,16 @@ def cell(method, safe, rewards=None, **fields):
     rows = []
     for k, kept in enumerate(safe):
         line = record(method=method, prompt_id=f"p{k:02}", policy="smollm2-raw", seed=7, **fields)
+        line |= {"prompts": "set", "policy_tokens": {"inferenceguard": 30}.get(method, 40)}
         line["reward"] = 0.5 if rewards is None else rewards[k]
         # the search may have had another budget than the regime, as the literal algorithm has
         rows.append(line | {"word_peak_cost": 0.1 if kept else 0.9, "budget": 1.0})
     return pd.DataFrame(rows)
 
 
-def decided(path, ours, beam):
+def decided(path, ours, beam, best=()):
     lines = pd.concat([cell("inferenceguard", *ours), cell("beam-lagrangian", *beam)])
+    lines = pd.concat([lines, cell("best-of-n", *(best or [NONE]))])
     return claims.decide(claims.load_claims(path), lines)
 
 
@@ -83,10 +88,61 @@ def test_a_clear_difference_holds_and_its_opposite_fails(written):
     assert (row.difference, row.n_prompts, row.verdict) == (1, 20, "held")
     assert row.p == row.p_holm == stats.binomtest(20, 20).pvalue
     assert (row.low, row.high) == metrics.difference_of_rates(20, 0, 20)
+    assert (row.tokens, row.reference_tokens) == (30, 40)
     assert decided(written(), [NONE], [ALL])["verdict"].tolist() == ["failed"]
-    lower = written(direction="lower")
-    assert decided(lower, [NONE], [ALL])["verdict"].tolist() == ["held"]
     assert claims.concluded(table).endswith("1 of 1 claims held.")
+
+
+def test_less_harm_is_better(written):
+    """Bug: more harm held a claim, or an abstention counted as no harm."""
+    path = written(outcomes={"harm by the judge": 0.2})
+    harmful = np.array([1.0] * 20)
+    lines = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", ALL)])
+    for ours, beam, verdict in ((0, 1, "held"), (1, 0, "failed"), (np.nan, 1, "not resolved")):
+        judged = lines.assign(harm=np.concatenate([ours * harmful, beam * harmful]))
+        (row,) = claims.decide(claims.load_claims(path), judged).itertuples(index=False)
+        assert (row.verdict, row.better) == (verdict, "lower")
+    judged = lines.assign(harm=np.repeat([0.0, 1.0], 20))
+    judged.loc[(judged["prompt_id"] < "p05") & (judged["harm"] == 0), "status"] = "abstained"
+    (row,) = claims.decide(claims.load_claims(path), judged).itertuples(index=False)
+    assert (row.n_prompts, row.difference) == (15, -1)
+
+
+def test_every_reference_must_be_beaten(written):
+    """Bug: a claim held by its easiest rival, or by the p value of that one alone."""
+    path = written(references=["beam", "best"])
+    table = decided(path, [ALL], [NONE], [[True] * 12 + [False] * 8])
+    p = stats.binomtest(8, 8).pvalue
+    assert table["p_holm"].tolist() == [pytest.approx(p)] * 2
+    assert table["verdict"].tolist() == ["held"] * 2 and table["reference"].tolist() == [
+        "beam",
+        "best",
+    ]
+    assert decided(path, [ALL], [NONE], [ALL])["verdict"].tolist() == ["failed"] * 2
+
+
+def test_one_outcome_is_enough_at_a_price(written):
+    """Bug: two chances to beat a rival cost nothing, or a loss in one outcome counts as a gain."""
+    rewards = 0.5 + np.random.default_rng(3).normal(0.1, 0.1, 20)
+    path = written(outcomes={PATH: 0.2, "reward": 0.05})
+    table = decided(path, [ALL, rewards], [ALL])
+    verdict, reward = table.itertuples(index=False)
+    assert verdict.p == 1 and reward.p_holm == 2 * reward.p < metrics.ALPHA
+    assert table["verdict"].tolist() == ["held"] * 2
+    lost = decided(path, [ALL, 1 - rewards], [ALL])
+    assert lost["verdict"].tolist() == ["failed"] * 2 and lost["p_holm"].min() == 1
+
+
+def test_claims_on_the_same_prompts_are_shown(written):
+    """Bug: two claims are one observation, and no table says so."""
+    named = {"one": CLAIM, "two": CLAIM | {"references": ["best"]}}
+    named["three"] = CLAIM | {"outcomes": {"reward": 0.1}}
+    file = claims.load_claims(written(claims_=named))
+    parts = [cell("inferenceguard", ALL), cell("beam-lagrangian", [True] * 15 + [False] * 5)]
+    lines = pd.concat([*parts, cell("best-of-n", [False] * 3 + [True] * 14 + [False] * 3)])
+    found = claims.overlaps(file, lines).set_index(["claim", "other"])
+    assert found.loc[("one", "two")].tolist() == [5, 6, 3]
+    assert found.loc[("two", "three")].tolist() == [6, 0, 0]  # rewards are no verdicts
 
 
 def test_too_few_prompts_resolve_nothing(written):
@@ -96,22 +152,24 @@ def test_too_few_prompts_resolve_nothing(written):
     ]
     # no difference, and the interval [-.16, .16] leaves out .2
     assert decided(written(), [ALL], [ALL])["verdict"].tolist() == ["failed"]
-    assert decided(written(matters=0.1), [ALL], [ALL])["verdict"].tolist() == ["not resolved"]
+    assert decided(written(outcomes={PATH: 0.1}), [ALL], [ALL])["verdict"].tolist() == [
+        "not resolved"
+    ]
 
 
 def test_a_difference_too_small_to_matter_has_failed(written):
     """Guards a claim that holds by the number of its prompts alone."""
     gains = np.random.default_rng(0).normal(0.02, 0.005, 20)
-    named = dict(outcome="reward", test="sign flip")
     for matters, verdict in ((0.2, "failed"), (0.02, "held")):
-        table = decided(written(matters=matters, **named), [ALL, 0.5 + gains], [ALL])
+        path = written(outcomes={"reward": matters})
+        table = decided(path, [ALL, 0.5 + gains], [ALL])
         assert table["verdict"].tolist() == [verdict] and table["p"][0] < 0.001
 
 
 def test_holm_is_over_the_claims_alone(written):
     """Guards a family that other comparisons enter, and one without correction."""
     gains = np.random.default_rng(1).normal(0.1, 0.2, 20)
-    named = {"one": CLAIM, "two": CLAIM | {"outcome": "reward", "test": "sign flip"}}
+    named = {"one": CLAIM, "two": CLAIM | {"outcomes": {"reward": 0.2}}}
     table = decided(written(claims_=named), [ALL, 0.5 + gains], [[True] * 14 + [False] * 6])
     assert table["p_holm"].tolist() == metrics.holm(table["p"]).tolist()
     assert table["p_holm"].min() == 2 * table["p"].min() < metrics.ALPHA
@@ -121,7 +179,7 @@ def test_prompts_without_an_answer(written):
     """Guards a reward of abstentions: a prompt counts where both arms answered."""
     lines = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", ALL)])
     lines.loc[lines["prompt_id"] < "p05", "status"] = "abstained"
-    path = written(outcome="reward", test="sign flip")
+    path = written(outcomes={"reward": 0.2})
     (row,) = claims.decide(claims.load_claims(path), lines).itertuples(index=False)
     assert row.n_prompts == 15 and row.verdict == "failed"  # a difference of 0 everywhere
     lines["status"] = "abstained"
@@ -135,17 +193,6 @@ def test_a_text_without_a_cost_is_not_safe():
     """Guards a failed scorer that makes an answer safe."""
     lines = cell("base", [True, True]).assign(word_peak_cost=[math.nan, 0.1], budget=0.2)
     assert paired.answered_path_safe(lines).tolist() == [False, True]
-
-
-def test_behind_the_check_an_unsafe_text_is_an_abstention(written):
-    """Guards the control: the same texts, and none that breaks the budget."""
-    regime = claims.load_claims(written()).regimes["hard"]
-    beam = cell("beam-lagrangian", [True] * 12 + [False] * 8)
-    shown = dict(claims.labelled(regime, pd.concat([cell("inferenceguard", ALL), beam])))
-    assert list(shown) == ["ours", "beam", "beam, behind the check"]
-    checked = shown["beam, behind the check"]
-    assert checked["status"].value_counts().to_dict() == {"verified_safe": 12, "abstained": 8}
-    assert paired.answered_path_safe(checked).sum() == 12
 
 
 # --- power ----------------------------------------------------------------------------------------
@@ -176,8 +223,7 @@ def test_power_of_a_mean_by_simulation():
 def test_plan_says_how_many_prompts_would_do(written):
     """Guards a claim that promises what its prompts cannot show."""
     rng = np.random.default_rng(2)
-    named = {"one": CLAIM, "two": CLAIM | {"outcome": "reward", "test": "sign flip"}}
-    named["two"]["matters"] = 0.05
+    named = {"one": CLAIM, "two": CLAIM | {"outcomes": {"reward": 0.05}}}
     file = claims.load_claims(written(claims_=named))
     pilot = pd.concat(
         [
@@ -212,14 +258,14 @@ def test_plan_says_how_many_prompts_would_do(written):
         ({"arms": REGIME["arms"] | {"x": {"methd": 1}}}, {}, "did you mean 'method'"),
         ({"arms": REGIME["arms"] | {"x": {"method": "beams"}}}, {}, "unknown method of arm 'x'"),
         ({"arms": REGIME["arms"] | {"x": {"rounds": 1}}}, {}, "unknown method of arm 'x'"),
-        ({"behind_check": ["bean"]}, {}, "did you mean 'beam'"),
         ({"pilot": {"sed": 2}}, {}, "unknown parameter 'sed'; did you mean 'seed'"),
         ({"pilot": {"split": "tain"}}, {}, "unknown split 'tain'; did you mean 'train'"),
         ({}, {"arm": "our"}, "unknown arm of claim 'safest' 'our'; did you mean 'ours'"),
         ({}, {"regime": "soft"}, "unknown regime of claim 'safest' 'soft'"),
-        ({}, {"outcome": "rewards"}, "unknown outcome 'rewards'; did you mean 'reward'"),
-        ({}, {"direction": "up"}, "direction is 'up': Input should be 'higher' or 'lower'"),
-        ({}, {"matters": 0}, "parameter matters is 0: Input should be greater than 0"),
+        ({}, {"references": ["bean"]}, "unknown arm of claim 'safest' 'bean'; did you mean 'beam'"),
+        ({}, {"references": []}, "references is"),
+        ({}, {"outcomes": {"rewards": 1}}, "'rewards'; did you mean 'reward'"),
+        ({}, {"outcomes": {"reward": 0}}, "outcomes.* is 0: Input should be greater than 0"),
         ({}, {"note": ""}, "unknown parameter 'note'"),
     ],
 )
@@ -246,13 +292,8 @@ def test_files_that_are_no_claims(tmp_path, written):
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
         with pytest.raises(ParameterError, match="cannot be read|; it must have seen, regimes"):
             claims.load_claims(path)
-    with pytest.raises(ParameterError, match="has 6 claims; name 1 to 5"):
+    with pytest.raises(ParameterError, match="has 6 claims; name at most 5"):
         claims.load_claims(written(claims_={f"c{i}": dict(CLAIM) for i in range(6)}))
-
-
-def test_the_test_must_be_that_of_the_outcome(written):
-    with pytest.raises(ParameterError, match="is tested by 'exact McNemar'; name that"):
-        decided(written(test="sign flip"), [ALL], [NONE])
 
 
 def test_missing_lines_are_named(written):
@@ -275,7 +316,7 @@ def test_an_edited_file_decides_nothing(written, tmp_path):
         claims.check_registered(file, folder)
     claims.register(file, folder)
     claims.register(file, folder)  # again, as every later start does
-    edited = claims.load_claims(written(matters=0.1))
+    edited = claims.load_claims(written(outcomes={PATH: 0.1}))
     for check in (claims.register, claims.check_registered):
         with pytest.raises(RunError, match="is not the file that was registered before its runs"):
             check(edited, folder)

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 ARCHIVES = sorted((ROOT / "records").glob("*.tar.xz"))
 SIDECARS = sorted((ROOT / "figures").rglob("*.json"))
 # tables that no run has made: of `make bench`, of a server, and scores by the digest of their text
-OF_NO_RUN = {"bench", "served", "harm_answers", "harm_labelled"}
+OF_NO_RUN = {"bench", "served", "harm_answers", "harm_answers_qwen", "harm_labelled"}
 WITHOUT_RUNS = ("tables", "figures", "ablations", "harm", "claims")  # kinds of params files
 KEPT = (  # fields of a line that the tests below read
     "prompt_id policy method prompts seed status reward cost peak_cost word_peak_cost "
@@ -304,25 +304,22 @@ def test_the_main_table_is_that_of_the_packed_records(small):
             assert row[name] == str(value), (key, name)
 
 
-def share_of_safe_finals(line):
-    finals = sum(step["finals"] for step in line["trace"])
-    return sum(step["safe_finals"] for step in line["trace"]) / finals if finals else None
-
-
 OUTCOMES = {
-    "answered and path-safe": lambda line: inside(line, "word_peak_cost"),
+    "safe at the end": lambda line: inside(line, "cost"),
+    "answered and path-safe": lambda line: inside(line, "word_peak_cost") and inside(line, "cost"),
     "reward": lambda line: line["reward"] if answers(line) else None,
-    "safe finals": share_of_safe_finals,
 }
+LOWER_IS_BETTER = {"harm by the judge"}  # a judge's score, which no line holds
 
 
 def measured(outcome, lines, regime, label):
-    """Return the outcome of an arm by prompt, under the budget of its regime."""
-    wanted = regime["arms"][label] | {"policy": regime["policy"], "seed": regime["seed"]}
+    """Return the outcome of an arm by prompt, under the budget of its regime, and its tokens."""
+    wanted = regime["arms"][label] | {key: regime[key] for key in ("policy", "prompts", "seed")}
     found = [line for line in lines if all(line[key] == value for key, value in wanted.items())]
     by_prompt = {line["prompt_id"]: line | {"budget": regime["budget"]} for line in found}
     assert len(found) == len(by_prompt) == regime["n_prompts"], label
-    return {key: OUTCOMES[outcome](line) for key, line in by_prompt.items()}
+    tokens = mean(line["policy_tokens"] for line in found)
+    return {key: OUTCOMES[outcome](line) for key, line in by_prompt.items()}, tokens
 
 
 def test_the_claims_are_decided_as_the_packed_records_say(small, packed):
@@ -330,37 +327,56 @@ def test_the_claims_are_decided_as_the_packed_records_say(small, packed):
     content = (ROOT / "params/small/claims.yaml").read_bytes()
     claims, digest = yaml.safe_load(content), hashlib.sha256(content).hexdigest()
     assert packed["small.tar.xz"].files["small/claims", "registered.json"] == {"claims": digest}
-    rows = {row["claim"]: row for row in read_table("claims")}
-    assert rows.keys() == claims["claims"].keys()
-    assert {row["claims_sha256"] for row in rows.values()} == {digest}
-    adjusted = dict(zip(rows, holm([float(row["p"]) for row in rows.values()]), strict=True))
-    draw = np.random.default_rng(1)
+    rows = read_table("claims")
+    assert {row["claims_sha256"] for row in rows} == {digest}
+    p_values, draw = {}, np.random.default_rng(1)
     for name, claim in claims["claims"].items():
-        row = rows[name]
-        assert float(row["p_holm"]) == pytest.approx(adjusted[name], rel=1e-9)
-        sign, low, high = {"higher": 1, "lower": -1}[claim["direction"]], row["low"], row["high"]
-        largest = float(high) if sign > 0 else -float(low)
-        verdict = "not resolved"
-        if largest < claim["matters"]:
-            verdict = "failed"
-        elif sign * float(row["difference"]) > 0 and adjusted[name] <= 0.05:
-            verdict = "held"
-        assert row["verdict"] == verdict
-        if claim["outcome"] not in OUTCOMES:  # a judge's score, which no line holds
-            continue
-        arm, reference = (
-            measured(claim["outcome"], small, claims["regimes"][claim["regime"]], claim[side])
-            for side in ("arm", "reference")
-        )
-        both = [key for key in arm if arm[key] is not None and reference.get(key) is not None]
-        gains = np.array([float(arm[key]) - float(reference[key]) for key in both])
-        higher, lower = int((gains > 0).sum()), int((gains < 0).sum())
-        counted = [int(row[name]) for name in ("n_prompts", "n_pairs", "n_higher", "n_lower")]
-        assert counted == [len(gains), len(gains), higher, lower]
-        assert float(row["difference"]) == pytest.approx(gains.mean(), abs=1e-12)
-        if claim["test"] == "exact McNemar":
-            assert float(row["p"]) == pytest.approx(mcnemar(higher, lower), rel=1e-9)
-        else:  # signs drawn here, and none of a bootstrap
-            flipped = (draw.choice([-1, 1], (20_000, len(gains))) * gains).mean(axis=1)
-            p = np.mean(np.abs(flipped) >= abs(gains.mean()) - 1e-12)
-            assert float(row["p"]) == pytest.approx(p, abs=0.02)
+        own = {(row["reference"], row["outcome"]): row for row in rows if row["claim"] == name}
+        pairs = [(each, outcome) for each in claim["references"] for outcome in claim["outcomes"]]
+        assert list(own) == pairs
+        towards = {}
+        for (reference, outcome), row in own.items():
+            sign = -1 if outcome in LOWER_IS_BETTER else 1
+            gain = sign * float(row["difference"] or "nan")
+            towards[reference, outcome] = float(row["p"]) if gain > 0 else 1.0
+            if outcome in LOWER_IS_BETTER:
+                continue
+            regime = claims["regimes"][claim["regime"]]
+            arm, tokens = measured(outcome, small, regime, claim["arm"])
+            other, more = measured(outcome, small, regime, reference)
+            assert float(row["tokens"]) == pytest.approx(tokens)
+            assert float(row["reference_tokens"]) == pytest.approx(more)
+            both = [key for key in arm if arm[key] is not None and other[key] is not None]
+            gains = np.array([float(arm[key]) - float(other[key]) for key in both])
+            higher, lower = int((gains > 0).sum()), int((gains < 0).sum())
+            counted = [int(row[name]) for name in ("n_prompts", "n_pairs", "n_higher", "n_lower")]
+            assert counted == [len(gains), len(gains), higher, lower]
+            assert float(row["difference"]) == pytest.approx(gains.mean(), abs=1e-12)
+            if outcome != "reward":
+                assert float(row["p"]) == pytest.approx(mcnemar(higher, lower), rel=1e-9)
+            else:  # signs drawn here, and none of a bootstrap
+                flipped = (draw.choice([-1, 1], (20_000, len(gains))) * gains).mean(axis=1)
+                p = np.mean(np.abs(flipped) >= abs(gains.mean()) - 1e-12)
+                assert float(row["p"]) == pytest.approx(p, abs=0.02)
+        best = {}  # every reference must be beaten, in one of the outcomes
+        for (reference, _), p in towards.items():
+            best[reference] = min(best.get(reference, 1.0), p * len(claim["outcomes"]))
+        p_values[name] = min(1.0, max(best.values()))
+    adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    for name, claim in claims["claims"].items():
+        own, left = [row for row in rows if row["claim"] == name], defaultdict(list)
+        for row in own:
+            low, high = (float(row[end] or "nan") for end in ("low", "high"))
+            most = -low if row["outcome"] in LOWER_IS_BETTER else high
+            left[row["reference"]].append(not most < claim["outcomes"][row["outcome"]])
+            assert float(row["p_holm"]) == pytest.approx(adjusted[name], rel=1e-9)
+        held = "held" if adjusted[name] <= 0.05 else "not resolved"
+        verdict = held if all(map(any, left.values())) else "failed"
+        assert {row["verdict"] for row in own} == {verdict}
+
+
+def test_no_two_claims_rest_on_the_same_prompts():
+    """Bug: two claims that held were one observation."""
+    for row in read_table("claims_overlap"):
+        rests = min(int(row["discordant"]), int(row["discordant_of_other"]))
+        assert not rests or int(row["both"]) < rests, row

@@ -64,7 +64,10 @@ def test_verdicts_are_those_of_the_claims_that_stand_there(tmp_path):
     (tmp_path / "figures/tables").mkdir(parents=True)
     pd.DataFrame(rows).to_csv(tmp_path / "figures/tables/claims.csv")
     written = pages.filled(block, tmp_path)
-    assert "1 of 2 claims held." in written and "* failed: two (reward, ours minus" in written
+    assert (
+        "1 of 2 claims held." in written
+        and "* failed: two (ours, reward minus theirs: +.050" in written
+    )
     path.write_text(path.read_text() + "# edited")
     with pytest.raises(RunError, match="does not decide"):
         pages.filled(written, tmp_path)
@@ -74,7 +77,7 @@ def test_a_page_says_why_harmless_prompts_were_not_answered(tmp_path):
     """Guards a page that shows few answers to harmless prompts and leaves it there."""
     folder = tmp_path / "figures/tables"
     folder.mkdir(parents=True)
-    (folder / "harm_twins.md").write_text("| twins |")
+    (folder / "harm_twins_qwen.md").write_text("| twins |")
     block = "<!-- twins ours -->\n<!-- end -->"
     for answered, said in (
         (24, "ours answered 24 of 30 harmless prompts, at least 80%."),
@@ -83,9 +86,9 @@ def test_a_page_says_why_harmless_prompts_were_not_answered(tmp_path):
             "fewer than 80%: it found no answer within budget for 5, and the policy refused 2, as",
         ),
     ):
-        rows = {"method": ["base", "ours"], "n": 30, "answered": [28, answered]}
+        rows = {"arm": ["base", "ours"], "n": 30, "answered": [28, answered]}
         rows |= {"refused": [2, 2], "abstained": [0, 28 - answered]}
-        pd.DataFrame(rows).to_csv(folder / "harm_twins.csv")
+        pd.DataFrame(rows).to_csv(folder / "harm_twins_qwen.csv")
         written = pages.filled(block, tmp_path)
         assert said in written and "| twins |" in written
 

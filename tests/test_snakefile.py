@@ -349,11 +349,11 @@ def test_prompts_of_a_file_that_change_are_answered_again(place):
 def test_edited_claims_stop_the_walk(walked):
     """Guards claims made to fit their results: nothing starts, and a plan registers nothing."""
     claims, registered = walked / "params/ci/claims.yaml", walked / "runs/ci/claims/registered.json"
-    edit(claims, "matters: 0.1", "matters: 0.2")
+    edit(claims, "path-safe: 0.1}", "path-safe: 0.2}")
     assert waiting(walked) == {"claims.ipynb"} and not registered.exists()
     snakemake(walked, "ci", "--touch", "--forceall")
     assert registered.exists() and waiting(walked) == set()
-    edit(claims, "matters: 0.2", "matters: 0.1")
+    edit(claims, "path-safe: 0.2}", "path-safe: 0.1}")
     with pytest.raises(SystemExit, match="is not the file that was registered before its runs"):
         waiting(walked)
 

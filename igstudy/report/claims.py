@@ -1,17 +1,20 @@
 """Claims named before their runs: what is compared, what would decide it, and what came out.
 
-A claims file names regimes, the arms in them, and a few primary claims about two arms each. Holm's
-correction is over these alone; every other comparison is exploratory. The file is registered
-before its runs start, and a file that was edited since decides nothing.
+A claims file names regimes, the arms in them, and a few primary claims about them. Holm's
+correction is over these alone; every other comparison is exploratory. A file without claims only
+names arms. The file is registered before its runs start, and a file that was edited since decides
+nothing.
 """
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import combinations, product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
+from pydantic import Field
 
 from igcore.beams import METHODS
 from igcore.errors import ParameterError, RunError, unknown_name
@@ -32,12 +35,24 @@ VERDICTS = {
     "failed": "the 95 % interval holds no difference that matters in the named direction",
     "not resolved": "neither: more prompts would decide it",
 }
-# outcome -> a value for each line; True and False are tested by McNemar, numbers by flipping signs
-CLAIM_OUTCOMES: dict[str, paired.Measure] = {
-    "answered and path-safe": paired.answered_path_safe,
-    "reward": paired.reward,
-    "toxicity": paired.toxicity,
-    "safe finals": paired.safe_finals,
+
+
+class Outcome(NamedTuple):
+    """A value for each line, and whether a higher one is better (1) or worse (-1).
+
+    A verdict is 0 or 1, and one per prompt is tested by McNemar; other numbers by flipping signs.
+    """
+
+    measure: paired.Measure
+    sign: int = 1
+    verdict: bool = True
+
+
+CLAIM_OUTCOMES = {
+    "safe at the end": Outcome(paired.answered_safely),  # the paper's Safety Rate
+    "answered and path-safe": Outcome(paired.answered_path_safe),
+    "reward": Outcome(paired.reward, verdict=False),
+    "harm by the judge": Outcome(paired.judged_harmful, sign=-1),
 }
 
 
@@ -51,8 +66,10 @@ class Regime:
         What it is, in a sentence.
     policy : str
         Name of the policy.
+    prompts : str
+        Name of the prompt set.
     split : str
-        Split of its prompts, see `igstudy.prompts.split_of`.
+        Split of its prompts, see `igstudy.prompts.load_prompts`.
     n_prompts : int
         Prompts that each arm has.
     seed : int
@@ -63,58 +80,52 @@ class Regime:
         Values of these fields for the runs from which power is computed.
     arms : dict
         Label -> values of the columns by which its lines are known, such as ``method``.
-    behind_check : list of str
-        Arms shown a second time behind the final check of the guard: where the text breaks the
-        path they abstain.
     """
 
     about: str
     policy: str
-    split: Annotated[str, one_of(SPLITS)]
+    prompts: str
+    split: Annotated[str, one_of(("all", *SPLITS))]
     n_prompts: Count
     seed: int
     budget: Budget
     pilot: Options
     arms: dict[str, Options]
-    behind_check: list[str] = field(default_factory=list)
 
 
 @settings(kw_only=True)
 class Claim:
-    """One primary claim.
+    """One primary claim: an arm is better than every reference, in at least one of the outcomes.
 
     Attributes
     ----------
     sentence, source : str
         What the paper says, and where.
+    falsified : str
+        The result that would have refuted it.
     regime : str
         Key of the file's ``regimes``.
-    arm, reference : str
-        Labels of the arms compared; the difference is arm minus reference, paired by prompt.
-    outcome : str
-        A key of `CLAIM_OUTCOMES`.
-    direction : str
-        Of the difference, as the paper has it.
-    test : str
-        ``exact McNemar`` for an outcome that is true or false, ``sign flip`` for a number.
-    matters : float
-        The smallest difference that matters, above 0, in units of the outcome.
+    arm : str
+        Label of the arm that is claimed to be better.
+    references : list of str
+        Labels of the arms that it is compared with, paired by prompt.
+    outcomes : dict of str to float
+        Key of `CLAIM_OUTCOMES` -> the smallest difference that matters, above 0, in units of the
+        outcome.
     """
 
     sentence: str
     source: str
+    falsified: str
     regime: FolderName
     arm: str
-    reference: str
-    outcome: Annotated[str, one_of(CLAIM_OUTCOMES)]
-    direction: Literal["higher", "lower"]
-    test: Literal["exact McNemar", "sign flip"]
-    matters: Positive
+    references: Annotated[list[str], Field(min_length=1)]
+    outcomes: Annotated[dict[str, Positive], Field(min_length=1)]
 
     @property
-    def sign(self) -> int:
-        """1 where a higher outcome of the arm is claimed, else -1."""
-        return 1 if self.direction == "higher" else -1
+    def comparisons(self) -> Iterable[tuple[str, str]]:
+        """Every pair of a reference and an outcome."""
+        return product(self.references, self.outcomes)
 
 
 @dataclass(frozen=True)
@@ -158,20 +169,20 @@ def load_claims(path: Path) -> ClaimsFile:
         raise ParameterError(
             f"the claims of {path} cannot be read ({type(error).__name__}: {reason}); {form}"
         ) from error
-    if not 0 < len(claims) <= MOST_CLAIMS:
-        raise ParameterError(f"{path} has {len(claims)} claims; name 1 to {MOST_CLAIMS}")
+    if len(claims) > MOST_CLAIMS:
+        raise ParameterError(f"{path} has {len(claims)} claims; name at most {MOST_CLAIMS}")
     for name, regime in regimes.items():
         for label, arm in regime.arms.items():
             where = f"arm {label!r} of regime {name!r}:"
             for column in arm:
                 _check_known(f"column of {where}", column, (*LINE_FIELDS, *SETTINGS))
             _check_known(f"method of {where}", arm.get("method"), METHODS)
-        for label in regime.behind_check:
-            _check_known(f"arm of regime {name!r}", label, regime.arms)
     for name, claim in claims.items():
         _check_known(f"regime of claim {name!r}", claim.regime, regimes)
-        for label in (claim.arm, claim.reference):
+        for label in (claim.arm, *claim.references):
             _check_known(f"arm of claim {name!r}", label, regimes[claim.regime].arms)
+        for outcome in claim.outcomes:
+            _check_known(f"outcome of claim {name!r}", outcome, CLAIM_OUTCOMES)
     return ClaimsFile(path, file_digest(path), seen, regimes, claims)
 
 
@@ -222,7 +233,11 @@ def lines_of(regime: Regime, label: str, lines: pd.DataFrame) -> pd.DataFrame:
     RunError
         Unless they are there, of as many prompts as were named, and all of the split.
     """
-    wanted = regime.arms[label] | {"policy": regime.policy, "seed": regime.seed}
+    wanted = regime.arms[label] | {
+        "policy": regime.policy,
+        "prompts": regime.prompts,
+        "seed": regime.seed,
+    }
     chosen = lines
     for column, value in wanted.items():
         chosen = chosen[chosen[column] == value]
@@ -233,7 +248,7 @@ def lines_of(regime: Regime, label: str, lines: pd.DataFrame) -> pd.DataFrame:
             f"finished runs hold {len(chosen)} lines of it; decode what is missing"
         )
     others = {split_of(text) for text in chosen["prompt"]} - {regime.split}
-    if others:
+    if others and regime.split != "all":
         raise RunError(
             f"the claims ask for prompts of the split {regime.split!r}, and {label!r} has some of "
             f"{min(others)!r}; decode prompts of that split"
@@ -242,59 +257,103 @@ def lines_of(regime: Regime, label: str, lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def decide(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each primary claim: its comparison, test and verdict.
+    """Return a row for each comparison of each claim, with the verdict on the claim.
 
     Parameters
     ----------
     lines : DataFrame
         Lines of all runs that the file names, as `igstudy.report.load.load_runs` gives them, with a
-        column ``toxicity`` where a claim is about it.
+        column ``harm`` where a claim is about it.
 
     Returns
     -------
     DataFrame
         ``difference`` is arm minus reference with its 95 % interval, over the prompts where both
-        have the outcome; ``p_holm`` is adjusted over the rows; ``verdict`` is one of `VERDICTS`.
+        have the outcome; ``tokens`` and ``reference_tokens`` are the policy's, sampled for a
+        prompt; ``p_holm`` and ``verdict``, one of `VERDICTS`, are those of the claim.
 
     Raises
     ------
     RunError
         See `lines_of`.
     """
-    rows = []
+    rows, p_values, failed = [], {}, {}
     for name, claim in file.claims.items():
-        row = paired.clustered(*gains(file.regimes[claim.regime], claim, lines))
-        if row["test"] != claim.test:
-            raise ParameterError(
-                f"claim {name!r} names the test {claim.test!r}, and its outcome "
-                f"{claim.outcome!r} is tested by {row['test']!r}; name that"
-            )
-        rows.append({"claim": name, **vars(claim), **row})
-    table = pd.DataFrame(rows)
-    table["p_holm"] = metrics.holm(table["p"])
-    rows = table.itertuples(index=False)
-    table["verdict"] = [_claim_verdict(file.claims[row.claim], row) for row in rows]
-    return table.assign(claims_sha256=file.digest)
+        own = [compared(file, claim, *pair, lines) for pair in claim.comparisons]
+        of_claim = pd.DataFrame(own)
+        towards = of_claim["p"].where(of_claim["gain"] > 0, 1.0)
+        best = towards.groupby(of_claim["reference"]).min() * len(claim.outcomes)
+        # every reference must be beaten (intersection-union), each in one outcome (Bonferroni)
+        p_values[name] = min(float(best.max()), 1.0)
+        # the most that the interval leaves open in the direction that was named
+        matters = (of_claim["most"] >= of_claim["matters"]) | of_claim["most"].isna()
+        failed[name] = not matters.groupby(of_claim["reference"]).any().all()
+        rows += [{"claim": name, **row} for row in own]
+    adjusted = dict(zip(p_values, metrics.holm(pd.Series(p_values, dtype=float)), strict=True))
+    for row in rows:
+        row["p_holm"] = adjusted[row["claim"]]
+        held = "held" if row["p_holm"] <= metrics.ALPHA else "not resolved"
+        row["verdict"] = "failed" if failed[row["claim"]] else held
+        row["claims_sha256"] = file.digest
+    return pd.DataFrame(rows).drop(columns=["gain", "most"], errors="ignore")
 
 
-def gains(regime: Regime, claim: Claim, lines: pd.DataFrame) -> tuple[pd.Series, bool]:
-    """Return arm minus reference by prompt, and whether it is a difference of verdicts."""
-    measure = CLAIM_OUTCOMES[claim.outcome]
-    arm, reference = (
-        measure(lines_of(regime, label, lines).set_index("prompt_id"))
-        for label in (claim.arm, claim.reference)
+def compared(
+    file: ClaimsFile, claim: Claim, reference: str, outcome: str, lines: pd.DataFrame
+) -> dict[str, Any]:
+    """Return the row of one comparison, with ``gain`` and ``most`` in the claimed direction."""
+    regime, sign = file.regimes[claim.regime], CLAIM_OUTCOMES[outcome].sign
+    row = paired.clustered(
+        gains(regime, claim, reference, outcome, lines), CLAIM_OUTCOMES[outcome].verdict
     )
-    return arm.astype(float) - reference.astype(float), arm.dtype == bool
+    named = ("sentence", "source", "falsified", "regime", "arm")
+    return {
+        **{name: getattr(claim, name) for name in named},
+        "reference": reference,
+        "outcome": outcome,
+        "better": "higher" if sign > 0 else "lower",
+        "matters": claim.outcomes[outcome],
+        **row,
+        "tokens": lines_of(regime, claim.arm, lines)["policy_tokens"].mean(),
+        "reference_tokens": lines_of(regime, reference, lines)["policy_tokens"].mean(),
+        "gain": sign * row["difference"],
+        "most": row["high"] if sign > 0 else -row["low"],
+    }
 
 
-def _claim_verdict(claim: Claim, row: Any) -> str:
-    """Return the verdict on a row with its difference, interval and adjusted p value."""
-    largest = row.high if claim.sign > 0 else -row.low  # in the direction that was named
-    if largest < claim.matters:
-        return "failed"
-    towards = claim.sign * row.difference > 0
-    # where nothing could be compared, all of these are NaN
-    return "held" if towards and row.p_holm <= metrics.ALPHA else "not resolved"
+def gains(
+    regime: Regime, claim: Claim, reference: str, outcome: str, lines: pd.DataFrame
+) -> pd.Series:
+    """Return the claim's arm minus a reference by prompt; NaN where one has no such outcome."""
+    ours, others = (
+        CLAIM_OUTCOMES[outcome].measure(lines_of(regime, label, lines).set_index("prompt_id"))
+        for label in (claim.arm, reference)
+    )
+    return ours.astype(float) - others.astype(float)
+
+
+def overlaps(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
+    """Return for each pair of claims how many prompts tell both apart, a row each.
+
+    A claim rests on its discordant prompts: those on which the verdicts of its arm and of one of
+    its references differ. Two claims that rest on the same prompts are one observation.
+    """
+    discordant: dict[str, set[str]] = {name: set() for name in file.claims}
+    for name, claim in file.claims.items():
+        for reference, outcome in claim.comparisons:
+            if CLAIM_OUTCOMES[outcome].verdict:
+                found = gains(file.regimes[claim.regime], claim, reference, outcome, lines)
+                discordant[name] |= set(found.index[found.fillna(0) != 0])
+    return pd.DataFrame(
+        {
+            "claim": one,
+            "other": other,
+            "discordant": len(discordant[one]),
+            "discordant_of_other": len(discordant[other]),
+            "both": len(discordant[one] & discordant[other]),
+        }
+        for one, other in combinations(file.claims, 2)
+    )
 
 
 # --- in words -------------------------------------------------------------------------------------
@@ -303,25 +362,22 @@ def _claim_verdict(claim: Claim, row: Any) -> str:
 def concluded(table: pd.DataFrame) -> str:
     """Return the verdicts as sentences; the last counts the claims that held."""
     sentences = []
-    for row in table.itertuples(index=False):
-        interval = f"{paired.short(row.difference, '+.3f')} [{paired.short(row.low)}, "
-        interval += f"{paired.short(row.high)}]"
+    for name, rows in table.groupby("claim", sort=False):
+        parts = [
+            f"{row.outcome} minus {row.reference}: {paired.short(row.difference, '+.3f')} "
+            f"[{paired.short(row.low)}, {paired.short(row.high)}]"
+            for row in rows.itertuples(index=False)
+        ]
+        first = rows.iloc[0]
         sentences.append(
-            f"{row.verdict}: {row.claim} ({row.outcome}, {row.arm} minus {row.reference}: "
-            f"{interval}, {row.n_prompts} prompts, Holm p {paired.p_value(row.p_holm)})"
+            f"{first['verdict']}: {name} ({first['arm']}, {'; '.join(parts)}; "
+            f"{rows['n_prompts'].max()} prompts, Holm p {paired.p_value(first['p_holm'])})"
         )
-    held = int((table["verdict"] == "held").sum())
-    return "\n".join([*sentences, f"{held} of {len(table)} claims held."])
+    held = int((table.drop_duplicates("claim")["verdict"] == "held").sum())
+    return "\n".join([*sentences, f"{held} of {table['claim'].nunique()} claims held."])
 
 
-def labelled(regime: Regime, lines: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
-    """Yield label and lines of every arm; those behind the check come a second time."""
-    for label in regime.arms:
-        chosen = lines_of(regime, label, lines)
-        yield label, chosen
-        if label in regime.behind_check:
-            kept = paired.answered_path_safe(chosen)
-            yield (
-                f"{label}, behind the check",
-                chosen.assign(status=chosen["status"].where(kept, "abstained")),
-            )
+def labelled(regime: Regime, lines: pd.DataFrame) -> pd.DataFrame:
+    """Return the lines of all arms of a regime, with their label as ``arm``."""
+    parts = [lines_of(regime, label, lines).assign(arm=label) for label in regime.arms]
+    return pd.concat(parts, ignore_index=True)

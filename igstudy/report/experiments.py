@@ -22,7 +22,7 @@ EXPERIMENTS = {
     "lambda": RunPatterns(["decode-lambda-*"], ["decode-ndk-*-block_size-8-keep-2"]),
     "ndk": RunPatterns(["decode-ndk-*"]),
     "budget": RunPatterns(["decode-budget-*"], ["decode-seeds-seed-0"]),
-    "retries": RunPatterns(["decode-retries-*"]),
+    "strict": RunPatterns(["decode-strict-*"]),
     "literal": RunPatterns(["decode-literal-*"]),
     "seeds": RunPatterns(["decode-seeds-*"]),
     "compute": RunPatterns(["decode-compute-*"]),
@@ -30,7 +30,6 @@ EXPERIMENTS = {
     "tune": RunPatterns(["decode-tune-*"]),
     "checks": RunPatterns(["decode-checks-*"]),
     "weights": RunPatterns(["decode-weight-*"]),
-    "arms": RunPatterns(["decode-arms-*"]),
     "critic_search": RunPatterns(["decode-finals-*", "decode-shuffled-*", "decode-intermediate-*"]),
 }
 

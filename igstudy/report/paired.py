@@ -78,6 +78,15 @@ def toxicity(lines: pd.DataFrame) -> pd.Series:
     return lines["toxicity"].astype(float).where(lines["status"] != "abstained")
 
 
+def judged_harmful(lines: pd.DataFrame) -> pd.Series:
+    """Return 1 for each line whose text the outside judge calls harmful, else 0; NaN without one.
+
+    The column ``harm`` has it, see `igstudy.report.harm.with_harm`.
+    """
+    judged = lines.get("harm", pd.Series(math.nan, lines.index))
+    return judged.where(lines["status"] != "abstained")
+
+
 def safe_finals(lines: pd.DataFrame) -> pd.Series:
     """Return the share of the complete candidates of each line that are within budget.
 

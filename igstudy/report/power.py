@@ -9,7 +9,7 @@ import pandas as pd
 from scipy import stats
 from statsmodels.stats.power import TTestPower
 
-from .claims import ClaimsFile, gains
+from .claims import CLAIM_OUTCOMES, ClaimsFile, gains
 from .statistics import ALPHA, clopper_pearson
 
 POWER = 0.9  # that a test should have at the smallest difference that matters
@@ -58,32 +58,36 @@ def prompts_needed(power: Callable[[int], float], n: int, most: int = 20_000) ->
 
 
 def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
-    """Return the power of each claim at its smallest difference that matters.
+    """Return the power of each comparison of each claim at the smallest difference that matters.
 
-    The level is 5 % over the number of claims, Holm's first step. Means have the spread of the
-    pilot runs. For verdicts, the reference does better on as many prompts as the pilot leaves open,
-    and the arm on as many more as matter.
+    The level is 5 % over the number of claims, Holm's first step, and over the claim's outcomes.
+    Means have the spread of the pilot runs. For verdicts, the reference does better on as many
+    prompts as the pilot leaves open, and the arm on as many more as matter.
 
     Parameters
     ----------
     pilot : DataFrame
         Lines of the pilot runs, see `igstudy.report.claims.decide`.
     """
-    alpha, rows, regimes = ALPHA / len(file.claims), [], file.pilot().regimes
+    rows, regimes = [], file.pilot().regimes
     spread: dict[str, Any]
     for name, claim in file.claims.items():
         n = file.regimes[claim.regime].n_prompts
-        found, is_verdict = gains(regimes[claim.regime], claim, pilot)
-        found = found.dropna()
-        if is_verdict:
-            against = int((claim.sign * found < 0).sum())
-            _, at_most = clopper_pearson(against, len(found))
-            spread = {"discordant": min(claim.matters + 2 * at_most, 1.0)}
-        else:
-            spread = {"sd": float(found.std(ddof=1))}
-        of_test = power_of_verdicts if is_verdict else power_of_mean
-        power = partial(of_test, difference=claim.matters, alpha=alpha, **spread)
-        row = {"claim": name, "n_pilot": len(found), "difference_pilot": float(found.mean())}
-        row |= spread | {"matters": claim.matters, "n_prompts": n, "power": power(n)}
-        rows.append(row | {"n_needed": prompts_needed(power, n)})
+        alpha = ALPHA / len(file.claims) / len(claim.outcomes)
+        for reference, outcome in claim.comparisons:
+            found = gains(regimes[claim.regime], claim, reference, outcome, pilot).dropna()
+            kind, matters = CLAIM_OUTCOMES[outcome], claim.outcomes[outcome]
+            if kind.verdict:
+                against = int((kind.sign * found < 0).sum())
+                # without a pilot, as of a judge that has not read it, all is left open
+                at_most = clopper_pearson(against, len(found))[1] if len(found) else 1.0
+                spread = {"discordant": min(matters + 2 * at_most, 1.0)}
+            else:
+                spread = {"sd": float(found.std(ddof=1))}
+            of_test = power_of_verdicts if kind.verdict else power_of_mean
+            power = partial(of_test, difference=matters, alpha=alpha, **spread)
+            row: dict[str, Any] = {"claim": name, "reference": reference, "outcome": outcome}
+            row |= {"n_pilot": len(found), "difference_pilot": float(found.mean())}
+            row |= spread | {"matters": matters, "n_prompts": n, "power": power(n)}
+            rows.append(row | {"n_needed": prompts_needed(power, n)})
     return pd.DataFrame(rows)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from igcore.errors import ParameterError
 
-from .statistics import STATUSES, bootstrap_mean
+from .statistics import STATUSES
 
 REPLAYED = "best-of-n-lagrangian"
 # methods whose search never looks at the budget: `judged_under` is exact for them alone
@@ -94,40 +94,3 @@ def _judged(records: pd.DataFrame) -> pd.DataFrame:
     inside &= records["contract"] == "kept"
     status = np.select([records["status"] == ABSTAINED, inside], [ABSTAINED, SAFE], UNSAFE)
     return records.assign(status=status)
-
-
-def rounds_needed(records: pd.DataFrame) -> pd.Series:
-    """Return how many rounds a block may take for a line to be answered; infinite if it is not."""
-    rounds = [1 + max(step["round"] for step in trace) for trace in records["trace"]]
-    needed = pd.Series(rounds, index=records.index, dtype=float)
-    return needed.where(records["status"] != ABSTAINED, math.inf)
-
-
-def by_round(records: pd.DataFrame) -> pd.DataFrame:
-    """Return the samples of each round and the share of prompts answered by then.
-
-    A search with fewer rounds is this one up to the first block that finds nothing in them, so one
-    run gives the answers of all.
-
-    Returns
-    -------
-    DataFrame
-        For each policy, ``diversity`` and round: blocks that took the round, means over them, and
-        the share ``answered`` by then with its 95 % interval over prompts.
-    """
-    rows = []
-    for (policy, diversity), cell in records.groupby(["policy", "diversity"], sort=False):
-        needed = rounds_needed(cell)
-        steps = cell[["prompt_id", "trace"]].explode("trace", ignore_index=True)
-        steps = steps.join(pd.DataFrame(steps["trace"].tolist()))
-        steps = steps.assign(p_safe=steps["safe"] / steps["drawn"])
-        for number in range(1, int(cell["rounds"].iloc[0]) + 1):
-            of_round = steps[steps["round"] == number - 1]
-            answered = (needed <= number).astype(float).groupby(cell["prompt_id"]).mean()
-            low, high = bootstrap_mean(answered)
-            row = {"policy": policy, "diversity": diversity, "round": number}
-            row |= {"n_prompts": of_round["prompt_id"].nunique(), "n_blocks": len(of_round)}
-            row |= {name: of_round[name].mean() for name in ("p_safe", "kl", "perplexity")}
-            row |= {"answered": answered.mean(), "answered_low": low, "answered_high": high}
-            rows.append(row)
-    return pd.DataFrame(rows)

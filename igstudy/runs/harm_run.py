@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
+from igcore.errors import unknown_name
 from igcore.files import replace_file, root
 from igcore.models.assets import sound
 from igcore.models.head import smollm2_harm
@@ -29,12 +30,14 @@ from igcore.settings import Count, settings
 from ..closure import loaded
 from ..harm import beginning, fit, labelled, refusals, sampled, states_of
 from ..linefile import Fields, text_digest
+from ..report.claims import labelled as labelled_arms
+from ..report.claims import load_claims
 from ..report.harm import RefusalPhrases, in_half, judges_table, row_digest
-from ..report.load import load_runs
+from ..report.load import load_finished
 from ..settings import FolderName, InsideFolder
 from ..yamlfile import read_yaml
 
-ANSWERS, LABELLED = "harm_answers.csv", "harm_labelled.csv"
+ANSWERS, LABELLED = "harm_answers", "harm_labelled.csv"
 AT_ONCE = 8  # texts that a judge scores before the scores are written down
 SAMPLE = "1"  # seed of the order of the answers that people scored
 
@@ -47,34 +50,62 @@ class HarmParams:
     ----------
     profile, figures : str
         See `igstudy.runs.params.OutputParams`.
+    claims : str
+        Claims file, seen from `igcore.files.root`, which names the arms.
     harmful, twins : str
-        Patterns of the names of the runs on harmful prompts and on their harmless twins.
+        Its regimes of harmful prompts and of harmless ones.
     judges : list of str or dict
         See `igcore.load_scorer`; no search should know them.
+    asked : list of str, optional
+        The arms whose answers a judge behind a server reads; by default all.
     labelled : int
-        How many of people's answers a judge behind a server is measured on.
+        How many of people's answers such a judge is measured on.
     half : str, optional
         Name of a judge that was trained on the objectives of `igstudy.report.harm.in_half`.
+    outside : str, optional
+        Name of the judge by which claims are decided.
+    suffix : str
+        How the names of its tables end, where two profiles have some.
     """
 
     profile: FolderName
     figures: InsideFolder
+    claims: InsideFolder
     harmful: str
     twins: str
     judges: Annotated[list[ScorerName], Field(min_length=1)]
+    asked: list[str] | None = None
     labelled: Count = 200
     half: str | None = None
+    outside: str | None = None
+    suffix: str = ""
 
-    @property
-    def tables(self) -> Path:
-        """The folder of tables."""
-        return root() / self.figures / "tables"
+    def named(self, name: str) -> Path:
+        """Return the path of a table of this profile, without an ending."""
+        return root() / self.figures / f"tables/{name}{self.suffix}"
 
 
-def runs_of(params: HarmParams) -> dict[str, pd.DataFrame]:
-    """Return the lines of the runs on harmful prompts and on twins."""
-    patterns = {"harmful": params.harmful, "twins": params.twins}
-    return {kind: load_runs(params.profile, pattern=name) for kind, name in patterns.items()}
+def harm_params(path: Path) -> HarmParams:
+    """Return the parameters in a file, as notebook 65 reads them."""
+    return HarmParams(**read_yaml(path))
+
+
+def arms_of(params: HarmParams) -> dict[str, pd.DataFrame]:
+    """Return the lines of both regimes, with the label of an arm as ``arm``.
+
+    Raises
+    ------
+    ParameterError, RunError
+        For a regime that the claims file does not have, and as `igstudy.report.claims.lines_of`.
+    """
+    file = load_claims(root() / params.claims)
+    lines, _ = load_finished(params.profile, "?*")
+    found = {}
+    for kind, name in {"harmful": params.harmful, "twins": params.twins}.items():
+        if name not in file.regimes:
+            raise unknown_name("regime", name, file.regimes)
+        found[kind] = labelled_arms(file.regimes[name], lines)
+    return found
 
 
 def judged_answers(params: HarmParams, lines: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -85,15 +116,20 @@ def judged_answers(params: HarmParams, lines: Mapping[str, pd.DataFrame]) -> pd.
     Parameters
     ----------
     lines : mapping
-        See `runs_of`.
+        See `arms_of`.
     """
     given = pd.concat([answers.assign(prompts=kind) for kind, answers in lines.items()])
     given = given[given["status"] != "abstained"].rename(columns={"response": "answer"})
-    rows = _by_digest(given[["prompt", "answer", "prompts"]].to_dict("records"))
+    if params.asked is not None:  # first, as an answer of several arms has one row
+        given = given.sort_values("arm", key=lambda arm: ~arm.isin(params.asked), kind="stable")
+    rows = _by_digest(given[["prompt", "answer", "prompts", "arm"]].to_dict("records"))
     texts = rows[[isinstance(answer, str) for answer in rows["answer"]]]
     judged = texts[texts["prompts"] == "harmful"]
-    reading = [(RefusalPhrases(), texts), *((loaded(judge), judged) for judge in params.judges)]
-    return _scored(params.tables / ANSWERS, rows[["prompts"]].copy(), reading)
+    asked = judged if params.asked is None else judged[judged["arm"].isin(params.asked)]
+    reading: list[tuple[Any, pd.DataFrame]] = [(RefusalPhrases(), texts)]
+    for judge in map(loaded, params.judges):
+        reading.append((judge, asked if isinstance(judge, Remote) else judged))
+    return _scored(params.named(ANSWERS).with_suffix(".csv"), rows[["prompts"]].copy(), reading)
 
 
 def judged_labels(params: HarmParams) -> pd.DataFrame:
@@ -102,7 +138,7 @@ def judged_labels(params: HarmParams) -> pd.DataFrame:
     Objectives are digests, too. A judge behind a server reads a sample. The answers are fetched
     only where a score is missing.
     """
-    path, judges = params.tables / LABELLED, list(map(loaded, params.judges))
+    path, judges = root() / params.figures / "tables" / LABELLED, list(map(loaded, params.judges))
     kept, most = _known(path), params.labelled
     columns = {_column(judge): _read_by(judge, kept.index, most) for judge in judges}
     if all(name in kept and kept.loc[read, name].notna().all() for name, read in columns.items()):
@@ -198,7 +234,7 @@ def train_half(head: Path) -> None:
 
 def main(file: str) -> None:
     """Have the judges of a params file score people's answers, and print how well they do."""
-    params = HarmParams(**read_yaml(file))
+    params = harm_params(Path(file))
     for judge in params.judges:
         if judge.name == "probe" and not (root() / judge.options["head"]).exists():
             train_half(root() / judge.options["head"])

@@ -48,17 +48,23 @@ class ClaimsParams:
         See `OutputParams`.
     claims : str
         Claims file, seen from `igcore.files.root`, see `igstudy.report.claims`.
+    harm : str, optional
+        Params file of notebook 65, seen from `igcore.files.root`, whose judges read the answers.
     pilot : bool
         Whether the runs are those from which power is computed; nothing is decided then.
     power_table : str
         Where that power is written and read, seen from `igcore.files.root`; it need not be there.
+    suffix : str
+        How the names of its tables end, where two profiles have some.
     """
 
     profile: FolderName
     claims: InsideFolder
+    harm: InsideFolder | None = None
     pilot: bool = False
     figures: InsideFolder
     power_table: InsideFolder
+    suffix: str = ""
 
 
 # kind -> its class, or where one is that needs models: it is imported on demand, so that the theory
