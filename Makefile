@@ -44,7 +44,8 @@ help:
 	@echo "make slurm-test jobs on a SLURM cluster of one node, which is there for the test alone (root on Debian)"
 	@echo "make lab        JupyterLab"
 	@echo "make records    unpack the raw records behind the committed tables into runs/, where python -m igstudy verify reads them"
-	@echo "make verify     judge every text of these records again, and decode three groups of every run again (REPLAY=3)"
+	@echo "make verify     judge every text of these records again, and decode three groups of every run again (REPLAY=3);"
+	@echo "                it continues where it was stopped, and RUNS=12 takes twelve runs, chosen by a hash"
 	@echo "make docs       the site, with every executed notebook of the last walk, into site/ (PROFILE=small; no network)"
 	@echo "make publish    for maintainers: the tables and pictures of a walk into figures, its records, then make readme (PROFILE=small)"
 	@echo "make readme     write the numbers of figures/tables into the pages, and ro-crate-metadata.json"
@@ -154,7 +155,7 @@ records: $(VENV)/installed
 	@$(BIN)/python -m docs.records unpack
 
 verify: assets
-	@$(BIN)/python -m docs.records verify $(or $(REPLAY),3)
+	@$(BIN)/python -m docs.records verify $(or $(REPLAY),3) $(if $(RUNS),--runs $(RUNS))
 
 clean:
 	rm -rf runs mutants .snakemake

@@ -108,9 +108,9 @@ TABLES = tables("main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPE
 PICTURES = pictures("tradeoff", "distributions", "rates", *WITH_CRITICS)
 OF_EXPERIMENTS = {  # profile -> tables and pictures of notebook 45, see `igstudy.report.experiments`
     "ablations": (
-        "lambda lambda_tests ndk ndk_tests budget budget_tests strict strict_tests "
+        "lambda lambda_tests ndk ndk_tests strict strict_tests "
         "literal seeds compute over_refusal over_refusal_tests critic",
-        "lambda ndk budget compute critic",
+        "lambda ndk compute critic",
     ),
     "critic-search": ("critic_search", "critic_search"),
     "tune": ("tune checks weights", ""),
@@ -123,9 +123,11 @@ if MAIN and not unfinished(MAIN, Path()):  # else notebook 45 says what is missi
     MAIN_RUNS = sorted(map(str, Path(f"runs/{MAIN}").glob("decode-*/manifest.json")))
     ABLATIONS += tables(*[f"paper_{table}" for table in SWEPT])
 POWER = f"{'figures' if PARAMS == 'small' else FIGURES}/tables/claims_power.csv"  # of `small` the committed one
-ENDING = f"_{PROFILE}" if PARAMS == "qwen" else ""  # of tables that `small` has, too
-JUDGED = FILES.files("harm")
+ENDING = {"qwen": "_qwen", "ablations": "_curve"}.get(PARAMS, "")  # of tables that `small` has, too
+JUDGED = [] if config.get("limit") else FILES.files("harm")  # its arms have all their prompts
 HARM = tables(*[name + ENDING for name in ("harm", "harm_twins", "harm_judges")]) if JUDGED else []
+if ENDING == "_curve" and JUDGED:
+    HARM += pictures("harm_curve")
 ARMS = [f"claims_{name}{ENDING}" for name in ("arms", "budgets")]
 DECIDED = tables(*(["claims_power"] if PILOT else ARMS if ENDING else ["claims", "claims_overlap", *ARMS])) if CLAIMS.is_file() else []
 DECIDING = {"profile": PROFILE, "claims": str(CLAIMS), "pilot": PILOT, "figures": FIGURES, "power_table": POWER, "suffix": ENDING}

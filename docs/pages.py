@@ -5,11 +5,8 @@ text between them:
 
 * ``<!-- table main -->``: the table of that name in ``figures/tables``;
 * ``<!-- arms safety -->``: the arms of a regime that the front page shows;
-* ``<!-- twins inferenceguard -->``: what became of the harmless twins of harmful prompts, and why
-  a method answered too few, if it did;
 * ``<!-- claims small -->``: the verdicts on the claims of a profile;
 * ``<!-- judged harm -->``: what the outside judge found in a regime, in words;
-* ``<!-- minutes small ... -->``: the minutes that notebooks took;
 * ``<!-- fidelity paper -->``: the paper's statements and their form in the code;
 * ``<!-- output README.md -->``: the output of the first Python block of a page. The tree of its
   ``answer`` becomes ``docs/tree.svg``.
@@ -18,7 +15,6 @@ text between them:
 """
 
 import io
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -31,7 +27,6 @@ from docs import fidelity
 from igcore.errors import IgcoreError, RunError
 from igcore.files import replace_file, root
 from igstudy.report import claims
-from igstudy.runs.folders import ASIDE
 
 PAGES = (
     "README.md",
@@ -53,7 +48,6 @@ FRONT = (  # arms of the front page, of whatever regime has them
 )
 GUARD = FRONT[-1]
 TREE = "docs/tree.svg"
-ANSWERED = 0.8  # share of harmless prompts that a guard should answer
 
 
 def committed_table(name: str, base: Path) -> str:
@@ -136,43 +130,6 @@ def outside_judge(regime: str, base: Path) -> str:
     )
 
 
-def twins(method: str, base: Path) -> str:
-    """Return what became of the harmless twins of harmful prompts, and why few were answered."""
-    table = committed_table("harm_twins_qwen", base)
-    rows = pd.read_csv(base / "figures/tables/harm_twins_qwen.csv").set_index("arm")
-    row = rows.loc[method]
-    enough = row["answered"] >= ANSWERED * row["n"]
-    sentence = (
-        f"{method} answered {row['answered']:.0f} of {row['n']:.0f} harmless prompts, "
-        f"{'at least' if enough else 'fewer than'} {ANSWERED:.0%}"
-    )
-    if not enough:
-        sentence += (
-            f": it found no answer within budget for {row['abstained']:.0f}, and the policy "
-            f"refused {row['refused']:.0f}, as it refuses {rows.loc['base', 'refused']:.0f} "
-            "unguarded"
-        )
-    return f"{table}\n\n{sentence}."
-
-
-def minutes(profiles: str, base: Path) -> str:
-    """Return the minutes that each notebook took in the last runs of some profiles, jobs summed."""
-    rows = []
-    for profile in profiles.split():
-        for path in (base / "runs" / profile).glob("**/*.ipynb"):
-            done = json.loads(path.read_text(encoding="utf-8"))["metadata"]["papermill"]
-            if ASIDE not in path.parts and done["duration"]:  # neither replaced nor unfinished
-                rows.append((profile, Path(done["input_path"]).stem, done["duration"] / 60))
-    if not rows:
-        raise RunError(
-            f"runs/ holds no executed notebook of {profiles}; run `make reproduce` first"
-        )
-    frame = pd.DataFrame(rows, columns=["profile", "notebook", "CPU minutes"])
-    minutes_of = frame.groupby(["profile", "notebook"])["CPU minutes"]
-    result = minutes_of.agg(**{"jobs": "size", "CPU minutes": "sum"}).round(1)
-    return result.reset_index().to_markdown(index=False)
-
-
 def statements(profile: str, base: Path) -> str:
     """Return what became of each statement of the paper, unless the files of params contradict.
 
@@ -237,12 +194,10 @@ def filled(page: str, base: Path) -> str:
 WRITERS = {
     "table": committed_table,
     "arms": arms,
-    "minutes": minutes,
     "output": output,
     "fidelity": statements,
     "claims": claim_verdicts,
     "judged": outside_judge,
-    "twins": twins,
 }
 
 

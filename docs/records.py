@@ -6,11 +6,12 @@ bytes. ``python -m docs.records unpack`` compares the hashes and puts all of it 
 verify`` and the notebooks look. With the file of a Snakemake job it unpacks the runs that the job
 would make. ``python -m docs.records verify 3`` judges every text in them again
 and decodes three random groups of every run again, as the files in ``params`` ask; its exit status
-is that of ``igstudy verify``. Texts in them are not masked.
+is that of ``igstudy verify``. It continues where it was stopped, and ``--runs 12`` takes twelve
+runs, chosen by a hash. Texts in them are not masked.
 
-Of the profiles in `WITHHELD` an archive has digests and lengths in place of texts, so that only
-lines that are decoded again can be decided: ``python -m docs.records verify 3 qwen`` compares their
-digests. It needs the policy.
+Of the prompt sets in `WITHHELD` an archive has digests and lengths in place of texts, so that only
+lines that are decoded again can be decided: such runs are decoded again as a whole.
+``python -m docs.records verify 3 qwen`` needs the policy of that profile.
 """
 
 import argparse
@@ -29,17 +30,19 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from igcore.errors import IgcoreError, RunError
-from igcore.files import file_digest, replace_file, root, writing
+from igcore.files import digest_of, file_digest, replace_file, root, writing
 from igstudy.commands import ERROR, FAILS, HOLDS, verdict
 from igstudy.linefile import read_record, without_texts
-from igstudy.provenance import UNPACKED
+from igstudy.provenance import UNPACKED, commit
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.paramfiles import ParamFiles, runs_of
 from igstudy.runs.verify import Report, verify
 from igstudy.yamlfile import read_yaml
 
 RECORDS = ("*.jsonl", "*.json", "*.csv")
-WITHHELD = ("qwen",)  # profiles on harmful prompts, whose texts are in no archive
+# sets of harmful prompts, and of what resembles them: their texts are in no archive
+WITHHELD = ("strongreject", "wsr-harmful", "wsr-harmless")
+FETCHED = ("qwen",)  # profiles whose policy is fetched, and which are verified, by name only
 SUM = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_-]+)\.tar\.xz")  # a line of SHA256SUMS
 
 
@@ -58,8 +61,8 @@ def pack(profile: str, base: Path) -> Path:
     """Write the archive of a profile and its hash."""
     files = record_files(base / "runs" / profile)
     withheld: dict[Path, bytes] = {}
-    for path in files if profile in WITHHELD else ():
-        if path.name == "responses.jsonl":
+    for path in files:
+        if path.name == "responses.jsonl" and _is_withheld(path):
             withheld |= without_texts_of(path)
     if not files:
         raise RunError(f"runs/{profile} holds no records; run the profile first")
@@ -77,6 +80,12 @@ def pack(profile: str, base: Path) -> Path:
     lines = [f"{digest}  {name}\n" for name, digest in sorted(hashes.items())]
     replace_file(archive.parent / "SHA256SUMS", "".join(lines))
     return archive
+
+
+def _is_withheld(path: Path) -> bool:
+    """True if the lines of a run answer prompts of `WITHHELD`."""
+    settings = path.with_name("params.json")
+    return settings.exists() and json.loads(settings.read_text()).get("prompts") in WITHHELD
 
 
 def without_texts_of(path: Path) -> dict[Path, bytes]:
@@ -209,22 +218,36 @@ def _only(profile: str, member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo
     return tarfile.data_filter(member, folder).replace(mtime=None)
 
 
-def verified(base: Path, replay: int, profiles: Sequence[str] = ()) -> Iterator[tuple[str, Report]]:
+def verified(
+    base: Path, replay: int, profiles: Sequence[str] = (), some: int | None = None
+) -> Iterator[tuple[str, Report]]:
     """Yield every run of the archives and what a verification found, groups decoded again.
 
-    Profiles in `WITHHELD` are left out unless they are named. The files in ``params`` of this
-    repository ask for the runs. Runs are verified side by side, one on each core.
+    The files in ``params`` of this repository ask for the runs. Runs are verified side by side, one
+    on each core. Those that held are noted in ``runs/verified.txt``, with the code's commit and the
+    archive's hash, and not verified again.
+
+    Parameters
+    ----------
+    replay : int
+        Groups of every run; runs of `WITHHELD` prompts are decoded again as a whole.
+    profiles : sequence of str
+        By default all but `FETCHED`.
+    some : int, optional
+        How many runs, the first by the hash of what would be noted.
 
     Raises
     ------
     RunError
         See `unpack`; and for a record of a run that no file of ``params`` asks for.
     """
+    notes, sums = base / "runs/verified.txt", known_hashes(base)
+    before = notes.read_text().splitlines() if notes.exists() else []
     new = multiprocessing.get_context("spawn")  # torch cannot be used after a fork
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(mp_context=new) as pool:
-        tasks = []
+        tasks = {}  # by the line that is noted when a run holds
         unpacked = unpack(base, Path(scratch))
-        for profile in profiles or [name for name in unpacked if name not in WITHHELD]:
+        for profile in profiles or [name for name in unpacked if name not in FETCHED]:
             runs = ParamFiles(profile, base=base / "params").runs()
             folder = Path(scratch) / "runs" / profile
             held = {path.parent.name for path in folder.glob("**/responses.jsonl")}
@@ -234,12 +257,23 @@ def verified(base: Path, replay: int, profiles: Sequence[str] = ()) -> Iterator[
                     f"params/{profile} asks for; pack the profile again"
                 )
             for run, given in runs.items():
+                note = f"{commit()} {replay} {sums[f'{profile}.tar.xz']} {profile}/{run}"
+                groups = None if given["prompts"] in WITHHELD else replay
                 lines = folder / run / "responses.jsonl"
-                tasks.append((f"{profile}/{run}", lines, given, replay))
-        yield from pool.map(_verify_run, tasks)
+                tasks[note] = (f"{profile}/{run}", lines, given, groups)
+        chosen = sorted(tasks, key=digest_of)[:some]
+        left = [note for note in chosen if note not in before]
+        for note in set(chosen).difference(left):
+            yield tasks[note][0], Report(replayed="this was found before")
+        found = pool.map(_verify_run, [tasks[note] for note in left])
+        for note, (run, report) in zip(left, found, strict=True):
+            if verdict(run, report)[0] == HOLDS:
+                with writing(notes), notes.open("a") as file:
+                    file.write(note + "\n")
+            yield run, report
 
 
-def _verify_run(task: tuple[str, Path, dict, int]) -> tuple[str, Report]:
+def _verify_run(task: tuple[str, Path, dict, int | None]) -> tuple[str, Report]:
     """Verify one run on one thread; a record that cannot be compared is a problem of this run."""
     import torch
 
@@ -259,7 +293,8 @@ def main() -> None:
     commands.add_parser("unpack").add_argument("job", nargs="?", type=Path)
     checked = commands.add_parser("verify")
     checked.add_argument("replay", type=int, help="groups of every run")
-    checked.add_argument("profiles", nargs="*", help="by default all that have their texts")
+    checked.add_argument("--runs", type=int, help="how many runs, by hash; by default all")
+    checked.add_argument("profiles", nargs="*", help="by default all that need no fetching")
     given = parser.parse_args()
     try:
         if given.command == "unpack":
@@ -270,7 +305,7 @@ def main() -> None:
                 archive = pack(profile, root())
                 print(f"records/{archive.name}: {archive.stat().st_size / 1e6:.1f} MB")
         else:
-            sys.exit(_print(verified(root(), given.replay, given.profiles)))
+            sys.exit(_print(verified(root(), given.replay, given.profiles, given.runs)))
     except IgcoreError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(ERROR)

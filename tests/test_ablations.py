@@ -16,12 +16,7 @@ from synthetic import record
 from igcore import ParameterError, RunError
 from igstudy.report import paired, points, tables
 from igstudy.report.experiments import EXPERIMENTS
-from igstudy.report.replay import (
-    BUDGET_FREE,
-    UNKNOWN,
-    judged_under,
-    replay_best_of_n,
-)
+from igstudy.report.replay import UNKNOWN, replay_best_of_n
 
 GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"
 
@@ -113,7 +108,6 @@ def test_a_replay_keeps_the_margin_of_the_final_check(doubt, status):
     was safe in the replay and not in the run.
     """
     one = line(method=REPLAYED, finals=[[0.5, 0.1]], n_samples=1, budget=0.2, cost=0.1) | doubt
-    assert judged_under(frame(one), 0.2)["status"].tolist() == [status]
     assert replay_best_of_n(frame(one), 1, 5.0)["status"].tolist() == [status]
 
 
@@ -121,22 +115,6 @@ def test_what_cannot_be_replayed_is_refused():
     """Guards against more samples than were drawn."""
     with pytest.raises(ParameterError, match="n is 3, but prompt 'p0' has 2 samples; give 1 to 2"):
         replay_best_of_n(frame(line(method=REPLAYED, finals=[[0.1, 0.2]] * 2)), 3, 5.0)
-
-
-def test_methods_that_never_look_at_the_budget_give_the_same_texts_under_all():
-    """Guards the list of these methods, and the verdict under another budget."""
-    free = BUDGET_FREE
-    full = pd.DataFrame(lines(0.5, free))
-    for budget in (0.0, 1.0, 2.5):
-        real = pd.DataFrame(lines(budget, free))
-        found = judged_under(full, budget)
-        for name in ("response", "status", "cost", "reward", "budget", "samples_drawn"):
-            assert found[name].tolist() == real[name].tolist()
-    differ = [
-        pd.DataFrame(lines(b, ["beam-lagrangian-freq", GUARD]))["response"].tolist()
-        for b in (0.5, 2.5)
-    ]
-    assert differ[0] != differ[1] and GUARD not in free
 
 
 # --- tests ----------------------------------------------------------------------------------------
@@ -306,7 +284,7 @@ def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeyp
     written(tmp_path, profile)
     executed(tmp_path, profile)
     made = {path.relative_to(tmp_path).as_posix() for path in (tmp_path / "figures").rglob("*.*")}
-    of_others = ("ablation_critic.", "claims_power.")  # notebooks 20 and 80
+    of_others = ("ablation_critic.", "claims_power.", "harm")  # notebooks 20, 80 and 65
     expected = outputs(tmp_path, profile)
     assert made == {name for name in expected if not any(part in name for part in of_others)}
     table = next(
@@ -319,10 +297,9 @@ def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeyp
     if profile == "ablations":  # what experiments take from the runs of others
         found = {
             name: pd.read_csv(tmp_path / f"figures/tables/ablation_{name}.csv")
-            for name in ("lambda", "budget", "compute")
+            for name in ("lambda", "compute")
         }
         assert found["lambda"].query(f"method == '{GUARD}'")["n_samples"].tolist() == [4, 8, 16]
-        assert {"base", "best-of-n", GUARD} < set(found["budget"]["method"])
         assert set(found["compute"]["n_samples"]) == {2, 4, 8, 16}
     said = [
         text.partition(":")[0]

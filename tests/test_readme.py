@@ -1,6 +1,5 @@
 """Tests of the command that writes the tables of the pages."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -73,54 +72,12 @@ def test_verdicts_are_those_of_the_claims_that_stand_there(tmp_path):
         pages.filled(written, tmp_path)
 
 
-def test_a_page_says_why_harmless_prompts_were_not_answered(tmp_path):
-    """Guards a page that shows few answers to harmless prompts and leaves it there."""
-    folder = tmp_path / "figures/tables"
-    folder.mkdir(parents=True)
-    (folder / "harm_twins_qwen.md").write_text("| twins |")
-    block = "<!-- twins ours -->\n<!-- end -->"
-    for answered, said in (
-        (24, "ours answered 24 of 30 harmless prompts, at least 80%."),
-        (
-            23,
-            "fewer than 80%: it found no answer within budget for 5, and the policy refused 2, as",
-        ),
-    ):
-        rows = {"arm": ["base", "ours"], "n": 30, "answered": [28, answered]}
-        rows |= {"refused": [2, 2], "abstained": [0, 28 - answered]}
-        pd.DataFrame(rows).to_csv(folder / "harm_twins_qwen.csv")
-        written = pages.filled(block, tmp_path)
-        assert said in written and "| twins |" in written
-
-
 def test_a_missing_table_is_one_sentence(tmp_path):
     """Guards against a page whose numbers nobody made."""
     with pytest.raises(RunError, match=r"main\.md is not there; run `make reproduce`"):
         pages.filled(PAGE, tmp_path)
     with pytest.raises(RunError, match=r"claims_arms.csv is not there; run `make reproduce`"):
         pages.filled("<!-- arms safety -->\n<!-- end -->", tmp_path)
-    with pytest.raises(RunError, match="no executed notebook of small; run `make reproduce`"):
-        pages.filled("<!-- minutes small -->\n<!-- end -->", tmp_path)
-
-
-def executed(path, notebook, seconds):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    done = {"input_path": f"notebooks/{notebook}.ipynb", "duration": seconds}
-    path.write_text(json.dumps({"metadata": {"papermill": done}}))
-
-
-def test_minutes_are_those_of_all_jobs_of_a_notebook(tmp_path):
-    """Bug: a run that was replaced or still goes on was counted, or one at the top was not."""
-    small = tmp_path / "runs/small"
-    executed(small / "tables.ipynb", "40_tables", 6)
-    executed(small / "decode-a/executed.ipynb", "30_decode", 90)
-    executed(small / "decode-b/executed.ipynb", "30_decode", 108)
-    executed(small / "decode-c/executed.ipynb", "30_decode", None)
-    executed(small / ".replaced/decode-a.1/executed.ipynb", "30_decode", 600)
-    rows = pages.minutes("small ablations", tmp_path).splitlines()
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
-    expected = [["small", "30_decode", "2", "3.3"], ["small", "40_tables", "1", "0.1"]]
-    assert cells == expected
 
 
 def test_the_command_writes_all_pages(tmp_path, monkeypatch, capsys):
@@ -138,19 +95,22 @@ def test_the_command_writes_all_pages(tmp_path, monkeypatch, capsys):
 
 def test_the_front_page_shows_the_safest_arm_in_bold(tmp_path):
     """Guards a bold cell that is not the best, and counts read as shares."""
-    row = dict(regime="safety", n_prompts=10, path_safe_low=0.1, path_safe_high=0.9, abstained=1)
-    row |= dict(over_budget_on_the_path=2, policy_tokens=63.4)
+    row = dict(regime="safety", n_prompts=10, abstained=1, policy_tokens=63.4, scorer_calls=7.6)
+    row |= dict(answered_path_safe_low=0.1, answered_path_safe_high=0.9, safety_rate=0.25)
     rows = [
-        row | {"arm": arm, "answered_path_safe": i, "reward_mean": 0.5 - 0.01 * i}
+        row | {"arm": arm, "answered_path_safe": i / 10, "reward_mean": 0.5 - 0.01 * i}
         for i, arm in enumerate(pages.FRONT)
     ]
     (tmp_path / "figures/tables").mkdir(parents=True)
     pd.DataFrame(rows).to_csv(tmp_path / "figures/tables/claims_arms.csv")
+    budgets = [{"regime": "safety", "budget": 0.5, "at_a_word": 0.02, "empty": 0.3104}]
+    pd.DataFrame(budgets).to_csv(tmp_path / "figures/tables/claims_budgets.csv")
     table = pages.arms("safety", tmp_path).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:9]]
-    assert cells[0] == ["base", "0.0 [10.0, 90.0]", "10.0", "20.0", "0.500", "63"]
-    assert cells[-1][1] == "**60.0** [10.0, 90.0]" and cells[-1][4] == "0.440"
+    assert cells[0] == ["base", "25.0", "0.0 [10.0, 90.0]", "1", "0.500", "63", "8"]
+    assert cells[-1][2] == "**60.0** [10.0, 90.0]" and cells[-1][4] == "0.440"
     assert table[-1].startswith("10 prompts of the regime *safety*")
+    assert "budget is 0.5: 2 % of harmless answers" in table[-1] and "costs 0.310" in table[-1]
 
 
 def test_the_output_of_a_page_is_what_its_first_block_prints(tmp_path):

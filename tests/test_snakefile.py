@@ -98,15 +98,21 @@ def shipped(place, profile):
     if profile == "tune":  # the pilot of the claims of another profile
         given = {"profile": profile, "claims": "params/small/claims.yaml", "pilot": True}
         given |= {"figures": "runs/tune/figures"}
-        yield "80_claims", given | {"power_table": "runs/tune/figures/tables/claims_power.csv"}
+        given |= {"power_table": "runs/tune/figures/tables/claims_power.csv"}
+        yield "80_claims", given | {"suffix": ""}
     for path in sorted((place / "params" / profile).glob("*.yaml")):
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.stem == "claims-curve":  # of notebook 65 alone
+            continue
         if path.stem == "claims":  # no settings of a notebook, but what it reads
             figures = f"runs/{profile}/figures"
             given = {"profile": profile, "claims": f"params/{profile}/claims.yaml"}
             given |= {"pilot": False, "figures": figures}
             power = "figures" if profile == "small" else figures  # the committed one
             given |= {"power_table": f"{power}/tables/claims_power.csv"}
+            given |= {"suffix": "_qwen" if profile == "qwen" else ""}
+            if (path.parent / "harm.yaml").exists():
+                given |= {"harm": f"params/{profile}/harm.yaml"}
         grid = given.pop("grid", {})
         walks = "figures.yaml" in {other.name for other in path.parent.iterdir()}
         notebook = "45_ablations" if kind(path) == "tables" and not walks else KINDS[kind(path)]

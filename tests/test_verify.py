@@ -413,6 +413,9 @@ def test_packed_runs_hold_and_a_changed_one_is_named(tmp_path, tiny, monkeypatch
     assert found.keys() == {"x/r-a", "x/r-b"}
     assert not any(report.problems for report in found.values())
     assert all(" of 12 lines were replayed; the" in report.replayed for report in found.values())
+    again = dict(verified(tmp_path, 1))  # after a stop, say
+    assert {report.replayed for report in again.values()} == {"this was found before"}
+    assert len(dict(verified(tmp_path, 0, some=1))) == 1
     forged = Forger(tmp_path / "runs/x/r-b/responses.jsonl")
     forged.lines[0]["reward"] += 1.0
     forged.save()
@@ -432,7 +435,7 @@ def test_a_packed_run_without_texts_is_decoded_again(tmp_path, tiny, honest, mon
     """Bug: an archive with a harmful prompt or answer, whole or in tokens; a digest that nobody can
     check, or that holds for another answer.
     """
-    monkeypatch.setattr("docs.records.WITHHELD", ("x",))
+    monkeypatch.setattr("docs.records.WITHHELD", (linefile.read(honest)[0]["prompts"],))
     shutil.copytree(honest.parent, tmp_path / "runs/x/r", dirs_exist_ok=True)
     files = without_texts_of(tmp_path / "runs/x/r/responses.jsonl")
     pack("x", tmp_path)

@@ -75,7 +75,8 @@ class Regime:
     seed : int
         Seed of all its lines.
     budget : float
-        By which all its answers are judged, whatever budget a search had.
+        By which its answers are judged, whatever budget a search had; those of an arm that names a
+        budget by that one.
     pilot : dict
         Values of these fields for the runs from which power is computed.
     arms : dict
@@ -253,7 +254,7 @@ def lines_of(regime: Regime, label: str, lines: pd.DataFrame) -> pd.DataFrame:
             f"the claims ask for prompts of the split {regime.split!r}, and {label!r} has some of "
             f"{min(others)!r}; decode prompts of that split"
         )
-    return chosen.assign(budget=regime.budget)
+    return chosen.assign(budget=regime.arms[label].get("budget", regime.budget))
 
 
 def decide(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:

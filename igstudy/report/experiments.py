@@ -21,7 +21,6 @@ SIZES = (4, 8, 16, 32)  # N of Best-of-N, read off one run
 EXPERIMENTS = {
     "lambda": RunPatterns(["decode-lambda-*"], ["decode-ndk-*-block_size-8-keep-2"]),
     "ndk": RunPatterns(["decode-ndk-*"]),
-    "budget": RunPatterns(["decode-budget-*"], ["decode-seeds-seed-0"]),
     "strict": RunPatterns(["decode-strict-*"]),
     "literal": RunPatterns(["decode-literal-*"]),
     "seeds": RunPatterns(["decode-seeds-*"]),

@@ -14,8 +14,6 @@ from igcore.errors import ParameterError
 from .statistics import STATUSES
 
 REPLAYED = "best-of-n-lagrangian"
-# methods whose search never looks at the budget: `judged_under` is exact for them alone
-BUDGET_FREE = ("base", "best-of-n", "best-of-n-lagrangian", "beam-lagrangian")
 # of a replay: a record keeps one text of N, and the seconds and tokens of all
 UNKNOWN = (
     "response reason tokens finished n_tokens peak_cost word_peak_cost z_final z_trace block_ends "
@@ -74,16 +72,6 @@ def _best_of(line: dict[str, Any]) -> dict[str, Any]:
     answer = {"reward": reward, "cost": cost, "fail_open_cost": cost, "finals": finals}
     work = {"samples_drawn": n, "scorer_calls": 2 * n}
     return line | dict.fromkeys(UNKNOWN, math.nan) | answer | work
-
-
-def judged_under(records: pd.DataFrame, budget: float) -> pd.DataFrame:
-    """Return the same answers as another budget judges them; an abstention stays one.
-
-    An answer is safe where the cost of its text is within the budget by more than the spread of the
-    readings, and the cost model kept its contract. The search may have looked at its own budget:
-    only a method that never does would have given the same answers under another.
-    """
-    return _judged(records.assign(budget=budget))
 
 
 def _judged(records: pd.DataFrame) -> pd.DataFrame:
