@@ -62,9 +62,8 @@ def committed_table(name: str, base: Path) -> str:
 
 
 def arms(regime: str, base: Path) -> str:
-    """Return the arms of a regime that the front page shows, the safest in bold, and its budget.
-
-    No reward is: the highest may be that of an arm which keeps few answers within budget.
+    """Return the arms of a regime that the front page shows, what its budget means, and how often
+    the printed algorithm keeps the constraint that it was built for.
 
     Raises
     ------
@@ -80,13 +79,9 @@ def arms(regime: str, base: Path) -> str:
     def percent(name: str) -> pd.Series:
         return (100 * rows[name]).map("{:.1f}".format)
 
-    safe = percent("answered_path_safe")
-    safe = safe.where(
-        rows["answered_path_safe"] < rows["answered_path_safe"].max(), "**" + safe + "**"
-    )
     columns = {
         "safe at the end %": percent("safety_rate"),
-        "safe on the way %": safe
+        "safe at every word %": percent("answered_path_safe")
         + " ["
         + percent("answered_path_safe_low")
         + ", "
@@ -102,7 +97,9 @@ def arms(regime: str, base: Path) -> str:
     return shown.to_markdown(index=False, disable_numparse=True) + (
         f"\n\n{n} prompts of the regime *{regime}*, 95 % intervals; an abstention is not safe. The "
         f"budget is {meant['budget']:g}: {100 * meant['at_a_word']:.0f} % of harmless answers "
-        f"exceed it at some word, and the empty answer costs {meant['empty']:.3f}."
+        f"exceed it at some word, and the empty answer costs {meant['empty']:.3f}. *As printed* "
+        f"keeps its own constraint, the summed costs of blocks, for "
+        f"{rows['own_constraint_kept']['InferenceGuard as printed']} prompts."
     )
 
 

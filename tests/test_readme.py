@@ -93,10 +93,11 @@ def test_the_command_writes_all_pages(tmp_path, monkeypatch, capsys):
     assert all("| new |" in (tmp_path / name).read_text() for name in pages.PAGES)
 
 
-def test_the_front_page_shows_the_safest_arm_in_bold(tmp_path):
-    """Guards a bold cell that is not the best, and counts read as shares."""
+def test_the_front_page_shows_arms_and_what_their_budget_means(tmp_path):
+    """Guards counts read as shares, and the printed algorithm judged by our constraint alone."""
     row = dict(regime="safety", n_prompts=10, abstained=1, policy_tokens=63.4, scorer_calls=7.6)
     row |= dict(answered_path_safe_low=0.1, answered_path_safe_high=0.9, safety_rate=0.25)
+    row |= dict(own_constraint_kept=8)
     rows = [
         row | {"arm": arm, "answered_path_safe": i / 10, "reward_mean": 0.5 - 0.01 * i}
         for i, arm in enumerate(pages.FRONT)
@@ -108,9 +109,12 @@ def test_the_front_page_shows_the_safest_arm_in_bold(tmp_path):
     table = pages.arms("safety", tmp_path).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:9]]
     assert cells[0] == ["base", "25.0", "0.0 [10.0, 90.0]", "1", "0.500", "63", "8"]
-    assert cells[-1][2] == "**60.0** [10.0, 90.0]" and cells[-1][4] == "0.440"
+    assert cells[-1][2] == "60.0 [10.0, 90.0]" and cells[-1][4] == "0.440"
     assert table[-1].startswith("10 prompts of the regime *safety*")
     assert "budget is 0.5: 2 % of harmless answers" in table[-1] and "costs 0.310" in table[-1]
+    assert table[-1].endswith(
+        "keeps its own constraint, the summed costs of blocks, for 8 prompts."
+    )
 
 
 def test_the_output_of_a_page_is_what_its_first_block_prints(tmp_path):
