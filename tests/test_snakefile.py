@@ -102,7 +102,7 @@ def shipped(place, profile):
         yield "80_claims", given | {"suffix": ""}
     for path in sorted((place / "params" / profile).glob("*.yaml")):
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if path.stem == "claims-curve":  # of notebook 65 alone
+        if path.stem.startswith("claims-"):  # of notebook 65 alone
             continue
         if path.stem == "claims":  # no settings of a notebook, but what it reads
             figures = f"runs/{profile}/figures"
@@ -110,7 +110,7 @@ def shipped(place, profile):
             given |= {"pilot": False, "figures": figures}
             power = "figures" if profile == "small" else figures  # the committed one
             given |= {"power_table": f"{power}/tables/claims_power.csv"}
-            given |= {"suffix": "_qwen" if profile == "qwen" else ""}
+            given |= {"suffix": ""}
             if (path.parent / "harm.yaml").exists():
                 given |= {"harm": f"params/{profile}/harm.yaml"}
         grid = given.pop("grid", {})
