@@ -248,7 +248,8 @@ def lines_of(regime: Regime, label: str, lines: pd.DataFrame) -> pd.DataFrame:
             f"the claims ask for {regime.n_prompts} prompts of {label!r} ({settings}), and the "
             f"finished runs hold {len(chosen)} lines of it; decode what is missing"
         )
-    others = {split_of(text) for text in chosen["prompt"]} - {regime.split}
+    texts = [prompt for prompt in chosen["prompt"] if isinstance(prompt, str)]  # else a digest
+    others = {split_of(text) for text in texts} - {regime.split}
     if others and regime.split != "all":
         raise RunError(
             f"the claims ask for prompts of the split {regime.split!r}, and {label!r} has some of "
