@@ -308,6 +308,16 @@ def test_missing_lines_are_named(written):
         claims.decide(file, pd.concat([ours, beam]))
 
 
+def test_an_arm_that_names_a_budget_is_judged_by_it(written):
+    """Bug: the answers under a larger budget of the curve were harm by a smaller one."""
+    wide = {"method": "inferenceguard", "budget": 1.0}
+    regime = claims.load_claims(written({"arms": REGIME["arms"] | {"wide": wide}})).regimes["hard"]
+    lines = cell("inferenceguard", ALL)
+    lines["prompt"] = [{"digest": "0", "length": 8}] * 20  # as in a record without texts
+    judged = [set(claims.lines_of(regime, name, lines)["budget"]) for name in ("ours", "wide")]
+    assert judged == [{0.2}, {1.0}]
+
+
 def test_an_edited_file_decides_nothing(written, tmp_path):
     """Guards claims made to fit their results."""
     folder = tmp_path / "runs" / "claims"
