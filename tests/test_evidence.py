@@ -10,6 +10,7 @@ import io
 import json
 import math
 import re
+import subprocess
 import tarfile
 from collections import Counter, defaultdict
 from fractions import Fraction
@@ -160,6 +161,26 @@ def test_packed_settings_are_those_of_the_params_files(packed):
         for run, given in wanted.items():
             kept = settings_of(archive, run)
             assert given == {name: kept.get(name, "absent") for name in given}, run
+
+
+def git(*arguments):
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no repository to ask")
+def test_the_claims_were_committed_before_their_runs():
+    """Bug: claims made to fit their results. Git knows the file at the commit of a run."""
+    digests = {row["claims_sha256"] for row in read_table("claims")}
+    runs = json.loads((ROOT / "figures/tables/claims.json").read_text())["runs"]
+    commits = {said["commit"] for run, said in runs.items() if "/regime-" in run}
+    known = [commit for commit in commits if git("cat-file", "-e", commit).returncode == 0]
+    for commit in known:  # a shallow clone may have none of them
+        file = git("show", f"{commit}:params/small/claims.yaml").stdout
+        assert {hashlib.sha256(file).hexdigest()} == digests, commit
+    if known:
+        last = git("log", "-1", "--format=%H", "--", "params/small/claims.yaml").stdout.decode()
+        alone = git("show", "--format=", "--name-only", last.strip()).stdout.split()
+        assert alone == [b"params/small/claims.yaml"]
 
 
 # --- the archives ---------------------------------------------------------------------------------
