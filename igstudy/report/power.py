@@ -87,7 +87,7 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
             of_test = power_of_verdicts if kind.verdict else power_of_mean
             power = partial(of_test, difference=matters, alpha=alpha, **spread)
             row: dict[str, Any] = {"claim": name, "reference": reference, "outcome": outcome}
-            row |= {"n_pilot": len(found), "difference_pilot": float(found.mean())}
-            row |= spread | {"matters": matters, "n_prompts": n, "power": power(n)}
-            rows.append(row | {"n_needed": prompts_needed(power, n)})
+            row |= {"matters": matters, "n_prompts": n, "power": power(n)}
+            row |= {"n_needed": prompts_needed(power, n), "n_pilot": len(found)}
+            rows.append(row | {"difference_pilot": float(found.mean())} | spread)
     return pd.DataFrame(rows)
