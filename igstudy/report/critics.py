@@ -21,11 +21,12 @@ def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
     """Return the tables of all finished runs of notebook 20 in a profile, concatenated.
 
     The table is empty when there is no run. Where critics of one policy belong to several prompt
-    sets, the policy gets a name for each set. For every other run a sentence says why it is left
-    out.
+    sets, the policy gets a name for each set; where they belong to several budgets, the table has
+    those of the first run, as budgets cannot be compared. For every unfinished run a sentence says
+    why it is left out.
     """
     names, unfinished = ["critic", *COLUMNS], []
-    tables = [pd.DataFrame(columns=[*names, "prompts"])]
+    tables = [pd.DataFrame(columns=[*names, "prompts", "budget"])]
     for folder in sorted((root() / "runs" / profile / "critics").glob("[!.]*/")):
         manifest = folder / "manifest.json"
         if not manifest.exists():
@@ -36,7 +37,10 @@ def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
             continue
         made = json.loads(manifest.read_text(encoding="utf-8"))
         prompts = Path(Named.of(made["prompts"]).name).stem
-        tables.append(pd.read_csv(folder / "critic.csv").assign(prompts=prompts))
+        about = {"prompts": prompts, "budget": made["budget"]}
+        tables.append(pd.read_csv(folder / "critic.csv").assign(**about))
     # a table without rows would change the types of columns
     filled = [table for table in tables if len(table)] or tables
-    return by_prompt_set(pd.concat(filled, ignore_index=True))[names], unfinished
+    found = pd.concat(filled, ignore_index=True)
+    first = found.groupby(["policy", "prompts"])["budget"].transform("first")
+    return by_prompt_set(found[found["budget"] == first])[names], unfinished
