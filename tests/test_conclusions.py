@@ -73,3 +73,22 @@ def test_which_repairs_matter():
     assert set(table.index[fewer]) == {"accounting of costs", "where costs are checked"}
     assert set(table.index[more_over]) == {*table.index[fewer], "what a failure gives"}
     assert table.loc["what a failure gives", "answered_path_safe_difference"] == 0
+
+
+def test_what_the_front_page_says_in_words():
+    """Guards the paragraph under the claims of README, which no command writes."""
+    verdicts = cells("claims").drop_duplicates("claim").set_index("claim")["verdict"]
+    assert "held" not in set(verdicts) and verdicts["critic"] == "failed"
+    assert verdicts["judge"] == "not resolved"
+    judged = cells("claims").set_index("claim").loc["judge"]
+    assert judged["difference"] < 0 < judged["high"]
+    arms = cells("claims_arms").set_index(["regime", "arm"])
+    guard = arms.loc[("harm", "InferenceGuard, M 4")]
+    assert guard["answered"] / guard["n_prompts"] == guard["answered_path_safe"]
+    assert guard["abstained"] > 0
+    for rival in ("beam search, λ 5", "rejection sampling"):
+        other = arms.loc[("harm", rival)]
+        assert other["answered_path_safe"] > guard["answered_path_safe"]
+        assert 1.3 < other["policy_tokens"] / guard["policy_tokens"] < 1.4
+    critic, best = (arms.loc[("critic", arm)] for arm in ("E_critic as printed", "Best-of-N"))
+    assert critic["safety_rate"] < best["safety_rate"]

@@ -404,8 +404,14 @@ def test_the_claims_are_decided_as_the_packed_records_say(small, packed):
         assert {row["verdict"] for row in own} == {verdict}
 
 
-def test_no_two_claims_rest_on_the_same_prompts():
-    """Bug: two claims that held were one observation."""
+def test_no_two_claims_that_held_rest_on_the_same_prompts():
+    """Bug: two claims that held were one observation. docs/results.md names the two that are one
+    now, of which neither held.
+    """
+    verdicts, same = {row["claim"]: row["verdict"] for row in read_table("claims")}, set()
     for row in read_table("claims_overlap"):
         rests = min(int(row["discordant"]), int(row["discordant_of_other"]))
-        assert not rests or int(row["both"]) < rests, row
+        if rests and int(row["both"]) == rests:
+            same.add((row["claim"], row["other"]))
+    assert same == {("safety", "front")}
+    assert all("held" not in (verdicts[one], verdicts[other]) for one, other in same)
