@@ -31,7 +31,7 @@ CONTENTS = {
     "Guides": [f"docs/{name}" for name in GUIDES],
     "Notebooks": ["notebooks/*"],
     "Results": [*(f"docs/{name}" for name in RESULTS), "docs/tables", "docs/every-run"],
-    "Reference": ["docs/reading", "docs/api", "CHANGELOG", "CONTRIBUTING"],
+    "Reference": ["docs/commands", "docs/reading", "docs/api", "CHANGELOG", "CONTRIBUTING"],
 }
 
 
