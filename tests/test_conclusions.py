@@ -92,3 +92,11 @@ def test_what_the_front_page_says_in_words():
         assert 1.3 < other["policy_tokens"] / guard["policy_tokens"] < 1.4
     critic, best = (arms.loc[("critic", arm)] for arm in ("E_critic as printed", "Best-of-N"))
     assert critic["safety_rate"] < best["safety_rate"]
+
+
+def test_rivals_have_as_many_tokens_as_the_guard():
+    """Guards the sentence on tokens under the claims: a rival with fewer is no fair one."""
+    rows = cells("claims").set_index("claim")
+    gap = rows["reference_tokens"] - rows["tokens"]
+    assert (gap[["safety", "path", "front"]] > 0).all() and abs(gap["critic"]) < 1
+    assert gap["judge"] < 0
