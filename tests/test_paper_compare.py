@@ -134,7 +134,7 @@ OTHERWISE = [
     {"block_size": 16},
     {"critic_control": "shuffled"},
     {"run": "decode-sweep-ndk-alpaca-pku-128"},
-    {"run": "decode-budget-0_1"},
+    {"run": "decode-strict-rounds-4"},
 ]
 
 

@@ -49,7 +49,7 @@ def of_runs(profile: str, names: Iterable[str]) -> dict[str, Source]:
         facts = json.loads(manifest.read_text(encoding="utf-8"))
         result[f"{profile}/{folder}"] = {
             "from": "records" if manifest.with_name(UNPACKED).exists() else "run here",
-            "root": facts.get("root"),
+            "root": facts.get("root_with_texts", facts.get("root")),
             "commit": facts.get("git_commit"),
             "versions": versions_text(facts.get("versions")),
             "processor": facts.get("processor"),
