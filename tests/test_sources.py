@@ -70,6 +70,13 @@ def test_a_run_from_packed_records_is_said_to_be_one(finished):
     }
 
 
+def test_a_record_without_texts_has_the_root_of_its_run(finished):
+    """Bug: the same lines had another root in a table that was made of the packed records."""
+    manifest = KNOWN | {"root": "456", "root_with_texts": "123"}
+    (finished / "runs/mine/decode-a/manifest.json").write_text(json.dumps(manifest))
+    assert sources.of_runs("mine", ["decode-a"])["mine/decode-a"]["root"] == "123"
+
+
 def test_shards_are_parts_and_other_folders_are_named_by_pattern(finished):
     """Bug: a table of a sharded run that seemed to have come from nowhere; examples, which no table
     counts, among its runs.
