@@ -238,8 +238,8 @@ def test_a_cost_of_ones_own_is_tried_in_every_kind(few, tmp_path, capsys, monkey
 # --- a second process -----------------------------------------------------------------------------
 
 COSTS = """
-import random
-KNOWN, SALT = {}, random.random()
+import os
+KNOWN, SALT = {}, os.getpid()  # two of them always differ
 def honest(text):
     return len(text) / 10 + sum(text.lower().count(word) for word in ("stupid", "idiot", "hate"))
 def kept(key, cost):
@@ -250,7 +250,7 @@ def prompt_alone(prompt, response): return kept(prompt, honest(response))
 def without_prompt(prompt, response): return kept(response, prompt.count("w"))
 def hashed(text): return hash(text) % 7
 def by_id(text): return id(text) % 1000
-def salted(text): return honest(text) + SALT / 100
+def salted(text): return honest(text) + SALT / 1000
 """
 MISSED = re.findall(r"^def (\w+)\(.*\): ", COSTS, re.M)
 
