@@ -65,7 +65,7 @@ assets: $(VENV)/installed
 # the longest jobs first, so that no core waits at the end
 first = --prioritize $(LONGEST:%=runs/$(1)/%/manifest.json)
 
-reproduce: LONGEST = decode-raw decode-chat regime-critic-gate
+reproduce: LONGEST = $(if $(FULL),decode-raw decode-chat) regime-harm-rounds-4 critics/rude regime-twins-rounds-4
 reproduce: assets
 	@$(if $(filter qwen,$(walked)),$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH))
 	@$(SNAKE) $(if $(filter small,$(walked)),$(call first,small)) --config profile=$(walked) $(if $(FULL),full=1)
