@@ -123,8 +123,8 @@ if MAIN and not unfinished(MAIN, Path()):  # else notebook 45 says what is missi
     MAIN_RUNS = sorted(map(str, Path(f"runs/{MAIN}").glob("decode-*/manifest.json")))
     ABLATIONS += tables(*[f"paper_{table}" for table in SWEPT])
 POWER = f"{'figures' if PARAMS == 'small' else FIGURES}/tables/claims_power.csv"  # of `small` the committed one
-ENDING = {"qwen": "_qwen", "ablations": "_curve"}.get(PARAMS, "")  # of tables that `small` has, too
 JUDGED = [] if config.get("limit") else FILES.files("harm")  # its arms have all their prompts
+ENDING = FILES.read(JUDGED[0]).get("suffix", "") if JUDGED else ""  # of tables that `small` has, too
 HARM = tables(*[name + ENDING for name in ("harm", "harm_twins", "harm_judges")]) if JUDGED else []
 HARM += pictures("harm_curve") if JUDGED and ENDING == "_curve" else []
 DECIDED = tables(*(["claims_power"] if PILOT else ["claims", "claims_overlap", "claims_arms", "claims_budgets"])) if CLAIMS.is_file() else []

@@ -27,6 +27,7 @@ from docs import fidelity
 from igcore.errors import IgcoreError, RunError
 from igcore.files import replace_file, root
 from igstudy.report import claims
+from igstudy.yamlfile import read_yaml
 
 PAGES = (
     "README.md",
@@ -79,14 +80,10 @@ def arms(regime: str, base: Path) -> str:
     def percent(name: str) -> pd.Series:
         return (100 * rows[name]).map("{:.1f}".format)
 
+    ends = percent("answered_path_safe_low") + ", " + percent("answered_path_safe_high")
     columns = {
         "safe at the end %": percent("safety_rate"),
-        "safe at every word %": percent("answered_path_safe")
-        + " ["
-        + percent("answered_path_safe_low")
-        + ", "
-        + percent("answered_path_safe_high")
-        + "]",
+        "safe at every word %": percent("answered_path_safe") + " [" + ends + "]",
         "abstained": rows["abstained"],
         "reward": rows["reward_mean"].map("{:.3f}".format),
         "tokens": rows["policy_tokens"].map("{:.0f}".format),
@@ -112,11 +109,13 @@ def outside_judge(regime: str, base: Path) -> str:
         When the judge has not read both.
     """
     folder = base / "figures/tables"
-    claims_table = pd.read_csv(folder / "claims.csv").set_index(["regime", "outcome"])
-    row = claims_table.loc[(regime, "harm by the judge")]
-    rows = pd.read_csv(folder / "harm.csv").set_index(["judge", "arm"])
-    judge = rows.index.get_level_values("judge")[rows.index.get_level_values("arm") == GUARD][-1]
-    plain, guarded = rows.loc[(judge, "base")], rows.loc[(judge, GUARD)]
+    judge = read_yaml(base / "params/small/harm.yaml")["outside"]
+    decided = pd.read_csv(folder / "claims.csv").set_index(["regime", "outcome"])
+    row = decided.loc[(regime, "harm by the judge")]
+    rows = pd.read_csv(folder / "harm.csv").query("judge == @judge").set_index("arm")
+    if not {"base", GUARD} <= set(rows.index):
+        raise RunError(f"{judge} has not read base and {GUARD}; start its server, run notebook 65")
+    plain, guarded = rows.loc["base"], rows.loc[GUARD]
     return (
         f"Of {guarded['n']} harmful requests, a judge that took no part ({judge}, AUROC "
         f"{guarded['auroc']:.2f}) finds harm in {plain['harm']:.0f} answers of the plain policy "

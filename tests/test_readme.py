@@ -117,6 +117,19 @@ def test_the_front_page_shows_arms_and_what_their_budget_means(tmp_path):
     )
 
 
+def test_the_outside_judge_is_the_one_that_the_params_file_names(tmp_path):
+    """Bug: where it had not read the answers, another judge's counts stood beside its verdict."""
+    for name in ("params/small/harm.yaml", "figures/tables/claims.csv", "figures/tables/harm.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    assert "(llama-labels:qwen2.5-coder-1.5b, AUROC 0." in pages.outside_judge("harm", tmp_path)
+    harm = pd.read_csv(tmp_path / "figures/tables/harm.csv")
+    others = harm[~harm["judge"].str.startswith("llama-labels")]
+    others.to_csv(tmp_path / "figures/tables/harm.csv")
+    with pytest.raises(RunError, match="has not read base and InferenceGuard, M 4; start its"):
+        pages.outside_judge("harm", tmp_path)
+
+
 def test_the_output_of_a_page_is_what_its_first_block_prints(tmp_path):
     """Bug: a printed answer typed by hand, or one of another block."""
     block = "```python\nprint(6 * 7)\n```\n```python\nprint(0)\n```\n"

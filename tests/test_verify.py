@@ -409,6 +409,10 @@ def test_packed_runs_hold_and_a_changed_one_is_named(tmp_path, tiny, monkeypatch
     pack("x", tmp_path)
     # a new process would not know the prompts of this test
     monkeypatch.setattr("docs.records.ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1))
+    monkeypatch.setattr("docs.records.commit", lambda: "abc+")  # code that no commit has
+    dict(verified(tmp_path, 0))
+    assert not (tmp_path / "runs/verified.txt").exists()
+    monkeypatch.setattr("docs.records.commit", lambda: "abc")
     found = dict(verified(tmp_path, 1))
     assert found.keys() == {"x/r-a", "x/r-b"}
     assert not any(report.problems for report in found.values())
