@@ -127,7 +127,8 @@ JUDGED = [] if config.get("limit") else FILES.files("harm")  # its arms have all
 ENDING = FILES.read(JUDGED[0]).get("suffix", "") if JUDGED else ""  # of tables that `small` has, too
 HARM = tables(*[name + ENDING for name in ("harm", "harm_twins", "harm_judges")]) if JUDGED else []
 HARM += pictures("harm_curve") if JUDGED and ENDING == "_curve" else []
-DECIDED = tables(*(["claims_power"] if PILOT else ["claims", "claims_overlap", "claims_arms", "claims_budgets"])) if CLAIMS.is_file() else []
+ARMS = [f"claims_{name}{ENDING}" for name in ("arms", "budgets")]
+DECIDED = tables(*(["claims_power"] if PILOT else ARMS if ENDING else ["claims", "claims_overlap", *ARMS])) if CLAIMS.is_file() else []
 DECIDING = {"profile": PROFILE, "claims": str(CLAIMS), "pilot": PILOT, "figures": FIGURES, "power_table": POWER, "suffix": ENDING}
 if JUDGED:
     DECIDING["harm"] = str(JUDGED[0])

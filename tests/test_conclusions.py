@@ -18,7 +18,7 @@ def cells(name: str) -> pd.DataFrame:
     return pd.read_csv(ROOT / f"figures/tables/{name}.csv")
 
 
-@pytest.mark.parametrize("profile", ["ci", "small"])
+@pytest.mark.parametrize("profile", ["ci", "small", "qwen"])
 def test_the_regimes_have_the_prompts_that_they_name(profile):
     """Bug: `make quick` decoded six prompts and its claims asked for twelve. Guards claims about
     more prompts than a set holds, or others than its runs have.

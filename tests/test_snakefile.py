@@ -110,7 +110,7 @@ def shipped(place, profile):
             given |= {"pilot": False, "figures": figures}
             power = "figures" if profile == "small" else figures  # the committed one
             given |= {"power_table": f"{power}/tables/claims_power.csv"}
-            given |= {"suffix": ""}
+            given |= {"suffix": "_qwen" if profile == "qwen" else ""}
             if (path.parent / "harm.yaml").exists():
                 given |= {"harm": f"params/{profile}/harm.yaml"}
         grid = given.pop("grid", {})
