@@ -123,15 +123,14 @@ if MAIN and not unfinished(MAIN, Path()):  # else notebook 45 says what is missi
     MAIN_RUNS = sorted(map(str, Path(f"runs/{MAIN}").glob("decode-*/manifest.json")))
     ABLATIONS += tables(*[f"paper_{table}" for table in SWEPT])
 POWER = f"{'figures' if PARAMS == 'small' else FIGURES}/tables/claims_power.csv"  # of `small` the committed one
-JUDGED = [] if config.get("limit") else FILES.files("harm")  # its arms have all their prompts
-ENDING = FILES.read(JUDGED[0]).get("suffix", "") if JUDGED else ""  # of tables that `small` has, too
+JUDGED = None if config.get("limit") else next(map(str, FILES.files("harm")), None)  # its arms have all their prompts
+ENDING = FILES.read(JUDGED).get("suffix", "") if JUDGED else ""  # of tables that `small` has, too
 HARM = tables(*[name + ENDING for name in ("harm", "harm_twins", "harm_judges")]) if JUDGED else []
 HARM += pictures("harm_curve") if JUDGED and ENDING == "_curve" else []
 ARMS = [f"claims_{name}{ENDING}" for name in ("arms", "budgets")]
 DECIDED = tables(*(["claims_power"] if PILOT else ARMS if ENDING else ["claims", "claims_overlap", *ARMS])) if CLAIMS.is_file() else []
-DECIDING = {"profile": PROFILE, "claims": str(CLAIMS), "pilot": PILOT, "figures": FIGURES, "power_table": POWER, "suffix": ENDING}
-if JUDGED:
-    DECIDING["harm"] = str(JUDGED[0])
+DECIDING = {"profile": PROFILE, "claims": str(CLAIMS), "harm": JUDGED, "pilot": PILOT, "figures": FIGURES}
+DECIDING |= {"power_table": POWER, "suffix": ENDING}
 VERDICTS = [f"runs/{PROFILE}/judge/{path.stem.removeprefix('judge-')}/manifest.json" for path in FILES.files("judge")]
 
 if not RUNS and not CRITICS:

@@ -96,8 +96,8 @@ def planned(place, profile, **config) -> dict[str, list[str]]:
 def shipped(place, profile):
     """Yield the notebook's name and the settings of every run of a profile, as the files say."""
     if profile == "tune":  # the pilot of the claims of another profile
-        given = {"profile": profile, "claims": "params/small/claims.yaml", "pilot": True}
-        given |= {"figures": "runs/tune/figures"}
+        given = {"profile": profile, "claims": "params/small/claims.yaml", "harm": None}
+        given |= {"pilot": True, "figures": "runs/tune/figures"}
         given |= {"power_table": "runs/tune/figures/tables/claims_power.csv"}
         yield "80_claims", given | {"suffix": ""}
     for path in sorted((place / "params" / profile).glob("*.yaml")):
@@ -106,13 +106,12 @@ def shipped(place, profile):
             continue
         if path.stem == "claims":  # no settings of a notebook, but what it reads
             figures = f"runs/{profile}/figures"
-            given = {"profile": profile, "claims": f"params/{profile}/claims.yaml"}
+            harm = f"params/{profile}/harm.yaml" if (path.parent / "harm.yaml").exists() else None
+            given = {"profile": profile, "claims": f"params/{profile}/claims.yaml", "harm": harm}
             given |= {"pilot": False, "figures": figures}
             power = "figures" if profile == "small" else figures  # the committed one
             given |= {"power_table": f"{power}/tables/claims_power.csv"}
             given |= {"suffix": "_qwen" if profile == "qwen" else ""}
-            if (path.parent / "harm.yaml").exists():
-                given |= {"harm": f"params/{profile}/harm.yaml"}
         grid = given.pop("grid", {})
         walks = "figures.yaml" in {other.name for other in path.parent.iterdir()}
         notebook = "45_ablations" if kind(path) == "tables" and not walks else KINDS[kind(path)]
