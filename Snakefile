@@ -105,7 +105,7 @@ def pictures(*names):
 
 
 TABLES = tables("main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPER, "paper_orderings")
-PICTURES = pictures("tradeoff", "distributions", "rates", *WITH_CRITICS)
+PICTURES = pictures("tradeoff", "distributions", *WITH_CRITICS)
 OF_EXPERIMENTS = {  # profile -> tables and pictures of notebook 45, see `igstudy.report.experiments`
     "ablations": (
         "lambda lambda_tests ndk ndk_tests strict strict_tests "
@@ -129,6 +129,7 @@ HARM = tables(*[name + ENDING for name in ("harm", "harm_twins", "harm_judges")]
 HARM += pictures("harm_curve") if JUDGED and ENDING == "_curve" else []
 ARMS = [f"claims_{name}{ENDING}" for name in ("arms", "budgets")]
 DECIDED = tables(*(["claims_power"] if PILOT else ARMS if ENDING else ["claims", "claims_overlap", *ARMS])) if CLAIMS.is_file() else []
+DECIDED += pictures("outcomes" + ENDING) if DECIDED and JUDGED and not PILOT else []
 DECIDING = {"profile": PROFILE, "claims": str(CLAIMS), "harm": JUDGED, "pilot": PILOT, "figures": FIGURES}
 DECIDING |= {"power_table": POWER, "suffix": ENDING}
 VERDICTS = [f"runs/{PROFILE}/judge/{path.stem.removeprefix('judge-')}/manifest.json" for path in FILES.files("judge")]

@@ -13,7 +13,6 @@ from igstudy.figures.style import (
     HATCHES,
     MARKERS,
     OUTCOMES,
-    PALE,
     PALETTE,
     SIX,
     STYLE,
@@ -65,7 +64,6 @@ TOGETHER = {  # looks of one picture
     "critics": {n: (critic.look_of(n)["color"], critic.look_of(n)["marker"]) for n in range(8)},
     "beams": {k: (PALETTE[k], MARKERS[k]) for k in range(3)},
     "outcomes": bars(OUTCOMES),
-    "ends": bars(OUTCOMES | {"safe at the end only": PALE}),
 }
 
 

@@ -69,7 +69,6 @@ SIX = (  # methods of a picture with one message; tables have them all
 )
 # column of the main table -> colour
 OUTCOMES = {"safe": "#0173b2", "abstained": "#c9c9c9", "unsafe": "#d55e00"}
-PALE = "#9ecae1"  # of what is safe in part
 # colours that are alike in grey, or to eyes without one kind of cone
 HATCHES = {  # colour of a bar -> its hatch; a bar of another colour has none
     OUTCOMES["unsafe"]: "///",
@@ -165,7 +164,7 @@ def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> 
         look: Any = {"color": colour, "ec": "white", "height": 0.78, "hatch": HATCHES.get(colour)}
         bars = ax.barh(counts.index, shares[outcome], left=starts[outcome], label=outcome, **look)
         texts = counts[outcome].astype(str).mask(thin[outcome], "")
-        ink = INK if colour in (PALE, OUTCOMES["abstained"]) else "white"
+        ink = INK if colour == OUTCOMES["abstained"] else "white"
         ground = [withStroke(linewidth=4, foreground=colour)]  # the numbers stand on no hatch
         look = {"color": ink, "fontsize": 9, "path_effects": ground}
         ax.bar_label(bars, texts, label_type="center", **look)
