@@ -13,7 +13,7 @@ from igstudy.figures.style import unless_missing
 from igstudy.report import statistics as metrics
 
 ROOT = Path(__file__).parents[1]
-SECTIONS = "tradeoff distributions rates answers critic".split()
+SECTIONS = "tradeoff distributions answers critic".split()
 PICTURES = set(SECTIONS) - {"answers"}  # the answers are a table
 CRITICS = {"critic"}
 METHODS = ("base", "best-of-n", "best-of-n-lagrangian", "inferenceguard")
