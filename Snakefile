@@ -61,6 +61,7 @@ TEACHING = {
     "algorithm": "notebooks/01_the_algorithm.ipynb",
     "budget": "notebooks/02_the_budget.ipynb",
     "breaking": "notebooks/03_breaking_the_guard.ipynb",
+    "own": "notebooks/05_your_own.ipynb",
     "theory": "notebooks/10_theory.ipynb",
     "audit": "notebooks/70_paper_audit.ipynb",
 }
