@@ -35,8 +35,8 @@ RC: dict[Any, Any] = {  # how every picture looks, whether it is drawn or writte
 # what matplotlib would write into each kind of file by itself: the time, and its own version
 METADATA = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
 
-# One hue per family (seaborn's "colorblind"), one shade and one marker per method, whatever else is
-# in the picture.
+# One hue per family (after seaborn's "colorblind"), one shade and one marker per method, whatever
+# else is in the picture. InferenceGuard is black: no method may have the colour of "over budget".
 # method -> its colour, its marker, and its name for readers, after the paper's
 Marker = str | tuple[int, int, int]
 LOOKS: dict[str, tuple[str, Marker, str]] = {
@@ -44,18 +44,18 @@ LOOKS: dict[str, tuple[str, Marker, str]] = {
     "best-of-n": ("#0173b2", "s", "Best-of-N"),
     "best-of-n-lagrangian": ("#56b4e9", "^", "Best-of-N, λ"),
     "best-of-n-augmented": ("#02406b", "D", "Best-of-N, augmented"),
-    "beam-lagrangian": ("#de8f05", "v", "beam search, λ"),
+    "beam-lagrangian": ("#664d00", "v", "beam search, λ"),
     "beam-lagrangian-freq": ("#f2c46d", "<", "beam search, λ, freq."),
-    "beam-augmented": ("#8a5a00", "X", "beam search, augmented"),
-    "rejection": ("#b5a800", (3, 1, 0), "rejection sampling"),
+    "beam-augmented": ("#f0b400", "X", "beam search, augmented"),
+    "rejection": ("#6a00d4", (3, 1, 0), "rejection sampling"),
     "args": ("#029e73", "p", "ARGS"),
     "args-lagrangian": ("#7bd3b5", ">", "ARGS, λ"),
     "args-cost": ("#01553e", "h", "ARGS, cost"),
     "re-control": ("#cc78bc", "d", "RE-Control"),
     "re-control-lagrangian": ("#7d3a70", "8", "RE-Control, λ"),
-    "inferenceguard": ("#d55e00", "*", "InferenceGuard"),
-    "inferenceguard-critic": ("#8b2500", "P", "InferenceGuard, critic"),
-    "inferenceguard-mix": ("#ff9e6b", (4, 1, 45), "InferenceGuard, mix"),
+    "inferenceguard": ("#000000", "*", "InferenceGuard"),
+    "inferenceguard-critic": ("#404040", "P", "InferenceGuard, critic"),
+    "inferenceguard-mix": ("#a0a0a0", (4, 1, 45), "InferenceGuard, mix"),
 }
 STYLE = {method: look[:2] for method, look in LOOKS.items()}
 NAMES = {method: name for method, (_, _, name) in LOOKS.items()}
@@ -109,8 +109,8 @@ def unless_missing() -> Iterator[None]:
 
 
 def style(method: str) -> tuple[str, Marker]:
-    """Return the fixed (colour, marker) of a method; a user's own method is a black hexagon."""
-    return STYLE.get(method, ("#000000", "H"))
+    """Return the fixed (colour, marker) of a method; a user's own method is a pink hexagon."""
+    return STYLE.get(method, ("#ff4d8d", "H"))
 
 
 def shown_methods(table: pd.DataFrame) -> pd.DataFrame:
