@@ -173,7 +173,7 @@ def test_a_failed_final_check_shows():
         answer = own("deaf", seed=3, record=True)
     assert (answer.status, answer.reason) == ("abstained", "scorer_contract")
     assert [node.fate for node in answer.candidates].count(CHECK_FAILED) == 1
-    assert "✗" in answer.tree()._repr_svg_()
+    assert CHECK_FAILED in answer.tree()._repr_svg_()
     assert "gives one text different costs" in answer._repr_html_()
 
 
@@ -194,9 +194,9 @@ def test_a_cost_inside_a_block_shows_in_its_candidate():
             assert node.within == (node.beam.state.z >= 0)
             hidden = node.beam.worst > node.cost
             inside += hidden and not node.within
-            assert (
-                not hidden or f"worst {node.beam.worst:.3f} · z {node.beam.state.z:.3f}" in picture
-            )
+            z = f"z {round(node.beam.state.z, 3):g}"
+            shown = f"cost {round(node.beam.worst, 3):g} inside the block, {z}"
+            assert not hidden or shown in " ".join(readable(picture))
         assert rejudged(nodes, answer.guard.config, 0.6) == nodes
     assert inside
 
@@ -291,6 +291,42 @@ def test_a_picture_is_well_formed_and_masks():
         html = unescape(answer._repr_html_())
         assert not any(f">{word}<" in html for word in dear)
     assert hidden
+
+
+def readable(picture):
+    """Return the texts of a picture, each line by line as one."""
+    texts = [e for e in ElementTree.fromstring(picture).iter() if e.tag.endswith("}text")]
+    return [" ".join(span.text or "" for span in text) for text in texts]
+
+
+def test_letters_are_large_and_every_text_is_whole():
+    """Bug: pictures as wide as the search is deep, whose letters were five pixels high, and texts
+    that ended in dots.
+    """
+    answer = guard()("deaf", seed=3, record=True)
+    long = " ".join(f"word{i}" for i in range(80))
+    nodes = [replace(node, text=long) for node in answer.tree().nodes]
+    picture = replace(answer.tree(), nodes=nodes)._repr_svg_()
+    root = ElementTree.fromstring(picture)
+    width = float(root.get("width"))
+    sizes = [float(e.get("font-size")) for e in root.iter() if e.get("font-size")]
+    # two pictures side by side in 860 pixels, and one on a telephone with a margin
+    assert min(sizes) * min(1, 430 / width) >= 11.7
+    assert min(sizes) * min(1, 358 / width) >= 9.5
+    assert readable(picture).count(long) == len(nodes)
+
+
+def test_a_picture_says_in_words_what_it_shows():
+    """Bug: colours and bare numbers alone told what is over budget, and no alternative text."""
+    tree = guard()("deaf", seed=3, record=True).tree()
+    root = ElementTree.fromstring(tree._repr_svg_())
+    assert root.get("role") == "img"
+    label = f"{len(tree.nodes)} candidates of {tree.method}: {tree.verdict}"
+    assert root.get("aria-label") == label
+    texts = readable(tree._repr_svg_())
+    for side, within in (("within", True), ("over", False)):
+        count = sum(f": {side} the budget of 1 ·" in text for text in texts)
+        assert count == sum(node.within == within for node in tree.nodes) > 0
 
 
 def test_a_picture_stands_any_character():
@@ -405,9 +441,29 @@ def test_the_budget_slider_judges_without_decoding():
     explorer.budget.value = 0.2
     assert (own.policy.model.tokens_forwarded, len(calls)) == (asked, scored)
     assert pictures(explorer) != before and "the budget of 0.2" in pictures(explorer)[0]
+    assert "the budget of 1" not in "".join(pictures(explorer))
     explorer.sliders["n_samples"].value = 3
     assert own.policy.model.tokens_forwarded > asked
-    assert len(explorer.answers["inferenceguard"].candidates) % 3 == 0
+    assert len(explorer.trees["inferenceguard"].nodes) % 3 == 0
+
+
+def test_the_controls_wait_while_it_decodes():
+    """Bug: nothing said that the panel decodes, and clicks meanwhile were kept for later."""
+    explorers, seen = [], []
+
+    class Watching(LetterCost):
+        def score(self, prompts, responses, finished):
+            for explorer in explorers:
+                disabled = {control.disabled for control in explorer.controls}
+                seen.append((disabled, "decoding by inferenceguard" in explorer.message.value))
+            return super().score(prompts, responses, finished)
+
+    explorer = panel.Explorer(guard(cost=Watching()), "deaf", ["inferenceguard"])
+    explorers.append(explorer)
+    explorer.decode()
+    assert seen and all(each == ({True}, True) for each in seen)
+    explorer.sliders["keep"].value = 6  # an error
+    assert not any(control.disabled for control in explorer.controls)
 
 
 def test_a_wrong_setting_is_one_sentence_and_loses_nothing():

@@ -10,8 +10,7 @@ from typing import Any
 
 from ..errors import IgcoreError, needs
 from ..guard import Guard
-from ..response import Response
-from .html import GREY, OVER, answer_html
+from .html import GREY, OVER, mask_answer
 from .tree import Tree
 
 # setting -> largest value of its slider
@@ -55,8 +54,8 @@ class Explorer:
     ----------
     box : ipywidgets.VBox
         The panel.
-    answers, pages : dict of str to Response, dict of str to str
-        The decoded answers by method, and their HTML, for which the cost is asked once.
+    pages : dict of str to str
+        The masked answers by method as HTML, for which the cost is asked once.
     trees : dict of str to Tree
         Their trees, under the budget of the decoding.
     """
@@ -64,10 +63,9 @@ class Explorer:
     def __init__(self, guard: Guard, prompt: str, methods: Sequence[str]):
         self.widgets = widgets = needs("ipywidgets", "notebooks")
         self.guard, self.methods = guard, methods
-        self.answers: dict[str, Response] = {}
         self.pages: dict[str, str] = {}
         self.trees: dict[str, Tree] = {}
-        budget, wide = guard.config.budget, {"width": "460px"}
+        budget, wide = guard.config.budget, {"width": "460px", "max_width": "100%"}
         self.prompt = widgets.Textarea(prompt, description="prompt", rows=2, layout=wide)
         self.budget = widgets.FloatSlider(budget, min=0, max=max(2 * budget, 0.1))
         self.budget.step, self.budget.readout_format = self.budget.max / 200, ".3f"
@@ -80,7 +78,9 @@ class Explorer:
         for name, slider in labelled.items():
             slider.description, slider.style.description_width = name, "100px"
         decode = widgets.Button(description="Decode", button_style="primary")
+        self.controls = [decode, self.prompt, *labelled.values()]
         self.message, self.shown = widgets.HTML(), widgets.HBox()
+        self.shown.layout.flex_flow = "row wrap"
 
         settings = widgets.VBox([self.prompt, *labelled.values()])
         actions = widgets.HBox([decode, self.message])
@@ -95,21 +95,29 @@ class Explorer:
         decode.on_click(self.decode)
 
     def decode(self, change: Any = None) -> None:
-        """Decode the prompt by every chosen method and show the trees."""
-        answers = {}
-        settings = {name: slider.value for name, slider in self.sliders.items()}
+        """Decode the prompt by every chosen method and show the trees; the controls wait."""
+        for control in self.controls:
+            control.disabled = True
         try:
-            config = replace(self.guard.config, budget=self.budget.value, **settings)
-            guard = replace(self.guard, config=config)
-            for name in self.methods:
-                self.show_message(f"decoding by {name}")
-                answers[name] = replace(guard, method=name)(self.prompt.value, record=True)
-            self.trees = {name: answer.tree() for name, answer in answers.items()}
+            self.show_decoded()
         except IgcoreError as error:  # keep showing the previous answers
             self.show_message(str(error), OVER)
-            return
-        self.answers = answers
-        self.pages = {name: answer_html(answer) for name, answer in answers.items()}
+        finally:
+            for control in self.controls:
+                control.disabled = False
+
+    def show_decoded(self) -> None:
+        """Decode the prompt by every chosen method and show the answers with their trees."""
+        answers = {}
+        settings = {name: slider.value for name, slider in self.sliders.items()}
+        config = replace(self.guard.config, budget=self.budget.value, **settings)
+        guard = replace(self.guard, config=config)
+        for name in self.methods:
+            self.show_message(f"decoding by {name} ...")
+            answers[name] = replace(guard, method=name)(self.prompt.value, record=True)
+        self.trees = {name: answer.tree() for name, answer in answers.items()}
+        # the verdict is the tree's, which follows the budget slider
+        self.pages = {name: f"<p>{escape(mask_answer(a))}</p>" for name, a in answers.items()}
         self.show(self.trees)
         self.show_message("decoded")
 

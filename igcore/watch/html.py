@@ -110,7 +110,9 @@ def verdict_of(answer: Response) -> str:
     if answer.spread >= 0.0005:  # a smaller spread is invisible in three digits
         cost += f", give or take {answer.spread:.3f}"
     inside = answer.cost is not None and within(answer.cost, config)
-    cost += f", {'within' if inside else 'not within'} the budget of {config.budget:g}"
+    over = answer.cost is not None and answer.cost > config.budget  # False for NaN
+    side = "within" if inside else "over" if over else "not within"
+    cost += f", {side} the budget of {config.budget:g}"
     if answer.status != "verified_safe":
         return f"not verified: {cost}; {WHY[answer.reason]}"
     guarded = method_of(answer.guard.method).abstains
@@ -128,10 +130,10 @@ def answer_html(answer: Response) -> str:
     shown = mask_answer(answer)
     spans, start = [], 0
     for end, z in zip(answer.block_ends, answer.z_trace[1:], strict=False):
-        color = WITHIN if z >= 0 else OVER
+        line = f"solid {WITHIN}" if z >= 0 else f"dashed {OVER}"
         spans.append(
-            f'<span style="border-bottom:2px solid {color}">{escape(shown[start:end])}</span>'
-            f'<sub style="color:{GREY};margin:0 4px">{z:.3f}</sub>'
+            f'<span style="border-bottom:2px {line}">{escape(shown[start:end])}</span>'
+            f'<sub style="color:{GREY};font-size:12px;margin:0 4px">{z:.3f} left</sub>'
         )
         start = end
     text = "".join(spans) or "<i>nothing was emitted</i>"

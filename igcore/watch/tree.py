@@ -1,24 +1,28 @@
-"""The candidates of a search as a picture: a column per block, an arrow from parent to child."""
+"""The candidates of a search as a picture: block under block, a line from parent to child."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import groupby
+from textwrap import wrap
+from unicodedata import east_asian_width
 
 from ..config import SearchConfig
 from ..errors import ParameterError
 from ..response import Response
 from ..scorers import keeps_cache
 from .html import GREY, OVER, WITHIN, hidden, mask_prompt, masker_of, verdict_of
-from .record import CHECK_FAILED, EMITTED, ON_THE_WAY, Node, rejudged
+from .record import ON_THE_WAY, Node, rejudged
 
-WIDE, HIGH = 236, 40  # size of a candidate's box, in pixels
-GAP, ROW = 54, 48  # between columns, and from one candidate to the next
-TOP, LEFT, TITLE = 66, 12, 700  # TITLE is the least width, for the verdict
-LETTERS = 34  # letters of a candidate's text that fit into its box
-MONO = ' font-family="monospace"'
+# in pixels: a page fits two pictures side by side, and a phone one, so that letters stay large
+WIDE, LEFT, BOX = 440, 10, 54  # of the picture; where its texts and its boxes begin
+LINE, GAP = 17, 7  # height of a line, and from box to box
+LETTERS, NUMBERS, TITLE = 45, 58, 66  # letters of a line: of a text, of its numbers, and of a title
+JOINER = "\u2060"  # of no width
+MONO = ' font-family="monospace" font-size="13"'
+LEGEND = "filled: kept · hollow: not kept · z: the budget left"
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Tree:
         A key of `igcore.METHODS`.
     config : SearchConfig
         The settings of the recorded search.
+    budget : float
+        The budget under which the candidates are judged.
     """
 
     prompt: str
@@ -42,6 +48,7 @@ class Tree:
     nodes: list[Node]
     method: str
     config: SearchConfig
+    budget: float
 
     @classmethod
     def of(cls, answer: Response, masked: bool = True) -> Tree:
@@ -70,7 +77,8 @@ class Tree:
             if keeps_cache(guard.cost):
                 nodes = [n if n.within else replace(n, text=hidden(n.text)) for n in nodes]
             nodes = [replace(node, text=mask(node.text)) for node in nodes]
-        return cls(prompt, verdict_of(answer), nodes, guard.method, guard.config)
+        config = guard.config
+        return cls(prompt, verdict_of(answer), nodes, guard.method, config, config.budget)
 
     def rejudge(self, budget: float) -> Tree:
         """Return the same candidates judged under another budget, without decoding."""
@@ -84,98 +92,84 @@ class Tree:
                 f"other candidates are within budget from block {changed[0] + 1} on; decode again "
                 "to see what is kept"
             )
-        return replace(self, nodes=after, verdict=f"under the budget of {budget:g} {verdict}")
+        verdict = f"under the budget of {budget:g} {verdict}"
+        return replace(self, nodes=after, verdict=verdict, budget=budget)
 
     def _repr_svg_(self) -> str:
-        places, labels = _layout(self.nodes)
-        width = max(LEFT + max(x for x, _ in places.values()) + WIDE + 20, TITLE)
-        height = max(y for _, y in places.values()) + HIGH + 46
-        parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-            f'width="{width}" height="{height}" style="max-width:100%;height:auto" '
-            'font-family="sans-serif" font-size="11">',
-            '<rect width="100%" height="100%" fill="white"/>',
-            _text(LEFT, 16, self.method, look=' font-weight="bold"'),
-            _text(LEFT, 32, self.verdict),
-            _text(LEFT, 48, _short(self.prompt, 110), GREY),
-        ]
-        parts += [_edge(node, places) for node in self.nodes]
-        parts += [*labels, *(_box(node, *places[node.number]) for node in self.nodes)]
-        parts += [_legend(height - 14), "</svg>"]
-        return "\n".join(parts)
+        title = _lines(f"{self.method}: {self.verdict}", TITLE)
+        prompt = _lines(self.prompt, TITLE, max_lines=3)
+        y = len(title) * LINE
+        texts = [_text(LEFT, 0, title), _text(LEFT, y, [*prompt, LEGEND], GREY)]
+        y += (len(prompt) + 1) * LINE + GAP
+        parents = list(dict.fromkeys(node.parent for node in self.nodes))
+        boxes, edges, middles = [], [], {}
+        for (block, round_), nodes in groupby(self.nodes, lambda node: (node.block, node.round)):
+            texts.append(_text(BOX, y, [f"block {block + 1}, round {round_ + 1}"], GREY))
+            y += LINE + GAP
+            for node in nodes:
+                box, high = self._box(node, y)
+                boxes.append(box)
+                middles[node.number] = y + high // 2
+                if node.parent >= 0:
+                    lane = parents.index(node.parent) % 6  # six places beside the boxes
+                    edges.append(_edge(node, lane, middles[node.parent], middles[node.number]))
+                y += high + GAP
+        label = f"{len(self.nodes)} candidates of {' '.join(title)}"
+        start = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {y}" '
+            f'width="{WIDE}" height="{y}" style="max-width:100%;height:auto" '
+            f'font-family="sans-serif" font-size="12" role="img" aria-label="{escape(label)}">'
+            '<rect width="100%" height="100%" fill="white"/>'
+        )
+        return "\n".join([start, *texts, *edges, *boxes, "</svg>"])
 
+    def _box(self, node: Node, y: int) -> tuple[str, int]:
+        """Return the box of a candidate, with its whole text and its numbers, and its height."""
+        color, strong = _color(node), node.fate in ON_THE_WAY
+        letters = "white" if strong else "#222222"
+        text, numbers = _lines(node.text, LETTERS), _lines(self._numbers(node), NUMBERS)
+        high = (len(text) + len(numbers)) * LINE + GAP
+        box = (
+            f'<rect x="{BOX}" y="{y}" width="{WIDE - LEFT - BOX}" height="{high}" rx="5" '
+            f'fill="{color if strong else "white"}" stroke="{color}"/>'
+            + _text(BOX + 7, y, text, letters, MONO)
+            + _text(BOX + 7, y + len(text) * LINE, numbers, letters)
+        )
+        return box, high
 
-def _layout(nodes: Sequence[Node]) -> tuple[dict[int, tuple[int, int]], list[str]]:
-    """Return the top left corner of every candidate, and labels above retried rounds."""
-    filled: dict[int, int] = {}  # block -> height in use
-    places, labels, before = {}, [], (0, 0)
-    for node in nodes:
-        x, y = LEFT + node.block * (WIDE + GAP), filled.get(node.block, TOP)
-        if node.round > 0 and (node.block, node.round) != before:
-            y += 18
-            labels.append(_text(x, y - 5, f"retry {node.round}", GREY))
-        before = node.block, node.round
-        places[node.number] = x, y
-        filled[node.block] = y + ROW
-    return places, labels
+    def _numbers(self, node: Node) -> str:
+        """Return the fate of a candidate and its numbers in words."""
+        beam, side = node.beam, "within" if node.within else "over"
+        # the budget may be charged with a check inside the block
+        cost = f"cost {round(beam.worst, 3):g}" + " inside the block" * (beam.worst > beam.cost)
+        line = f"{node.fate} · {cost}, z {round(beam.state.z, 3):g}: {side} the budget of "
+        line += f"{self.budget:g} · reward {beam.reward:.2f}"
+        return line + (f" · f1 {beam.f1:.2f}" if math.isfinite(beam.f1) else "")
 
 
 def _color(node: Node) -> str:
     return WITHIN if node.within else OVER
 
 
-def _edge(node: Node, places: dict[int, tuple[int, int]]) -> str:
-    """Return the line from a candidate's parent; empty for the first block."""
-    if node.parent < 0:
-        return ""
-    x0, y0 = places[node.parent]
-    x1, y1 = places[node.number]
-    x0, y0, y1 = x0 + WIDE, y0 + HIGH // 2, y1 + HIGH // 2
-    middle = (x0 + x1) // 2
+def _edge(node: Node, lane: int, y0: int, y1: int) -> str:
+    """Return the line from the parent's box, by a lane beside the boxes, to a candidate's."""
     width = 2.4 if node.fate in ON_THE_WAY else 0.8
     return (
-        f'<path d="M{x0} {y0} C{middle} {y0} {middle} {y1} {x1} {y1}" fill="none" '
+        f'<path d="M{BOX} {y0 + 5} H{BOX - 8 - 6 * lane} V{y1 - 5} H{BOX}" fill="none" '
         f'stroke="{_color(node)}" stroke-width="{width}"/>'
     )
 
 
-def _box(node: Node, x: int, y: int) -> str:
-    """Return the box of a candidate: its text, its numbers and its fate."""
-    color, strong = _color(node), node.fate in ON_THE_WAY
-    fill = color if strong else "white"
-    letters = "white" if strong else "#222222"
-    beam, whole = node.beam, f"{node.fate}: {_short(node.text, 1000)}"
-    cost = f"cost {beam.cost:.3f}"
-    if beam.worst > beam.cost:  # the budget was charged with a check inside the block
-        cost, whole = f"worst {beam.worst:.3f}", f"{whole} (cost at its end {beam.cost:.3f})"
-    line = f"{cost} · z {beam.state.z:.3f} · reward {beam.reward:.2f}"
-    if math.isfinite(beam.f1):
-        line += f" · f1 {beam.f1:.2f}"
-    mark = {EMITTED: "✓ ", CHECK_FAILED: "✗ "}.get(node.fate, "")
-    return (
-        f"<g><title>{escape(whole)}</title>"
-        f'<rect x="{x}" y="{y}" width="{WIDE}" height="{HIGH}" rx="5" fill="{fill}" '
-        f'stroke="{color}" stroke-width="{1.5 if strong else 1}"/>'
-        + _text(x + 7, y + 16, mark + _short(node.text, LETTERS - len(mark)), letters, MONO)
-        + _text(x + 7, y + 32, line, letters)
-        + "</g>"
-    )
-
-
-def _legend(y: int) -> str:
-    """Return the legend of colours and marks, on one line."""
-    marks = "filled: kept · hollow: not kept · ✓ emitted · ✗ failed the final check"
-    entries = [("■ within budget", WITHIN), ("■ over budget", OVER), (marks, GREY)]
-    return "\n".join(
-        _text(LEFT + 110 * i, y, label, color) for i, (label, color) in enumerate(entries)
-    )
-
-
-def _short(text: str, letters: int) -> str:
-    """Return the beginning of a text on one line, without characters that XML forbids."""
+def _lines(text: str, letters: int, max_lines: int | None = None) -> list[str]:
+    """Return a text in lines, without characters that XML forbids."""
     line = "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
-    return line if len(line) <= letters else line[: letters - 1] + "…"
+    # letters of two columns count twice
+    padded = "".join(c + JOINER * (east_asian_width(c) in "FW") for c in line)
+    lines = wrap(padded, letters, max_lines=max_lines, placeholder="…")
+    return [line.replace(JOINER, "") for line in lines] or [""]
 
 
-def _text(x: int, y: int, text: str, color: str = "#222222", look: str = "") -> str:
-    return f'<text x="{x}" y="{y}" fill="{color}"{look}>{escape(text)}</text>'
+def _text(x: int, y: int, lines: list[str], color: str = "#222222", look: str = "") -> str:
+    """Return lines of text below y."""
+    spans = "".join(f'<tspan x="{x}" dy="{LINE}">{escape(line)}</tspan>' for line in lines)
+    return f'<text y="{y}" fill="{color}"{look}>{spans}</text>'
