@@ -19,7 +19,7 @@ from .record import ON_THE_WAY, Node, rejudged
 # in pixels: a page fits two pictures side by side, and a phone one, so that letters stay large
 WIDE, LEFT, BOX = 440, 10, 54  # of the picture; where its texts and its boxes begin
 LINE, GAP = 17, 7  # height of a line, and from box to box
-LETTERS, NUMBERS, TITLE = 45, 58, 66  # letters of a line: of a text, of its numbers, and of a title
+LETTERS, NUMBERS, TITLE = 45, 63, 66  # letters of a line: of a text, of its numbers, and of a title
 JOINER = "\u2060"  # of no width
 MONO = ' font-family="monospace" font-size="13"'
 LEGEND = "filled: kept · hollow: not kept · z: the budget left"
