@@ -154,8 +154,9 @@ def claim_verdicts(profile: str, base: Path) -> str:
         raise RunError(
             f"{path} does not decide {file.path}; run `make reproduce` and `make publish` first"
         )
-    *each, count = claims.concluded(decided).splitlines()
-    return "\n".join([count, "", *(f"* {sentence}" for sentence in each)])
+    verdicts = decided.drop_duplicates("claim")["verdict"]
+    count = f"{(verdicts == 'held').sum()} of {len(verdicts)} claims held."
+    return f"{count}\n\n{claims.in_words(decided).to_markdown(index=False)}"
 
 
 def output(page: str, base: Path) -> str:

@@ -90,7 +90,10 @@ def test_a_clear_difference_holds_and_its_opposite_fails(written):
     assert (row.low, row.high) == metrics.difference_of_rates(20, 0, 20)
     assert (row.tokens, row.reference_tokens) == (30, 40)
     assert decided(written(), [NONE], [ALL])["verdict"].tolist() == ["failed"]
-    assert claims.concluded(table).endswith("1 of 1 claims held.")
+    said = {"the paper says": "It is safest.", "measured": f"{PATH}: +1.000", "prompts": 20}
+    assert claims.in_words(table).to_dict("records") == [said | {"here": "held"}]
+    failed = claims.in_words(decided(written(), [NONE], [ALL]))
+    assert failed["here"].tolist() == ["failed: beam is as safe"]
 
 
 def test_less_harm_is_better(written):

@@ -361,22 +361,26 @@ def overlaps(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
 # --- in words -------------------------------------------------------------------------------------
 
 
-def concluded(table: pd.DataFrame) -> str:
-    """Return the verdicts as sentences; the last counts the claims that held."""
-    sentences = []
-    for name, rows in table.groupby("claim", sort=False):
-        parts = [
-            f"{row.outcome} minus {row.reference}: {paired.short(row.difference, '+.3f')} "
-            f"[{paired.short(row.low)}, {paired.short(row.high)}]"
-            for row in rows.itertuples(index=False)
-        ]
-        first = rows.iloc[0]
-        sentences.append(
-            f"{first['verdict']}: {name} ({first['arm']}, {'; '.join(parts)}; "
-            f"{rows['n_prompts'].max()} prompts, Holm p {paired.p_value(first['p_holm'])})"
+def in_words(table: pd.DataFrame) -> pd.DataFrame:
+    """Return what the paper says and what came out, a row for each claim.
+
+    The difference is of the claim's first outcome; where rivals differ, from the least to the most.
+    """
+    rows = []
+    for _, own in table.groupby("claim", sort=False):
+        first = own.iloc[0]
+        found = own.loc[own["outcome"] == first["outcome"], "difference"]
+        ends = dict.fromkeys(paired.short(end, "+.3f") for end in (found.min(), found.max()))
+        verdict = first["verdict"]
+        rows.append(
+            {
+                "the paper says": first["sentence"],
+                "here": f"{verdict}: {first['falsified']}" if verdict == "failed" else verdict,
+                "measured": f"{first['outcome']}: {' to '.join(ends)}",
+                "prompts": own["n_prompts"].max(),
+            }
         )
-    held = int((table.drop_duplicates("claim")["verdict"] == "held").sum())
-    return "\n".join([*sentences, f"{held} of {table['claim'].nunique()} claims held."])
+    return pd.DataFrame(rows)
 
 
 def labelled(regime: Regime, lines: pd.DataFrame) -> pd.DataFrame:
