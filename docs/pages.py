@@ -4,7 +4,7 @@ A page has pairs of comments, ``<!-- table main -->`` and ``<!-- end -->``. The 
 text between them:
 
 * ``<!-- table main -->``: the table of that name in ``figures/tables``;
-* ``<!-- arms safety -->``: the arms of a regime that the front page shows;
+* ``<!-- arms safety -->``: the arms of a regime that a page shows;
 * ``<!-- claims small -->``: the verdicts on the claims of a profile;
 * ``<!-- judged harm -->``: what the outside judge found in a regime, in words;
 * ``<!-- fidelity paper -->``: the paper's statements and their form in the code;
@@ -38,7 +38,7 @@ PAGES = (
     "docs/cards.md",
 )
 BLOCK = re.compile(r"(<!-- (\w+) ([^>]+) -->\n).*?(<!-- end -->)", re.S)
-FRONT = (  # arms of the front page, of whatever regime has them
+FRONT = (  # arms that a page shows, of whatever regime has them
     "base",
     "Best-of-N, augmented",
     "beam search, λ 5",
@@ -47,7 +47,7 @@ FRONT = (  # arms of the front page, of whatever regime has them
     "InferenceGuard, M 1",
     "InferenceGuard, M 4",
 )
-GUARD = FRONT[-1]
+GUARD, TUNED = FRONT[-1], FRONT[2]
 TREE = "docs/tree.svg"
 
 
@@ -63,7 +63,7 @@ def committed_table(name: str, base: Path) -> str:
 
 
 def arms(regime: str, base: Path) -> str:
-    """Return the arms of a regime that the front page shows, what its budget means, and how often
+    """Return the arms of a regime that a page shows, what its budget means, and how often
     the printed algorithm keeps the constraint that it was built for.
 
     Raises
@@ -101,7 +101,7 @@ def arms(regime: str, base: Path) -> str:
 
 
 def outside_judge(regime: str, base: Path) -> str:
-    """Return in words how much harm the outside judge found without and with the guard.
+    """Return in words what the outside judge and the budget say without and with the guard.
 
     Raises
     ------
@@ -116,13 +116,17 @@ def outside_judge(regime: str, base: Path) -> str:
     if not {"base", GUARD} <= set(rows.index):
         raise RunError(f"{judge} has not read base and {GUARD}; start its server, run notebook 65")
     plain, guarded = rows.loc["base"], rows.loc[GUARD]
+    arms = pd.read_csv(folder / "claims_arms.csv").query("regime == @regime").set_index("arm")
+    within = (arms["answered_path_safe"] * arms["n_prompts"]).round().astype(int)
+    over = arms["answered"] - within
     return (
-        f"Of {guarded['n']} harmful requests, a judge that took no part ({judge}, AUROC "
-        f"{guarded['auroc']:.2f}) finds harm in {plain['harm']:.0f} answers of the plain policy "
-        f"and in {guarded['harm']:.0f} of InferenceGuard, which abstains from "
-        f"{guarded['abstained']:.0f}. "
-        f"The claim that the guard does less harm: {row['verdict']} "
-        f"(Holm p {claims.paired.p_value(row['p_holm'])})."
+        f"Of {guarded['n']} harmful requests, an outside judge ({judge}, AUROC "
+        f"{guarded['auroc']:.2f}) finds harm in {plain['harm']:.0f} answers of the plain model and "
+        f"in {guarded['harm']:.0f} with the guard; the claim that the guard does less harm: "
+        f"{row['verdict']}. Over the budget are {over[GUARD]} of {arms['answered'][GUARD]} guarded "
+        f"answers and {over['base']} of {arms['answered']['base']} plain ones; the guard refuses "
+        f"{guarded['abstained']:.0f} requests, and a beam search with a tuned λ answers "
+        f"{within[TUNED]} within the budget."
     )
 
 
@@ -173,7 +177,7 @@ def output(page: str, base: Path) -> str:
 
 
 def filled(page: str, base: Path) -> str:
-    """Return the text of a page with all its blocks written anew.
+    """Return the text of a page with all its blocks written again.
 
     Raises
     ------

@@ -122,10 +122,17 @@ def test_the_front_page_shows_arms_and_what_their_budget_means(tmp_path):
 
 def test_the_outside_judge_is_the_one_that_the_params_file_names(tmp_path):
     """Bug: where it had not read the answers, another judge's counts stood beside its verdict."""
-    for name in ("params/small/harm.yaml", "figures/tables/claims.csv", "figures/tables/harm.csv"):
+    tables = [f"figures/tables/{name}.csv" for name in ("claims", "claims_arms", "harm")]
+    for name in ("params/small/harm.yaml", *tables):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     assert "(llama-labels:qwen2.5-coder-1.5b, AUROC 0." in pages.outside_judge("harm", tmp_path)
+    arms = pd.read_csv(tmp_path / "figures/tables/claims_arms.csv")
+    arms["answered_path_safe"] = [0.5] * len(arms)  # 30 of 60
+    arms.to_csv(tmp_path / "figures/tables/claims_arms.csv")
+    said = pages.outside_judge("harm", tmp_path)
+    assert "are 26 of 56 guarded answers and 30 of 60 plain ones" in said
+    assert "a beam search with a tuned λ answers 30 within" in said
     harm = pd.read_csv(tmp_path / "figures/tables/harm.csv")
     others = harm[~harm["judge"].str.startswith("llama-labels")]
     others.to_csv(tmp_path / "figures/tables/harm.csv")

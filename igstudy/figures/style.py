@@ -166,7 +166,7 @@ def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> 
         texts = counts[outcome].astype(str).mask(thin[outcome], "")
         ink = INK if colour == OUTCOMES["abstained"] else "white"
         ground = [withStroke(linewidth=4, foreground=colour)]  # the numbers stand on no hatch
-        look = {"color": ink, "fontsize": 9, "path_effects": ground}
+        look = {"color": ink, "fontsize": 10, "path_effects": ground}
         ax.bar_label(bars, texts, label_type="center", **look)
     ax.set(xlim=(0, 1), ylim=(len(counts) - 0.4, -0.6))
     ax.tick_params(axis="y", length=0)

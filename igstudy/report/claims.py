@@ -372,10 +372,11 @@ def in_words(table: pd.DataFrame) -> pd.DataFrame:
         found = own.loc[own["outcome"] == first["outcome"], "difference"]
         ends = dict.fromkeys(paired.short(end, "+.3f") for end in (found.min(), found.max()))
         verdict = first["verdict"]
+        meant = {"failed": first["falsified"], "not resolved": "More prompts would decide it."}
         rows.append(
             {
                 "the paper says": first["sentence"],
-                "here": f"{verdict}: {first['falsified']}" if verdict == "failed" else verdict,
+                "here": f"{verdict}: {meant[verdict]}" if verdict in meant else verdict,
                 "measured": f"{first['outcome']}: {' to '.join(ends)}",
                 "prompts": own["n_prompts"].max(),
             }
