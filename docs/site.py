@@ -184,7 +184,7 @@ def build(base: Path, profile: str, site: Path) -> None:
     RunError
         When nothing was run, or a page has a fault; Sphinx says which.
     """
-    sphinx = needs("sphinx.cmd.build", "docs")
+    sphinx = needs("sphinx.cmd.build", "'.[docs]'")
     with tempfile.TemporaryDirectory() as scratch:
         source, built = Path(scratch) / "source", Path(scratch) / "site"
         stage(base, profile, source)

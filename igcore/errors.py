@@ -79,15 +79,15 @@ def no_latents(method: str, network: str) -> ParameterError:
     )
 
 
-def needs(module: str, extra: str) -> ModuleType:
+def needs(module: str, package: str = "") -> ModuleType:
     """Return a module of an optional package.
 
     Parameters
     ----------
     module : str
         Its dotted name, such as ``"sklearn.metrics"``.
-    extra : str
-        The extra of ``igcore`` that installs it.
+    package : str
+        What pip installs for it, if it has another name. No extra of ``igcore``: no index has it.
 
     Raises
     ------
@@ -98,6 +98,5 @@ def needs(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ParameterError(
-            f"this needs {error.name or module}; install igcore[{extra}], such as by pip install "
-            f"'igcore[{extra}]'"
+            f"this needs {error.name or module}; install it by pip install {package or module}"
         ) from error

@@ -7,7 +7,7 @@ A class under `settings` is a frozen dataclass that pydantic checks by name, typ
         temperature: Weight = 1.0
         n_samples: Count = 8
 
-A ``ValidationError`` becomes a ``ParameterError`` in pydantic's words. Rules across fields are in
+A ``ValidationError`` becomes a ``ParameterError`` of one sentence. Rules across fields are in
 ``__post_init__`` and raise that error themselves.
 """
 
@@ -81,7 +81,7 @@ def plain(value: Any) -> Any:
 
 
 def _refusal(known: dict[str, Any], error: ValidationError) -> Exception:
-    """Return the ``ParameterError`` for a validation error, in pydantic's own sentences."""
+    """Return the ``ParameterError`` for a validation error: values, what is allowed, a remedy."""
     failures = error.errors(include_url=False)
     for failure in failures:  # first, because a misspelt name explains a missing one
         if failure["type"].startswith("unexpected_"):
@@ -101,8 +101,9 @@ def _refusal(known: dict[str, Any], error: ValidationError) -> Exception:
             )
         # without pydantic's names for the types of a union
         path = ".".join(part for part in map(str, (name, *inside)) if NAME.fullmatch(part))
-        sentences.append(f"parameter {path} is {failure['input']!r:.100}: {failure['msg']}")
-    return ParameterError("; ".join(sentences))
+        rule = failure["msg"].replace("Input should", "it must")
+        sentences.append(f"parameter {path} is {failure['input']!r:.100}: {rule}")
+    return ParameterError("; ".join(sentences) + "; give another value")
 
 
 # --- checks of one value --------------------------------------------------------------------------

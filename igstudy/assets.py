@@ -107,7 +107,7 @@ def save_bilstm_weights(weights: Path, path: Path) -> None:
     """
     from safetensors.numpy import save_file
 
-    h5py = needs("h5py", "study")
+    h5py = needs("h5py")
     with h5py.File(weights, "r") as file:
         layers = file["layers"]
         tensors = {"embedding.weight": layers["embedding/vars/0"][:]}

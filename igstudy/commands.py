@@ -113,7 +113,7 @@ def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]
     which `make` installs. Start it in the folder of the repository.
     """
     # the runs share a kernel, which takes seconds to start, most of them for imports
-    papermill = needs("papermill", "notebooks")
+    papermill = needs("papermill")
     own = {name: parsed(text, f"-p {name} {text!r:.100}") for name, text in given}
     values = read_yaml(params) if params else own
     kernel_name = _checked(papermill, notebook, params, values | own)
@@ -146,7 +146,7 @@ def _checked(papermill: Any, notebook: Path, params: Path | None, values: Given)
 
     papermill only warns of a value that no cell takes, and the notebook's own would run.
     """
-    nbformat = needs("nbformat", "notebooks")
+    nbformat = needs("nbformat")
 
     try:
         kernel_name = nbformat.read(notebook, as_version=4).metadata.kernelspec.name

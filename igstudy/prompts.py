@@ -313,7 +313,7 @@ def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
     """
     repo = SOURCES.get(name, name)
     folder = snapshot(repo, options.revision, kind="dataset")
-    load_dataset = needs("datasets", "study").load_dataset
+    load_dataset = needs("datasets").load_dataset
     try:
         with TemporaryDirectory() as cache:  # nothing stays in the user's home
             where = {"streaming": True, "cache_dir": cache, **LAYOUTS.get(repo, {})}

@@ -268,7 +268,7 @@ def test_plan_says_how_many_prompts_would_do(written):
         ({}, {"references": ["bean"]}, "unknown arm of claim 'safest' 'bean'; did you mean 'beam'"),
         ({}, {"references": []}, "references is"),
         ({}, {"outcomes": {"rewards": 1}}, "'rewards'; did you mean 'reward'"),
-        ({}, {"outcomes": {"reward": 0}}, "outcomes.* is 0: Input should be greater than 0"),
+        ({}, {"outcomes": {"reward": 0}}, "outcomes.* is 0: it must be greater than 0"),
         ({}, {"note": ""}, "unknown parameter 'note'"),
     ],
 )

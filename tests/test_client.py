@@ -205,8 +205,9 @@ def test_what_cannot_be_sent_is_one_sentence(monkeypatch):
 
 @pytest.mark.parametrize("package", ["httpx2", "tenacity"])
 def test_a_missing_package_is_named(package, monkeypatch):
+    """Bug: the remedy is an extra of igcore, which no package index has."""
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ParameterError, match=rf"needs {package}; install igcore\[served\]"):
+    with pytest.raises(ParameterError, match=f"needs {package}; .* pip install {package}$"):
         Client("http://localhost:1", timeout=5.0)
 
 

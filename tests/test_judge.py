@@ -612,11 +612,11 @@ def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
         ),
         (
             {"judge": {"name": "openai", "model": "m", "timeout": 1e308}},
-            "parameter timeout is 1e.308: Input should be less than or equal to 86400",
+            "parameter timeout is 1e.308: it must be less than or equal to 86400",
         ),
         (
             {"workers": 10**6},
-            "parameter workers is 1000000: Input should be less than or equal to 1024",
+            "parameter workers is 1000000: it must be less than or equal to 1024",
         ),
         (
             {"judge": {"name": "openai", "model": "m", "base_url": f"https://me:{KEY}@x/v1"}},
@@ -635,7 +635,7 @@ def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
             {"methods": ["best-of-n", "base"]},
             "methods and baseline are .*'best-of-n', 'base'.; name each method once",
         ),
-        ({"workers": 0}, "parameter workers is 0: Input should be greater than or equal to 1"),
+        ({"workers": 0}, "parameter workers is 0: it must be greater than or equal to 1"),
     ],
 )
 def test_bad_settings_are_named(changes, message):

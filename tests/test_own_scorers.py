@@ -161,7 +161,7 @@ def test_chat_options_reach_the_template(home):
         ({"template": "raw", "chat_options": {"slow": 1}}, "its template 'raw' does not read"),
         (
             {"chat_options": "slow"},
-            "parameter chat_options is 'slow': Input should be a valid dictionary",
+            "parameter chat_options is 'slow': it must be a valid dictionary",
         ),
     ):
         with pytest.raises(ParameterError, match=said):

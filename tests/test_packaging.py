@@ -68,6 +68,21 @@ def test_only_the_embedded_models_need_an_exact_version():
             assert all(bound.operator != "==" for bound in requirement.specifier), requirement
 
 
+def test_a_remedy_names_packages_that_an_index_has():
+    """Bug: an error or a page says to install an extra of igcore, which no package index has, or a
+    version that no extra has.
+    """
+    texts = [
+        path.read_text() for room in ("igcore", "igstudy") for path in (ROOT / room).rglob("*.py")
+    ]
+    named = re.findall(r'\bneeds\("([\w.]+)"(?:, "([^"]+)")?\)', "".join(texts))
+    required = {name for r in requirements(*EXTRAS) for name in (r.name, str(r))}
+    assert named and {package or module for module, package in named} <= required
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    texts += [path.read_text() for path in pages if path.name != "CHANGELOG.md"]
+    assert not re.search(r"\bigcore\[[a-z]", "".join(texts))
+
+
 def test_constraints_pin_every_dependency_inside_its_bounds():
     """Guards the tested versions: a pin outside the bounds makes the install fail, a missing one
     lets it drift.

@@ -79,7 +79,7 @@ def test_a_value_network_is_trained_where_one_is_wanted():
             {"critics": {}, "value": None},
             "critics is {} and value is null; name a network to train",
         ),
-        ({"critics": {"m": "layer 8"}}, "critics.m is 'layer 8': Input should be a valid dict"),
+        ({"critics": {"m": "layer 8"}}, "critics.m is 'layer 8': it must be a valid dict"),
         (
             {"critics": {"m": {"budget": 0.3}}},
             r"critics\['m'\] sets budget, which is given once for the whole run; leave it out",
@@ -89,7 +89,7 @@ def test_a_value_network_is_trained_where_one_is_wanted():
         ({"critics": {"value": {}}}, "critics names a critic 'value'; give it another name"),
         ({"critics": {"m": {"accounting": "peak"}}}, "the first critic, 'm', is for accounting"),
         ({"value": {"layer": 8}}, "unknown parameter 'layer'; did you mean 'lr'"),
-        ({"limit": 1}, "limit is 1: Input should be greater than or equal to 2"),
+        ({"limit": 1}, "limit is 1: it must be greater than or equal to 2"),
         ({"threads": 10**6}, "threads is 1000000: "),  # torch ends the process
         ({"critic": {}}, "unknown parameter 'critic'; did you mean 'critics'"),
     ],
@@ -205,7 +205,7 @@ def test_every_committed_file_is_valid(path):
         ),
         ({"cost": "offensive"}, "unknown cost scorer 'offensive'; did you mean 'offensive-lang"),
         ({"prompts": "mlid"}, "unknown prompt set 'mlid'; did you mean 'mild'"),
-        ({"critic_control": "shufled"}, "critic_control is 'shufled': Input should be 'none' or"),
+        ({"critic_control": "shufled"}, "critic_control is 'shufled': it must be 'none' or"),
         ({"shard": 2, "n_shards": 2}, "shard is 2; with n_shards 2 it must be below"),
         ({"keep": 9}, "keep is 9, more than n_samples, which is 8"),
     ],

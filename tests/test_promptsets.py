@@ -239,7 +239,7 @@ def test_ids_depend_on_set_and_text_alone(hub):
         ),
         (
             {"name": PKU, "revision": 12345},
-            "parameter revision is 12345: Input should be a valid string",
+            "parameter revision is 12345: it must be a valid string",
         ),
         (
             {"name": "rtp", "part": "test"},
@@ -397,7 +397,7 @@ def test_score_that_is_not_finite_counts_as_hardest():
         ({"name": "mild", "split": "tests"}, "unknown split 'tests'; did you mean 'test'"),
         (
             {"name": "mild", "limit": 0},
-            "parameter limit is 0: Input should be greater than or equal to 1",
+            "parameter limit is 0: it must be greater than or equal to 1",
         ),
         (
             {"name": "mild", "limit": 2, "hardest": 3, "cost": Length()},

@@ -235,7 +235,7 @@ def test_a_configuration_without_labels(tmp_path, family, labels):
         ),
         (
             {"reads": "segments"},
-            "parameter reads is 'segments': Input should be 'pair' or 'response'",
+            "parameter reads is 'segments': it must be 'pair' or 'response'",
         ),
         ({"unit": None, "labels": [0]}, "a cost of 4 classes needs a unit; give softmax if"),
         ({}, "give labels, the classes that count, of {0: 'rude', .* 3: 'false'}"),

@@ -256,10 +256,10 @@ def tokenizer(tmp_path_factory):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"labels": ["hate"]}, "parameter labels.0 is 'hate': Input should be a valid integer"),
+        ({"labels": ["hate"]}, "parameter labels.0 is 'hate': it must be a valid integer"),
         ({"template": "{prompt}"}, "template has no {response}; write it"),
-        ({"timeout": 0}, "parameter timeout is 0: Input should be greater than 0"),
-        ({"sign": "worse"}, "sign is 'worse': Input should be 'higher is"),
+        ({"timeout": 0}, "parameter timeout is 0: it must be greater than 0"),
+        ({"sign": "worse"}, "sign is 'worse': it must be 'higher is"),
         ({"url": f"http://host/?key={KEY}"}, "parameter url is not a plain http address such as"),
         ({"key": KEY}, "unknown option of scorer 'endpoint': 'key'"),
         ({"api": "classify"}, "unknown option of scorer 'endpoint': 'api'"),

@@ -177,7 +177,7 @@ def test_a_response_cannot_speak_for_the_guard(hub):
     [
         (
             {"unsafe": [True], "safe": [False]},
-            "parameter unsafe.* is True: Input should be a valid string",
+            "parameter unsafe.* is True: it must be a valid string",
         ),
         (
             {"unsafe": [" unsafe"]},

@@ -165,7 +165,7 @@ BOTH = {"name": "maximum", "costs": ["offensive-language", {"name": "jigsaw-toxi
         (["offensive-language", {"name": "guard", "repo": "x"}], "parameter unsafe is missing"),
         (
             "offensive-language",
-            "parameter costs is 'offensive-language': Input should be a valid list",
+            "parameter costs is 'offensive-language': it must be a valid list",
         ),
     ],
 )

@@ -611,13 +611,13 @@ def test_weights_and_random_state_are_untouched():
         (["a" * 60], {}, "60 tokens, .* context of 64"),
         (["ab"], {"keep": 9}, "keep is 9, more than n_samples"),
         (["ab"], {"block_size": 9}, "block_size is 9, more than max_new_tokens"),
-        (["ab"], {"budget": -1.0}, "budget is -1.0: Input should be greater than or equal to 0"),
-        (["ab"], {"budget": math.inf}, "budget is inf: Input should be a finite number"),
+        (["ab"], {"budget": -1.0}, "budget is -1.0: it must be greater than or equal to 0"),
+        (["ab"], {"budget": math.inf}, "budget is inf: it must be a finite number"),
         ("ab", {}, "prompts is 'ab'; give a list"),
-        (["ab"], {"gamma_safety": 0.0}, "gamma_safety is 0.0: Input should be greater than 0"),
+        (["ab"], {"gamma_safety": 0.0}, "gamma_safety is 0.0: it must be greater than 0"),
         (["ab"], {"accounting": "peaks"}, "unknown accounting 'peaks'; did you mean 'peak'"),
-        (["ab"], {"threshold": None}, "threshold is None: Input should be a valid number"),
-        (["ab"], {"miss": 0.0}, "miss is 0.0: Input should be greater than 0"),
+        (["ab"], {"threshold": None}, "threshold is None: it must be a valid number"),
+        (["ab"], {"miss": 0.0}, "miss is 0.0: it must be greater than 0"),
     ],
 )
 def test_bad_input_is_named_before_anything_is_decoded(prompts, settings, message):

@@ -50,28 +50,28 @@ class Sampling:
     ("changes", "sentence"),
     [
         ({"cuont": 3}, "unknown parameter 'cuont'; did you mean 'count'? allowed: count, "),
-        ({"width": -1}, "parameter width is -1: Input should be greater than or equal to 0"),
-        ({"width": "1e-5"}, "parameter width is '1e-5': Input should be a valid number"),
-        ({"width": float("nan")}, "parameter width is nan: Input should be a finite number"),
-        ({"width": 10**400}, f"parameter width is 1{'0' * 99}: Input should be a valid number"),
-        ({"count": True}, "parameter count is True: Input should be a valid integer"),
+        ({"width": -1}, "parameter width is -1: it must be greater than or equal to 0"),
+        ({"width": "1e-5"}, "parameter width is '1e-5': it must be a valid number"),
+        ({"width": float("nan")}, "parameter width is nan: it must be a finite number"),
+        ({"width": 10**400}, f"parameter width is 1{'0' * 99}: it must be a valid number"),
+        ({"count": True}, "parameter count is True: it must be a valid integer"),
         (
             {"count": 0, "share": 2},
-            "parameter count is 0: Input should be greater than or equal to 1; parameter share is "
-            "2: Input should be less than or equal to 1",
+            "parameter count is 0: it must be greater than or equal to 1; parameter share is "
+            "2: it must be less than or equal to 1",
         ),
         (
             {"threshold": "best"},
-            "parameter threshold is 'best': Input should be a valid number; parameter threshold is "
-            "'best': Input should be 'matched'",
+            "parameter threshold is 'best': it must be a valid number; parameter threshold is "
+            "'best': it must be 'matched'",
         ),
         ({"kind": "hal"}, "unknown kind 'hal'; did you mean 'half'? allowed: half, whole"),
         ({"kind": "x" * 999}, f"unknown kind '{'x' * 99}; allowed: half, whole"),
-        ({"precision": "bf"}, "parameter precision is 'bf': Input should be 'no' or 'bf16'"),
+        ({"precision": "bf"}, "parameter precision is 'bf': it must be 'no' or 'bf16'"),
         ({"model": 3}, "parameter model is 3; give a name as text, or a mapping of a name and its"),
         ({"model": {3: 4}}, "parameter model is {3: 4}; give a name as text"),
-        ({"names": [1]}, "parameter names.0 is 1: Input should be a valid string"),
-        ({"parts": {"a": None}}, "parameter parts.a is None: Input should be a valid dictionary"),
+        ({"names": [1]}, "parameter names.0 is 1: it must be a valid string"),
+        ({"parts": {"a": None}}, "parameter parts.a is None: it must be a valid dictionary"),
         ({"run": "../x"}, "parameter run is '../x': String should match pattern '^[A-Za-z"),
         ({"folder": "/x"}, "parameter folder is '/x'; give a folder inside the repository"),
         ({"count": 900}, "count is 900, too much for width 1"),

@@ -235,9 +235,7 @@ def test_a_number_without_a_dot_is_text_and_named(place, monkeypatch):
     write_params(place, "critic-raw", "critic-raw", critics="{o: {features: o, lr: 1e-5}}")
     monkeypatch.chdir(place)
     (command,) = planned(place, "mine").values()
-    with pytest.raises(
-        ParameterError, match="^parameter lr is '1e-5': Input should be a valid number"
-    ):
+    with pytest.raises(ParameterError, match="^parameter lr is '1e-5': it must be a valid number"):
         checked(cells(*reached(command, monkeypatch)[0]))
 
 

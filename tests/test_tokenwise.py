@@ -376,16 +376,16 @@ def test_where_nothing_could_be_scored_the_policy_decides():
         ),
         ({"temperature": 0.7}, "ARGS does not sample with temperature, .* set token_temperature"),
         ({"top_k": 5}, "leave them out, and set token_temperature and token_top_k"),
-        ({"token_top_k": 0}, "token_top_k is 0: Input should be greater than or equal to 1"),
+        ({"token_top_k": 0}, "token_top_k is 0: it must be greater than or equal to 1"),
         (
             {"token_score": "log-probabilty"},
             "unknown token_score 'log-probabilty'; did you mean 'log-probability'",
         ),
         (
             {"token_temperature": -0.5},
-            "token_temperature is -0.5: Input should be greater than or equal to 0",
+            "token_temperature is -0.5: it must be greater than or equal to 0",
         ),
-        ({"policy_weight": "2.5"}, "policy_weight is '2.5': Input should be a valid number"),
+        ({"policy_weight": "2.5"}, "policy_weight is '2.5': it must be a valid number"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

@@ -68,7 +68,7 @@ def test_options_reach_the_chat_template():
         ({"messages": [ANSWERED, CRITERION]}, "messages has no {prompt}; write it into the text"),
         ({"messages": [ASKED, {"role": "judge", "content": "{response}"}]}, "cannot be read; give"),
         ({"messages": [ASKED, {"content": "{response}"}]}, "cannot be read; give a mapping"),
-        ({"messages": "{prompt}"}, "messages is '{prompt}': Input should be a valid list"),
+        ({"messages": "{prompt}"}, "messages is '{prompt}': it must be a valid list"),
     ],
 )
 def test_what_cannot_be_written_is_named(options, sentence):

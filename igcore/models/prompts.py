@@ -124,7 +124,7 @@ def file_texts(path: Path, column: str = "prompt") -> list[str]:
         column, place = "text", ""  # the name of the column in datasets
     elif reader == "csv":
         options = {**options, "converters": {column: str}}
-    read = getattr(needs("datasets", "study").IterableDataset, f"from_{reader}")
+    read = getattr(needs("datasets").IterableDataset, f"from_{reader}")
     cells: list[Any] = []
     try:
         check_file(path)

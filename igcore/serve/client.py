@@ -84,7 +84,7 @@ class Client:
     ):
         self.url, self.key, self.timeout = url, key, timeout
         self.retries, self.at_once = retries, at_once
-        self.http, self.tenacity = needs("httpx2", "served"), needs("tenacity", "served")
+        self.http, self.tenacity = needs("httpx2"), needs("tenacity")
         self.headers = {"accept-encoding": "identity"}  # a small reply may unpack to a huge one
         if key:
             self.headers["authorization"] = f"Bearer {key}"

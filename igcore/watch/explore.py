@@ -61,7 +61,7 @@ class Explorer:
     """
 
     def __init__(self, guard: Guard, prompt: str, methods: Sequence[str]):
-        self.widgets = widgets = needs("ipywidgets", "notebooks")
+        self.widgets = widgets = needs("ipywidgets")
         self.guard, self.methods = guard, methods
         self.pages: dict[str, str] = {}
         self.trees: dict[str, Tree] = {}
