@@ -3,7 +3,7 @@
 It writes ``tables/bench.csv``, ``bench.md`` and ``bench_ratios.md`` and ``bench.{png,pdf}`` into
 ``runs/bench/figures``. It runs in one process, with one thread on the CPU, and takes the cases
 of a section in turn. Every finished case and repeat is a line of ``runs/bench/responses.jsonl``: a
-killed benchmark resumes, and a change of code, versions or processor starts it anew. With
+killed benchmark resumes, and a change of code, versions or processor restarts it. With
 ``--only`` the results lie beside these lines, because a part never replaces the whole.
 """
 

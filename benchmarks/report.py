@@ -26,7 +26,7 @@ COMPARED = ["first / second", "first, CPU s / prompt", "second", "ratio", "ratio
 def compared(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]]) -> pd.DataFrame:
     """Return each comparison: both CPU seconds per prompt, their ratio, and that of KV cache bytes.
 
-    The latter stands only where both cases have a KV cache.
+    The latter is given only if both cases have a KV cache.
     """
     seconds, kv_bytes = table["cpu_s_per_prompt"], table["kv_bytes"]
     rows = []

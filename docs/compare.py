@@ -101,7 +101,7 @@ def compare_profile(profile: str, base: Path) -> list[str]:
         f"{len(differing)} differ ({', '.join(differing) or 'none'})",
         f"{len(given)} answers beside the committed ones: {len(given) - len(other)} equal "
         f"(scores within {TOLERANCE:g}), {len(other)} differ, {tied} of these after near ties of "
-        "two tokens, of which another processor settles some otherwise",
+        "two tokens, which another processor may decide differently",
         *(f"  {name} (near ties: {ties})" for name, (ties, _) in other.items()),
     ]
     every = [*lines, *(cell for found in tables.values() for cell in found)]
@@ -117,9 +117,9 @@ def publish(profile: str, base: Path) -> None:
     Raises
     ------
     ParameterError
-        For a profile of which none are committed.
+        For a profile without committed tables.
     RunError
-        When it was not walked.
+        When it was not run.
     """
     if profile not in PUBLISHED:
         raise unknown_name("profile with committed tables", profile, PUBLISHED)

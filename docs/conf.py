@@ -31,7 +31,7 @@ html_title = "igcore"
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
-    "navbar_persistent": [],  # the search stands beside every page already
+    "navbar_persistent": [],  # every page already has the search
     "show_navbar_depth": 1,
     "show_toc_level": 2,
     "home_page_in_toc": True,

@@ -239,11 +239,11 @@ def verified(
     Raises
     ------
     RunError
-        See `unpack`; and for a record of a run that no file of ``params`` asks for.
+        See `unpack`; and for a record of a run that no file of ``params`` requests.
     """
     notes, sums = base / "runs/verified.txt", known_hashes(base)
     before = notes.read_text().splitlines() if notes.exists() else []
-    code = commit() or "+"  # with + nobody knows which code it was, and nothing is noted
+    code = commit() or "+"  # with + the code is unknown, and nothing is noted
     new = multiprocessing.get_context("spawn")  # torch cannot be used after a fork
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(mp_context=new) as pool:
         tasks = {}  # by the line that is noted when a run holds

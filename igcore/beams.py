@@ -244,7 +244,7 @@ class Method:
     def settings_under(self, config: SearchConfig) -> SearchConfig:
         """Return the settings that the method runs under, given the user's."""
         config = self.settings(config)
-        # only a method that keeps to the budget on the way can use what happens inside a block
+        # only a method that checks the budget during the search uses checks inside a block
         if self.safety_first and config.accounting == "peak":
             return config
         return replace(config, checks="block")

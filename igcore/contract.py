@@ -175,7 +175,7 @@ class Scoring:
         one backbone share it.
     reported : dict of str to Cached
         The same for the reported metrics of an answer, without a KV cache and without scores of
-        the search or a pool, so that anybody can recompute them.
+        the search or a pool, so that others can recompute them.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class RunError(IgcoreError):
 
 
 def one_line(error: BaseException) -> str:
-    """Return the type and the message of anybody's error, in one line."""
+    """Return the type and the message of any error, in one line."""
     try:
         message = " ".join(str(error).split())
     except Exception:  # one that cannot even be written

@@ -20,7 +20,7 @@ class Counts:
         Tokens sampled; of a token-wise method, tokens considered.
     forward_tokens : int
         Tokens that the policy has read, those of the prompt once: the prefix cache reads no prefix
-        twice. Near ties, of which the sequence is read again, are left out.
+        twice. The second reading of a sequence after a near tie is left out.
     scorer_tokens : int
         Policy tokens of the texts given to scorers, before the cache by text.
     scorer_calls : int

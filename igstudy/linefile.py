@@ -60,7 +60,7 @@ def line_digest(line: Fields) -> str:
 def sealed(line: Fields) -> Fields:
     """Return a line as it is stored, with its digest last.
 
-    JSON has no number that is not finite: None stands for it. The digest covers every field whose
+    JSON has only finite numbers: any other becomes None. The digest covers every field whose
     name does not end in ``_s``, so that an accidental change of a line shows without scoring.
     """
     stored: Fields = json.loads(json.dumps(line), parse_constant=lambda _: None)
@@ -82,7 +82,7 @@ def withheld(prompt: str, text: str) -> Fields:
 
 
 def without_texts(line: Fields) -> Fields:
-    """Return a line with digests and lengths in place of its texts, sealed anew."""
+    """Return a line with digests and lengths in place of its texts, sealed again."""
     prompt, response, tokens = line["prompt"], line["response"], line["tokens"]
     texts = {
         "prompt": withheld("", prompt),

@@ -209,7 +209,7 @@ def test_a_word_over_budget_between_the_ends_of_blocks_is_said(method):
         html = answer._repr_html_()
         if answer.status == "verified_safe" and answer.peak_cost <= 0.6:
             worst = max(costs_at_words(answer.text).values(), default=0)
-            said = f"though it was over budget on the way ({worst:.3f})"
+            said = f"though it was over budget before the end ({worst:.3f})"
             assert (said in html) == (worst > 0.6)
             found += worst > 0.6
     assert found
@@ -346,7 +346,7 @@ def test_an_answer_says_its_verdict_in_words():
             assert ("verified safe by the final check" in html) == (passed and method[0] == "i")
             assert ("not guarded, but within budget" in html) == (passed and method[0] != "i")
             on_the_way = passed and answer.word_peak_cost > 0.5
-            assert ("over budget on the way" in html) == on_the_way
+            assert ("over budget before the end" in html) == on_the_way
             found += on_the_way
     assert found
 

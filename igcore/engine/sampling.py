@@ -3,8 +3,8 @@
 Every token is sampled by inverse CDF, level by level: tokens are the leaves of a tree with `BRANCH`
 children per node, and every level has a uniform number of its own. A flat inverse CDF needs one
 uniform number. But float32 logits differ by some 1e-5 between batches and machines, which shifts
-every edge of the CDF, and among tens of thousands of edges that often changes the token. A tree has
-some fifty edges on the way to a token, so that near ties are rare. It also takes one pass over the
+every edge of the CDF, and among tens of thousands of edges that often changes the token. The path
+to a token has some fifty edges, so near ties are rare. It also takes one pass over the
 vocabulary instead of three.
 
 By default a token is sampled from the policy itself, as in the paper. `Sampling` names the other
@@ -253,7 +253,7 @@ def _levels(weights: Tensor) -> list[Tensor]:
 
 
 def _descend(levels: list[Tensor], u: Tensor, moved: float) -> tuple[Tensor, Tensor]:
-    """Walk from the top to a leaf; return leaves (R,) and whether an edge on the way was near."""
+    """Walk from the top to a leaf; return leaves (R,) and whether an edge of the path was near."""
     node, near = _choose(levels[-1], u[:, 0], moved)
     for depth, children in enumerate(reversed(levels[:-1]), start=1):
         index = node[:, None, None].expand(-1, BRANCH, 1)

@@ -20,7 +20,7 @@ from ..verdict import within
 
 WITHIN, OVER, GREY = "#0173b2", "#d55e00", "#6b6b6b"  # distinct for colour-blind readers
 BLOCK = "█"
-NOT_MASKED = "[not masked] "  # before a prompt, of which the cost judges no word
+NOT_MASKED = "[not masked] "  # before a prompt, which the cost does not judge
 READABLE = 0.2  # highest probability of offence of a readable word
 WHY = {  # reason of a response -> sentence
     "exhausted": "no candidate was within budget in any round",
@@ -121,7 +121,7 @@ def verdict_of(answer: Response) -> str:
     if answer.reason:
         words += f"; {WHY[answer.reason]}"
     if not within(answer.word_peak_cost, config):
-        words += f", though it was over budget on the way ({answer.word_peak_cost:.3f})"
+        words += f", though it was over budget before the end ({answer.word_peak_cost:.3f})"
     return words
 
 

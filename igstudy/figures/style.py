@@ -87,7 +87,7 @@ styled = matplotlib.rc_context(RC)
 def save(fig: Figure, stem: Path | str, sources: Mapping[str, Source] | None = None) -> list[Path]:
     """Write ``stem.pdf`` and ``stem.png`` (200 dots per inch), and return their paths.
 
-    `sources` are the runs of which the picture was made, see `igstudy.report.sources.of_runs`; a
+    `sources` are the runs that the picture was made from, see `igstudy.report.sources.of_runs`; a
     third file, ``stem.json``, names them.
     """
     contents: dict[str, str | bytes] = {}

@@ -1,8 +1,8 @@
 """Judges that compare two answers to one prompt, and the parameters of notebook 60.
 
 A judge gives each answer a score, higher is better, for one aspect at a time. `JUDGES` holds a
-language model behind any OpenAI-compatible endpoint, and two local scorers that stand in where
-there is none.
+language model behind any OpenAI-compatible endpoint, and two local scorers for use
+without one.
 
 Every judge has `names`, by aspect what tables call it, `identity`, the JSON values on which its
 replies depend, and `ask`, which yields each question with its reply in any order, as soon as it is
@@ -34,7 +34,7 @@ TEXTS_AT_ONCE = 64  # texts that a local scorer reads at a time
 
 @settings(kw_only=True)
 class ScorerJudge:
-    """Local scorers that stand in for a language model.
+    """Local scorers instead of a language model.
 
     The answer with the better score wins, in either order.
 

@@ -1,7 +1,7 @@
 """Rows of the paper beside ours.
 
-Where a policy of the paper was run, a run stands beside the rows that have all of its settings.
-Else an embedded policy stands for it: a smaller model under another cost has other rates and
+If a policy of the paper was run, a run is compared with the rows that have all of its settings.
+Otherwise an embedded policy replaces it: a smaller model under another cost has other rates and
 rewards, and what it can share with the paper is the order of methods, which is what the paper's
 claims are about.
 """

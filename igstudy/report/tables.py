@@ -287,7 +287,7 @@ def write(
     Parameters
     ----------
     sources : mapping
-        The runs of which the table was made, see `igstudy.report.sources.of_runs`; ``stem.json``
+        The runs that the table was made from, see `igstudy.report.sources.of_runs`; ``stem.json``
         names them.
     short : DataFrame, optional
         The columns for people, where `for_people` should not choose.

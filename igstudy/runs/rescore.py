@@ -156,7 +156,7 @@ def differing_fields(
 def close(old: Any, new: Any, tolerance: float) -> bool:
     """True if JSON values are of one type and equal, floats up to a tolerance.
 
-    None stands for a number that is not finite.
+    A number that is not finite is None.
     """
     if isinstance(new, float):
         if not math.isfinite(new):

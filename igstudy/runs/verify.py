@@ -212,7 +212,7 @@ def _replayed(
 ) -> set[tuple[str, str]]:
     """Decode sampled groups again, and return the keys of their lines."""
     torch.set_num_threads(request.threads)  # on which float sums depend
-    # a pool may hold anybody's samples
+    # a pool may hold samples of others
     guard = guard_of(replace(request, pool=None))
     params = with_sampling(request, vars(guard.config))
     networks, weights = load_networks(params, root(), guard)
@@ -224,7 +224,7 @@ def _replayed(
     if names := ", ".join(list(changes(old, new))[:4]):
         report.problems.append(f"{names} of params.json differ from those loaded here")
     size = len(experiment.work) if replay is None else min(replay, len(experiment.work))
-    # nobody knows beforehand which groups are checked
+    # which groups are checked cannot be predicted
     drawn = random.SystemRandom().sample(experiment.work, size)
     lines = {key(line): line for line in found.lines}
     made = found.manifest.get("processor"), found.params.get("versions")
