@@ -75,7 +75,8 @@ def save_vocabulary(tokenizer: Mapping[str, Any], path: Path) -> None:
     tokenizer : dict
         Attributes of a ``keras.preprocessing.text.Tokenizer``.
     path : Path
-        File to write: `words`, with the indices 1 to ``num_words - 1``, and `filters`, the characters that separate words besides the space.
+        File to write: `words`, with indices from 1 up to ``num_words - 1``, and `filters`, the
+        characters that separate words besides the space.
     """
     by_index = tokenizer["index_word"]
     last = min(tokenizer["num_words"] - 1, len(by_index))

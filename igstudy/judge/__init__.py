@@ -1,7 +1,7 @@
 """Judges that compare two answers to one prompt, and the parameters of notebook 60.
 
 A judge gives each answer a score, higher is better, for one aspect at a time. `JUDGES` holds a
-language model behind any OpenAI-compatible endpoint, and two local scorers for use
+language model behind any OpenAI-compatible endpoint, and two local scorers to use
 without one.
 
 Every judge has `names`, by aspect what tables call it, `identity`, the JSON values on which its

@@ -88,7 +88,7 @@ class Pool:
         by_prompt: dict[bytes, list[tuple[bytes, str]]] = defaultdict(list)
         for prompt, key, value in records:
             by_prompt[prompt].append((key, json.dumps(value)))
-        for prompt, lines in by_prompt.items():  # one at a time, so no process waits while it holds a lock
+        for prompt, lines in by_prompt.items():  # one at a time: locks are held briefly
             with self.opened(prompt) as database:
                 database.executemany("INSERT OR IGNORE INTO records VALUES (?, ?)", lines)
 
