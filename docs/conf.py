@@ -28,6 +28,8 @@ autodoc_member_order = "bysource"
 
 html_theme = "sphinx_book_theme"
 html_title = "igcore"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {

@@ -1,9 +1,10 @@
 """Build the site: ``make docs``, which is ``python -m docs.site``.
 
-Pages, figures, tables and the executed notebooks of the last walk are staged where they lie in the
-repository, so that a link leads to the same thing here and there. The walk's own figures and tables
-take the place of the committed ones. Nothing is run, and nothing is
-downloaded: the pages need no network either. Sphinx turns them into one HTML folder.
+Pages, figures, tables and notebooks are staged where they lie in the repository, so that a link
+leads to the same thing here and there. The executed notebooks, figures and tables of the last walk
+take the place of the committed ones; a fresh clone has no walk, and its site shows the committed
+ones alone. Nothing is run, and nothing is downloaded: the pages need no network either. Sphinx
+turns them into one HTML folder.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from igcore.errors import IgcoreError, RunError, needs
 from igcore.files import replace_file, root
 from igstudy.runs.folders import ASIDE
 
+# a value with its interval in a table, which no line may break
+INTERVAL = re.compile(r"(?<=[\d%]) (\[[-+−\d.]+,) ([-+−\d.]+\])(?=[^\n]*\|$)", re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 GUIDES = ("guard", "budget", "scorers", "paper", "runs", "promise")
 RESULTS = ("results", "fidelity", "paper-to-code", "cards")
@@ -85,7 +88,8 @@ def _plain(text: str) -> str:
 def staged_links(text: str, page: Path, base: Path, folder: Path) -> str:
     """Return a page whose links hold in `folder` as well; what they lead to is copied there.
 
-    A file, of code as well, is downloaded. A link to a folder becomes plain text.
+    A file, of code as well, is downloaded. A link to a folder becomes plain text. An interval in a
+    table keeps to one line.
     """
 
     def follow(match: re.Match) -> str:
@@ -103,23 +107,13 @@ def staged_links(text: str, page: Path, base: Path, folder: Path) -> str:
         return match["label"] if is_folder else match.group()
 
     link = re.compile(r"(?<!!)\[(?P<label>[^\]]*)\]\((?P<path>[^)\s#:]+)\)")
+    text = INTERVAL.sub("\u00a0\\1\u00a0\\2", text)
     return LINK.sub(follow, link.sub(without_folders, text))
 
 
 def stage(base: Path, profile: str, folder: Path) -> None:
-    """Write the sources of the site into a folder.
-
-    Raises
-    ------
-    RunError
-        When the profile has no executed notebook.
-    """
+    """Write the sources of the site into a folder."""
     ran = executed(base / "runs" / profile)
-    if not ran:
-        raise RunError(
-            f"runs/{profile} holds no executed notebook; run the profile first, by `make "
-            "reproduce` or `make quick`, or name another with PROFILE="
-        )
     committed = {f"notebooks/{path.stem}": path for path in base.glob("notebooks/*.ipynb")}
     for page, path in (committed | ran).items():
         notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -141,7 +135,7 @@ def stage(base: Path, profile: str, folder: Path) -> None:
     names = [f"../figures/tables/{name}" for name in sorted(tables)]
     replace_file(folder / "docs/tables.md", f"# Every table\n\n{_toctree(names)}")
     runs = [f"{page.removeprefix('runs/')} <../{page}>" for page in ran if page.startswith("runs/")]
-    replace_file(folder / "docs/every-run.md", f"# Every run\n\n{_toctree(runs)}")
+    replace_file(folder / "docs/every-run.md", f"# Runs shown: {len(runs)}\n\n{_toctree(runs)}")
     front = staged_links(
         (base / "README.md").read_text(encoding="utf-8"), Path("README.md"), base, folder
     )
@@ -177,12 +171,12 @@ def faults(site: Path) -> Iterator[str]:
 
 
 def build(base: Path, profile: str, site: Path) -> None:
-    """Build the site of a profile's last walk.
+    """Build the site with a profile's last walk, or without any.
 
     Raises
     ------
     RunError
-        When nothing was run, or a page has a fault; Sphinx says which.
+        When a page has a fault; Sphinx says which.
     """
     sphinx = needs("sphinx.cmd.build", "'.[docs]'")
     with tempfile.TemporaryDirectory() as scratch:
@@ -206,7 +200,8 @@ def main() -> None:
         build(root(), profile, site)
     except IgcoreError as error:
         sys.exit(f"error: {error}")
-    print(f"open {site / 'index.html'}")
+    ran = len(executed(root() / "runs" / profile))
+    print(f"open {site / 'index.html'}; notebooks of runs/{profile}: {ran}, others as committed")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import nbformat
 import pytest
 
 from docs import site
-from igcore.errors import RunError
 
 ROOT = Path(__file__).parents[1]
 PARTS = "docs figures igcore igstudy notebooks params tests".split()
@@ -82,10 +81,32 @@ def test_the_pictures_and_tables_of_a_walk_take_the_place_of_committed_ones(base
         assert (folder / "figures/tables/heldout.md").is_file()  # of which the walk has none
 
 
-def test_without_a_walk_there_is_no_site(base, tmp_path):
-    """Guards a site of notebooks that nobody executed."""
-    with pytest.raises(RunError, match="runs/small holds no executed notebook; run the profile"):
-        site.stage(base, "small", tmp_path)
+def test_a_fresh_clone_has_a_site(base, tmp_path):
+    """Bug: a site that no visitor can build before a walk of half an hour."""
+    site.stage(base, "small", tmp_path)  # of which no run is there
+    for name in ("00_start_here", "30_decode"):
+        stored = nbformat.read(ROOT / f"notebooks/{name}.ipynb", as_version=4)
+        shown = nbformat.read(tmp_path / f"notebooks/{name}.ipynb", as_version=4)
+        assert [cell.source for cell in shown.cells] == [cell.source for cell in stored.cells]
+    assert (tmp_path / "docs/every-run.md").read_text().startswith("# Runs shown: 0\n")
+
+
+def test_no_heading_contains_a_link():
+    """Bug: Sphinx ends with a KeyError where a heading links to a file, once it writes HTML."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    headings = [line for page in pages for line in page.read_text().splitlines() if line[:1] == "#"]
+    assert headings and not [line for line in headings if "](" in line]
+
+
+def test_an_interval_in_a_table_keeps_to_one_line(base, tmp_path):
+    """Bug: every interval of a table of results was broken over three lines. An interval outside
+    of tables, where it may be code, stays as it is.
+    """
+    text = "| a | 95 % [90, 97] | .02 [-.01, .05] |\nlist = 3 [1, 2]\n"
+    shown = site.staged_links(text, Path("docs/page.md"), base, tmp_path)
+    assert shown == (
+        "| a | 95 %\u00a0[90,\u00a097] | .02\u00a0[-.01,\u00a0.05] |\nlist = 3 [1, 2]\n"
+    )
 
 
 def test_a_picture_is_described_by_the_text_before_it():
