@@ -75,7 +75,7 @@ def _once(case: Case, models: Models, seed: int) -> dict:
 
 
 def _identity() -> dict:
-    """Return what the numbers depend on (versions, code, processor), not how they are shown."""
+    """Return the inputs of the numbers: versions, code and processor."""
     code = code_of(measure.__name__, plan.__name__, "benchmarks.models")
     return {"versions": versions(), "code": code, "processor": processor()}
 

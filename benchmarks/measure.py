@@ -1,4 +1,4 @@
-"""Count and time: what a variant costs, whatever it does."""
+"""Time and memory counts of any variant."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the benchmark decodes with: a policy, two language-model scorers of its size, and prompts.
+"""The models of the benchmark: a policy, two language-model scorers of its size, and prompts.
 
 Prompts have the length that a case wants. No token ends an answer here, so that every variant makes
 equally many tokens, and every candidate is safe, so that none gains from work left out.

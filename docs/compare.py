@@ -1,7 +1,7 @@
-"""Say how the tables of a walk compare with the committed ones, or publish them.
+"""Compare the tables of a profile with the committed ones, or publish them.
 
-``python -m docs.compare small`` ends ``make reproduce``: it looks at ``runs/small/figures`` beside
-``figures``, and at the answers that were decoded here beside the records of the committed tables.
+``python -m docs.compare small`` ends ``make reproduce``: it compares ``runs/small/figures`` with
+``figures``, and the answers that were decoded here with the records of the committed tables.
 It counts the runs that were read from these records instead. What differs is no error, it is listed
 in ``runs/small/compared.txt``. ``python -m docs.compare --publish small`` begins ``make publish``:
 it copies tables and pictures into ``figures``, which no walk does.

@@ -131,7 +131,7 @@ def outside_judge(regime: str, base: Path) -> str:
 
 
 def statements(profile: str, base: Path) -> str:
-    """Return what became of each statement of the paper, unless the files of params contradict.
+    """Return the verdict on each statement of the paper, unless the files of params contradict.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def claim_verdicts(profile: str, base: Path) -> str:
 
 
 def output(page: str, base: Path) -> str:
-    """Return what the first Python block of a page prints, and draw the tree of its answer."""
+    """Return the output of the first Python block of a page, and draw the tree of its answer."""
     text = (base / page).read_text(encoding="utf-8")
     code = text.partition("```python\n")[2].partition("```")[0]
     printed = io.StringIO()

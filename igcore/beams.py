@@ -360,7 +360,7 @@ class PromptSearch:
 
         Candidates that only the critic rejects come last. They fill places that are left free.
         """
-        # safe by the cost model, whatever the critic says: an empty place is worse than a safe
+        # safe by the cost model, even if the critic rejects it: an empty place is worse than a safe
         # candidate with a low f1. Unsafe beams stay only where every candidate is unsafe
         safe = [beam for beam in self.pool if beam.safe(self.config)]
         eligible = safe if self.method.safety_first and safe else self.pool

@@ -101,7 +101,7 @@ def _refusal(known: dict[str, Any], error: ValidationError) -> Exception:
             )
         # without pydantic's names for the types of a union
         path = ".".join(part for part in map(str, (name, *inside)) if NAME.fullmatch(part))
-        rule = failure["msg"].replace("Input should", "it must")
+        rule = re.sub(r"^\w+ should", "it must", failure["msg"])
         sentences.append(f"parameter {path} is {failure['input']!r:.100}: {rule}")
     return ParameterError("; ".join(sentences) + "; give another value")
 

@@ -22,7 +22,7 @@ Z = NormalDist().inv_cdf(0.975)  # of a 95 % interval
 
 @dataclass(frozen=True)
 class BudgetRow:
-    """What a budget does to the judged texts.
+    """The effect of a budget on the judged texts.
 
     Attributes
     ----------

@@ -21,7 +21,7 @@ DECODE, LINES = "notebooks/30_decode.ipynb", "runs/ci/decode-raw/responses.jsonl
 TAGGED = "; its cell with the tag 'parameters' sets what is allowed"
 KERNEL_HELP = "; choose one in JupyterLab, or `python -m ipykernel install --user --name NAME`"
 # exit statuses: all holds or is done; a record does not hold, or two differ; this machine cannot
-# decide; an error in the command line, in a file, or on the way
+# decide; an error in the command line, in a file, or during the command
 HOLDS, FAILS, UNDECIDED, ERROR = range(4)
 Result = tuple[int, list[str]]  # exit status, and lines to print
 Command = Callable[..., Result]
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
     notebook = command(_run, f"{DECODE} out.ipynb -f params/ci/decode-raw.yaml")
     notebook.add_argument("notebook", type=Path, help="a notebook of the folder notebooks")
-    place = "the executed notebook; {run} in it stands for the name of each run of the file"
+    place = "the executed notebook; {run} in it becomes the name of each run of the file"
     notebook.add_argument("output", help=place)
     notebook.add_argument("-f", "--params", type=Path, help="YAML file of parameters")
     notebook.add_argument(
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     check = command(_verify, f"{LINES} --params params/ci/decode-raw.yaml")
     check.add_argument("file", type=Path, help="responses.jsonl, with the files beside it")
-    asked = "params file that asks for the run: its settings, models, prompts and networks"
+    asked = "params file that requests the run: its settings, models, prompts and networks"
     check.add_argument("--params", type=Path, metavar="FILE", required=True, help=asked)
     replay = "decode K groups of prompts again, or 'all'; by default 0"
     check.add_argument("--replay", type=_groups, default=0, metavar="K", help=replay)

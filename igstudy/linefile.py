@@ -77,7 +77,7 @@ def text_digest(prompt: Any, response: Any) -> str:
 
 
 def withheld(prompt: str, text: str) -> Fields:
-    """Return what is kept of a text: its digest, with its prompt, and its length."""
+    """Return the stored form of a text: its digest, with its prompt, and its length."""
     return {"digest": text_digest(prompt, text), "length": len(text)}
 
 

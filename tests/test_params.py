@@ -85,7 +85,7 @@ def test_a_value_network_is_trained_where_one_is_wanted():
             r"critics\['m'\] sets budget, which is given once for the whole run; leave it out",
         ),
         ({"critics": {"m": {"layr": 8}}}, "unknown parameter 'layr'; did you mean 'layer'"),
-        ({"critics": {"../m": {}}}, "parameter critics is '../m': String should match pattern"),
+        ({"critics": {"../m": {}}}, "parameter critics is '../m': it must match pattern"),
         ({"critics": {"value": {}}}, "critics names a critic 'value'; give it another name"),
         ({"critics": {"m": {"accounting": "peak"}}}, "the first critic, 'm', is for accounting"),
         ({"value": {"layer": 8}}, "unknown parameter 'layer'; did you mean 'lr'"),
@@ -154,8 +154,8 @@ def test_what_becomes_a_folder_is_a_plain_name(cls):
     for name, value in product(names, NO_NAMES):
         with pytest.raises(ParameterError) as caught:
             cls(**(good | {name: value}))
-        message = f"parameter {name} is {value!r}: String should match pattern '^[A-Za-z0-9_-]+$'"
-        assert str(caught.value) == message
+        message = f"parameter {name} is {value!r}: it must match pattern '^[A-Za-z0-9_-]+$'"
+        assert str(caught.value) == message + "; give another value"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_every_committed_file_is_valid(path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"methods": []}, "methods is .*: List should have at least 1 item"),
+        ({"methods": []}, "methods is .*: it must have at least 1 item"),
         ({"methods": ["base", "base"]}, "methods names 'base' twice"),
         ({"methods": ["bose"]}, "unknown method 'bose'; did you mean 'base'"),
         (

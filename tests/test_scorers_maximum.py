@@ -160,7 +160,7 @@ BOTH = {"name": "maximum", "costs": ["offensive-language", {"name": "jigsaw-toxi
 @pytest.mark.parametrize(
     ("costs", "sentence"),
     [
-        (["offensive-language"], "parameter costs is .*: List should have at least 2 items"),
+        (["offensive-language"], "parameter costs is .*: it must have at least 2 items"),
         (["offensive-language", "offensive"], "unknown costs scorer 'offensive'; did you mean"),
         (["offensive-language", {"name": "guard", "repo": "x"}], "parameter unsafe is missing"),
         (

@@ -72,7 +72,7 @@ class Sampling:
         ({"model": {3: 4}}, "parameter model is {3: 4}; give a name as text"),
         ({"names": [1]}, "parameter names.0 is 1: it must be a valid string"),
         ({"parts": {"a": None}}, "parameter parts.a is None: it must be a valid dictionary"),
-        ({"run": "../x"}, "parameter run is '../x': String should match pattern '^[A-Za-z"),
+        ({"run": "../x"}, "parameter run is '../x': it must match pattern '^[A-Za-z"),
         ({"folder": "/x"}, "parameter folder is '/x'; give a folder inside the repository"),
         ({"count": 900}, "count is 900, too much for width 1"),
     ],

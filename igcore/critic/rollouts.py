@@ -154,7 +154,7 @@ def split_by_prompt(
             f"there are rollouts of {len(ids)} prompts; training needs at least 2, one of "
             f"them for validation"
         )
-    # at least one prompt on each side, whatever the share
+    # at least one prompt on each side, for every share
     held_out = set(ids[: min(len(ids) - 1, max(1, round(share * len(ids))))])
     learn = [r for r in rollouts if r.prompt_id not in held_out]
     return learn, [r for r in rollouts if r.prompt_id in held_out]

@@ -80,7 +80,7 @@ def _try(model: PreTrainedModel, kind: Kind) -> str:
         error = _error(model, kind)
     except PolicyError as refusal:
         return str(refusal)
-    except Exception as failure:  # any code may stand behind a checkpoint, and raise anything
+    except Exception as failure:  # a checkpoint may run any code, and raise anything
         # a full memory says nothing about the model: the caller tries a smaller batch
         if out_of_memory(failure):
             raise

@@ -66,9 +66,9 @@ class PolicyEntry:
         return snapshot(self.repo, revision or self.revision, weights=weights)
 
 
-# continues the prompt, in the place of an unaligned policy
+# continues the prompt, like an unaligned policy
 SMOLLM2_RAW = PolicyEntry("raw", asset="smollm2", ends=("<|endoftext|>", "<|im_start|>"))
-# answers in the chat template, in the place of an aligned policy
+# answers in the chat template, like an aligned policy
 SMOLLM2_CHAT = replace(SMOLLM2_RAW, template="chat")
 # Qwen2.5-Coder-0.5B-Instruct; never fetched by default
 QWEN = replace(SMOLLM2_CHAT, asset="qwen-0.5b")

@@ -24,7 +24,7 @@ from . import IDENTITY, INTEGER_TYPES, MAIN_PROFILES, PAPER_SETTINGS, contents, 
 
 NOT_RUN = "not run"
 RAW, CHAT = "smollm2-raw", "smollm2-chat"
-# policy of the paper -> the embedded one that stands for it: unaligned or aligned, as it is
+# policy of the paper -> the embedded one that replaces it: unaligned or aligned, as it is
 STANDS_FOR = {"alpaca-7b": RAW, "vicuna-7b": RAW, "beaver-7b-v3": CHAT, "llama-3.1-8b": CHAT}
 TIMED = {"latency": RAW}  # table -> the one embedded policy whose seconds are measured
 ALIKE = ["policy", "prompts", "method"]  # rows that differ in their settings only
@@ -37,7 +37,7 @@ SYMBOLS = {"n_samples": "N", "block_size": "d", "keep": "K", "lagrange_multiplie
 SWEEPS = {"lambda": "lambda", "ndk": "ndk", "latency": "compute"}
 
 
-# --- which of our runs stands in which row --------------------------------------------------------
+# --- which of our runs belongs to which row -------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -362,7 +362,7 @@ def overlaps(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_words(table: pd.DataFrame) -> pd.DataFrame:
-    """Return what the paper says and what came out, a row for each claim.
+    """Return the paper's statement and our result, a row for each claim.
 
     The difference is of the claim's first outcome; where rivals differ, from the least to the most.
     """

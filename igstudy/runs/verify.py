@@ -78,7 +78,7 @@ class Report:
 
 
 def request_of(file: Path, params: Path) -> DecodeParams:
-    """Return what a params file asks of the run in whose folder a file of responses is.
+    """Return what a params file requests of the run in whose folder a file of responses is.
 
     The folder's name says which run it is, and which shard; a params file with one run asks for
     that one.
@@ -169,7 +169,7 @@ def _check(found: Record, request: DecodeParams, replay: int | None, report: Rep
 
 
 def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) -> Iterator[str]:
-    """Say where lines, settings and manifest are not what was asked for, or disagree."""
+    """List where lines, settings and manifest differ from the request, or disagree."""
     given = current(found.params)
     # what a checkpoint sets a replay compares
     params = with_sampling(request, given) if request.sampling else request
@@ -245,7 +245,7 @@ def _replayed(
 
 
 def differences(where: str, line: Fields, again: Fields) -> Iterator[str]:
-    """Say where a line is not the one decoded again, beyond what another batch may move.
+    """List where a line differs from the one decoded again, beyond the rounding of batches.
 
     Hashes are left out, because those of scorers change with their code. Where one of the two has
     no texts, only their digests are compared.

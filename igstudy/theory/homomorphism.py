@@ -39,7 +39,7 @@ def latent_mdp(mdp: MDP, labels: Sequence[Hashable]) -> MDP:
     pair = conflict(mdp, labels)
     if pair:
         raise ValueError(f"phi merges {[mdp.names[s] for s in pair]}, whose actions differ")
-    # the last state of each label stands for it, so that children come later
+    # the last state of each label represents it, so that children come later
     last = {label: s for s, label in enumerate(labels)}
     chosen = sorted(last.values())
     names = tuple(labels[s] for s in chosen)
