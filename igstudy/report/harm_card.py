@@ -53,7 +53,8 @@ def quality(rows: pd.DataFrame, scores: Mapping[str, np.ndarray]) -> pd.DataFram
 def trained_on_labels(rows: pd.DataFrame, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return cross-validated scores of labelled answers by other classifiers.
 
-    Each input has n rows. Texts are read as a bag of words and pairs of words. They learn from labelled answers alone.
+    Each input has n rows. Texts are read as a bag of words and pairs of words. The
+    classifiers learn from labelled answers alone.
     """
     words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
     scores = {}
