@@ -329,10 +329,9 @@ def decode(
     PolicyError
         When the policy's logits are not finite, or memory runs out for a single prompt.
     """
-    if not isinstance(method, str):  # the guard was given first, as to other functions
-        raise ParameterError(
-            f"method is of type {type(method).__name__}; give decode(method, guard, prompts)"
-        )
+    if not isinstance(method, str) or not isinstance(guard, Guard):  # in another order
+        kinds = f"{type(method).__name__}, {type(guard).__name__}, ..."
+        raise ParameterError(f"decode was given ({kinds}); give decode(method, guard, prompts)")
     resolved, how = guard.with_method(method), method_of(method)
     seed = check_seed(seed)
     policy, length = guard.policy, guard.config.max_new_tokens

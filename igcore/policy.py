@@ -120,7 +120,8 @@ def role_and_content(message: Any) -> tuple[str, str]:
     if not known or message["role"] not in CHAT_ROLES or not isinstance(message["content"], str):
         raise ParameterError(
             f"chat message {message!r} cannot be read; give a mapping of role and content, with a "
-            f"text as content and one of these roles: {', '.join(CHAT_ROLES)}"
+            f"text as content and one of these roles: {', '.join(CHAT_ROLES)}; or give a list of "
+            "prompts to guard.map"
         )
     return message["role"], message["content"]
 

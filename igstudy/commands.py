@@ -51,7 +51,7 @@ def differences(a: Collection[Fields], b: Collection[Fields]) -> list[str]:
     return [f"{name} differs" for name in changes(left, right)]
 
 
-def _groups(text: str) -> int | None:
+def number_or_all(text: str) -> int | None:
     """Return a number of groups, or None for ``all``."""
     return None if text == "all" else int(text)
 
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     asked = "params file that requests the run: its settings, models, prompts and networks"
     check.add_argument("--params", type=Path, metavar="FILE", required=True, help=asked)
     replay = "decode K groups of prompts again, or 'all'; by default 0"
-    check.add_argument("--replay", type=_groups, default=0, metavar="K", help=replay)
+    check.add_argument("--replay", type=number_or_all, default=0, metavar="K", help=replay)
     compare = command(_compare, f"{LINES} other/responses.jsonl")
     compare.add_argument("a", type=Path, help="a file of answers, responses.jsonl")
     compare.add_argument("b", type=Path, help="another one")

@@ -262,7 +262,19 @@ MISUSES = {
     ),
     "the guard before the method": (
         lambda: list(ig.decode(a_guard(), "best-of-n", ["a"])),
-        r"^method is of type Guard; give decode\(method, guard, prompts\)",
+        r"^decode was given \(Guard, str, ...\); give decode\(method, guard, prompts\)",
+    ),
+    "the prompts before the guard": (  # bug: a bare AttributeError, and so for a model
+        lambda: list(ig.decode("best-of-n", ["a"], a_guard())),
+        r"^decode was given \(str, list, ...\); give decode\(method, guard, prompts\)",
+    ),
+    "a model in place of the guard": (
+        lambda: list(ig.decode("base", pair()[0], ["a"])),
+        r"^decode was given \(str, LlamaForCausalLM, ...\); give decode\(method, guard",
+    ),
+    "a list of prompts without map": (  # bug: the remedy was a mapping of role and content alone
+        lambda: a_guard()(["a", "b"]),
+        "^chat message 'a' cannot be read; .*; or give a list of prompts to guard.map$",
     ),
     "no acceptable text": (
         lambda: ig.suggest_budget(capitals, [], ["A"]),
