@@ -18,12 +18,14 @@ from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.params import notebook_params
 
 ROOT = Path(__file__).parents[1]
+QUOTED = ("20", "40", "50", "80")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PARAMS_FILES = sorted(  # what papermill gives to notebooks, which claims are not
     path for path in (ROOT / "params").glob("*/*.yaml") if not path.stem.startswith("claims")
 )
-# they keep their outputs, because they are read in the repository
-TEACHING = {path.stem for path in NOTEBOOKS if path.stem[0] in "017"}
+# they keep their outputs, because they are read in the repository: those that teach, and those that
+# the front page quotes
+TEACHING = {path.stem for path in NOTEBOOKS if path.stem[0] in "017" or path.stem[:2] in QUOTED}
 
 
 def read(name):
