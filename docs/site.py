@@ -25,7 +25,7 @@ from igcore.files import replace_file, root
 from igstudy.runs.folders import ASIDE
 
 # a value with its interval in a table, which no line may break
-INTERVAL = re.compile(r"(?<=[\d%]) (\[[-+−\d.]+,) ([-+−\d.]+\])(?=[^\n]*\|$)", re.MULTILINE)
+INTERVAL = re.compile(r"(\d+ of )?[\d.]+( %)? \[[-+−\d.]+, [-+−\d.]+\](?=.*\|$)", re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 GUIDES = ("guard", "budget", "scorers", "paper", "runs", "promise")
 RESULTS = ("results", "fidelity", "paper-to-code", "cards")
@@ -107,7 +107,7 @@ def staged_links(text: str, page: Path, base: Path, folder: Path) -> str:
         return match["label"] if is_folder else match.group()
 
     link = re.compile(r"(?<!!)\[(?P<label>[^\]]*)\]\((?P<path>[^)\s#:]+)\)")
-    text = INTERVAL.sub("\u00a0\\1\u00a0\\2", text)
+    text = INTERVAL.sub(lambda match: match.group().replace(" ", "\u00a0"), text)
     return LINK.sub(follow, link.sub(without_folders, text))
 
 
