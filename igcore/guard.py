@@ -139,6 +139,10 @@ class Guard:
                 f"critic is {critic!r:.60}; give a network that notebook 20 has trained, or an "
                 "object with judge or steering, as igcore.critic.network.Critic has it"
             )
+        if pool is not None and not hasattr(pool, "engine"):
+            raise ParameterError(
+                f"pool is {pool!r:.60}; give an object such as igstudy.pool.Pool makes of a folder"
+            )
         # cheap checks first: a policy may take a minute to load
         values = {
             "config": config,
