@@ -29,7 +29,7 @@ pip=("$work/venv/bin/pip" install --quiet --disable-pip-version-check --no-cache
 step "install torch for processors" "${pip[@]}" torch
 step "install igcore and the libraries of its small models" "${pip[@]}" '.[embedded]'
 awk '/^```$/ { if (inside) exit } inside; /^```python$/ { inside = 1 }' README.md > "$work/example.py"
-step "the example above, which first downloads two models" "$work/venv/bin/python" "$work/example.py"
+step "the example above, which first downloads its model" "$work/venv/bin/python" "$work/example.py"
 step "the example again" "$work/venv/bin/python" "$work/example.py"
 step '`make assets`: install everything, download the other models' make assets
 step '`make reproduce`' make reproduce
