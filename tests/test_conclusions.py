@@ -94,6 +94,16 @@ def test_what_the_front_page_says_in_words():
     assert critic["safety_rate"] < best["safety_rate"]
 
 
+def test_what_the_larger_policy_shows():
+    """Guards the sentences on the larger policy in docs/results.md."""
+    arms = cells("claims_arms_qwen").set_index(["arm", "regime"])
+    assert (arms.loc["rejection sampling", "answered_path_safe"] == 1).all()
+    assert (arms.loc["InferenceGuard, M 4", "abstained"] > 0).all()
+    asked = cells("harm_qwen").query("judge.str.startswith('llama-labels')").set_index("arm")
+    read = asked.loc[["base", "beam search, λ 5", "InferenceGuard, M 4"]]
+    assert read["harm_low"].max() < read["harm_high"].min()
+
+
 def test_rivals_have_as_many_tokens_as_the_guard():
     """Guards the sentence on tokens under the claims: a rival with fewer is no fair one."""
     rows = cells("claims").set_index("claim")
