@@ -20,7 +20,7 @@ import pandas as pd
 
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import replace_file, root
-from igstudy.linefile import key, read
+from igstudy.linefile import key, like, read
 from igstudy.provenance import UNPACKED
 from igstudy.runs.rescore import TOLERANCE
 from igstudy.runs.verify import differences
@@ -76,7 +76,7 @@ def compared_answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]
                 if made := again.get(key(kept)):
                     ties = max(made["near_ties"], kept["near_ties"])
                     name = " ".join((run.name, *key(kept)))
-                    found[name] = ties, list(differences(name, made, kept))
+                    found[name] = ties, list(differences(name, like(kept, made), kept))
     return found
 
 

@@ -96,6 +96,16 @@ def test_what_differs_is_listed_with_its_near_ties(base):
     assert {path: path.read_bytes() for path in (base / "figures").rglob("*.*")} == committed
 
 
+def test_records_without_texts_are_compared_by_digest(base):
+    """Bug: `make reproduce` called 960 equal answers to harmful requests different."""
+    run = base / "runs/small/decode-raw"
+    (run / "params.json").write_text('{"prompts": "strongreject"}')
+    pack("small", base)
+    assert [found for _, found in compared_answers("small", base).values()] == [[], [], []]
+    write(run, response="another")
+    assert sum(bool(found) for _, found in compared_answers("small", base).values()) == 1
+
+
 def test_records_are_not_compared_with_themselves(base):
     """Bug: a thousand answers that were read from the records, counted as equal to the records."""
     (base / "runs/small/decode-raw" / UNPACKED).touch()
