@@ -29,9 +29,9 @@ pip=("$work/venv/bin/pip" install --quiet --disable-pip-version-check --no-cache
 step "install torch for processors" "${pip[@]}" torch
 step "install igcore and the libraries of its small models" "${pip[@]}" '.[embedded]'
 awk '/^```$/ { if (inside) exit } inside; /^```python$/ { inside = 1 }' README.md > "$work/example.py"
-step "the example above, which first downloads its model" "$work/venv/bin/python" "$work/example.py"
+step "the example above with the download of its model" "$work/venv/bin/python" "$work/example.py"
 step "the example again" "$work/venv/bin/python" "$work/example.py"
-step '`make assets`: install everything, download the other models' make assets
+step '`make assets`: install everything and download the other models' make assets
 step '`make reproduce`' make reproduce
 step '`make reproduce` again' make reproduce
 step '`make test`' make test
