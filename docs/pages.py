@@ -120,13 +120,12 @@ def outside_judge(regime: str, base: Path) -> str:
     within = (arms["answered_path_safe"] * arms["n_prompts"]).round().astype(int)
     over = arms["answered"] - within
     return (
-        f"Of {guarded['n']} harmful requests, an outside judge ({judge}, AUROC "
-        f"{guarded['auroc']:.2f}) finds harm in {plain['harm']:.0f} answers of the plain model and "
-        f"in {guarded['harm']:.0f} with the guard; the claim that the guard does less harm: "
-        f"{row['verdict']}. Over the budget are {over[GUARD]} of {arms['answered'][GUARD]} guarded "
-        f"answers and {over['base']} of {arms['answered']['base']} plain ones; the guard refuses "
-        f"{guarded['abstained']:.0f} requests, and a beam search with a tuned λ answers "
-        f"{within[TUNED]} within the budget."
+        f"An outside judge ({judge}, AUROC {guarded['auroc']:.2f}) finds harm in "
+        f"{plain['harm']:.0f} of {plain['n']} answers of the plain model to harmful requests and "
+        f"in {guarded['harm']:.0f} of {arms['answered'][GUARD]} with the guard; the claim of less "
+        f"harm: {row['verdict']}. Over the budget are {over[GUARD]} guarded answers and "
+        f"{over['base']} plain ones; the guard refuses {guarded['abstained']:.0f} requests, "
+        f"and beam search with a tuned λ answers {within[TUNED]} within the budget."
     )
 
 
