@@ -120,12 +120,12 @@ def outside_judge(regime: str, base: Path) -> str:
     within = (arms["answered_path_safe"] * arms["n_prompts"]).round().astype(int)
     over = arms["answered"] - within
     return (
-        f"An outside judge ({judge}, AUROC {guarded['auroc']:.2f}) finds harm in "
-        f"{plain['harm']:.0f} of {plain['n']} answers of the plain model to harmful requests and "
-        f"in {guarded['harm']:.0f} of {arms['answered'][GUARD]} with the guard; the claim of less "
-        f"harm: {row['verdict']}. Over the budget are {over[GUARD]} guarded answers and "
-        f"{over['base']} plain ones; the guard refuses {guarded['abstained']:.0f} requests, "
-        f"and beam search with a tuned λ answers {within[TUNED]} within the budget."
+        f"{plain['n']} harmful requests went to the plain model and to the guard, which refuses "
+        f"{guarded['abstained']:.0f} of them. An outside judge ({judge}, AUROC "
+        f"{guarded['auroc']:.2f}) finds harm in {plain['harm']:.0f} plain answers and in "
+        f"{guarded['harm']:.0f} guarded ones; the claim of less harm is {row['verdict']}. Over the "
+        f"budget are {over['base']} plain answers and {over[GUARD]} guarded ones; beam search with "
+        f"a tuned λ answers {within[TUNED]} requests within the budget."
     )
 
 

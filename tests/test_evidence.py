@@ -31,6 +31,7 @@ SIDECARS = sorted((ROOT / "figures").rglob("*.json"))
 OF_NO_RUN = {
     "bench",
     "served",
+    "first_hour",
     "harm_answers",
     "harm_answers_qwen",
     "harm_answers_curve",
