@@ -431,7 +431,7 @@ def everything(folder: Path) -> dict:
         (
             "run",
             '"decode-$(touch X)"',
-            "params/mine/decode-raw.yaml: parameter run is 'decode-$(touch X)': String",
+            "params/mine/decode-raw.yaml: parameter run is 'decode-$(touch X)': it must match",
         ),
         (
             "profile",
