@@ -273,6 +273,8 @@ def test_a_table_without_rows_says_so():
     header, _, row = tables.markdown(empty).splitlines()
     assert cells_of(header) == ["a name", "p value"] and cells_of(row) == ["not run", ""]
     assert tables.pretty(empty).to_numpy().tolist() == [["not run", ""]]
+    # bug: a table without columns stopped notebook 80 where nothing had run
+    assert tables.pretty(pd.DataFrame()).to_numpy().tolist() == [["not run"]]
     nothing = tables.main_table(synthetic.records(1).iloc[:0])
     assert tables.pretty(nothing)["policy"].tolist() == ["not run"]
 

@@ -166,8 +166,9 @@ def pretty(table: pd.DataFrame) -> pd.DataFrame:
     row has are left out.
     """
     if not len(table):
-        nothing = [[NOT_RUN, *[""] * (len(table.columns) - 1)]]
-        return pd.DataFrame(nothing, columns=table.columns).rename(columns=_header)
+        columns = list(table.columns) or ["table"]
+        nothing = [[NOT_RUN, *[""] * (len(columns) - 1)]]
+        return pd.DataFrame(nothing, columns=columns).rename(columns=_header)
     if list(table.columns) == MAIN_COLUMNS:
         return pd.DataFrame([_main_row(row) for row in table.itertuples(index=False)])
     as_objects = _timed(table).astype(object)  # an integer that may be missing stays one
