@@ -35,7 +35,7 @@ help:
 	@echo "make harm-card  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (about fifteen minutes on one core)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models with a stub judge, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    lists the jobs of a profile, such as PROFILE=paper, and starts nothing"
-	@echo "make test       checks of style and types, all tests and notebooks (ten minutes on two cores)"
+	@echo "make test       checks of style and types, all tests and notebooks (about twenty minutes on two cores)"
 	@echo "make served-test  the guard with llama.cpp's server and vLLM on this processor, compared with the local engine (installs both)"
 	@echo "                SOFTWARE=llama.cpp takes one of them"
 	@echo "make audit      a million answers under hostile scorers, checked again independently (about ten minutes on two cores)"

@@ -38,7 +38,7 @@ PAGES = (
     "docs/cards.md",
 )
 BLOCK = re.compile(r"(<!-- (\w+) ([^>]+) -->\n).*?(<!-- end -->)", re.S)
-FRONT = (  # arms that a page shows, of whatever regime has them
+FRONT = (  # arms of a regime that a page shows
     "base",
     "Best-of-N, augmented",
     "beam search, λ 5",
