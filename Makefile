@@ -22,7 +22,7 @@ export PYTHONWARNINGS ?= ignore::DeprecationWarning
 .PHONY: help reproduce quick ablations critic-search networks harm-card rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
-	@echo "make reproduce  decodes the regimes of the claims, reads the other runs from records/small.tar.xz, and writes every table"
+	@echo "make reproduce  decodes the runs that the claims compare, reads the others from records/small.tar.xz, and writes every table"
 	@echo "                and figure into runs/small/figures; FULL=1 decodes all runs (resumes)"
 	@echo "                at the end it compares its tables with the committed ones, and changes none of them"
 	@echo "                PROFILE=qwen decodes harmful prompts with a larger policy, which is fetched first (491 MB; 8 GB of memory for each core);"
@@ -65,7 +65,7 @@ assets: $(VENV)/installed
 # the longest jobs first, so that no core waits at the end
 first = --prioritize $(LONGEST:%=runs/$(1)/%/manifest.json)
 
-reproduce: LONGEST = $(if $(FULL),decode-raw decode-chat) regime-harm-rounds-4 critics/rude regime-twins-rounds-4
+reproduce: LONGEST = $(if $(FULL),decode-raw decode-chat) regime-harm-rounds-4 critics/rude
 reproduce: assets
 	@$(if $(filter qwen,$(PROFILE)),$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH))
 	@$(SNAKE) $(if $(filter small,$(PROFILE)),$(call first,small)) --config profile=$(PROFILE) $(if $(FULL),full=1)

@@ -3,8 +3,8 @@
 # On a laptop `--cores` sets how many jobs run at once; on a cluster use Snakemake's executors.
 #
 #   snakemake --cores 2 --config profile=small
-#       the regimes of params/small, then tables and figures of these and of all other runs, which are read
-#       from records/small.tar.xz, in runs/small/figures
+#       the runs that the claims of params/small compare, then tables and figures of these and of all other
+#       runs, which are read from records/small.tar.xz, in runs/small/figures
 #   snakemake --cores 2 --config profile=small full=1
 #       the same with nothing read from records: every run of params/small is made here
 #   snakemake --cores 8 --config profile=small shards=4
@@ -32,9 +32,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from igcore.errors import IgcoreError
+from igcore.files import file_digest
 from igstudy.paper import MEASURED as PRINTED
 from igstudy.paper import MAIN_PROFILES, SWEPT, is_deferred
-from igstudy.runs.jobs import configured, lock, packed_jobs, request, unfinished
+from igstudy.runs.jobs import configured, lock, packed_runs, request, unfinished
 from igstudy.runs.paramfiles import ParamFiles
 
 
@@ -50,21 +51,10 @@ def one_sentence():
 with one_sentence():
     FILES = ParamFiles(str(config.get("profile", "small")), configured(config), config.get("limit", 0))
     RUNS = FILES.runs()
-    # a params file is one job, which decodes the runs of its grid and points one after the other
-    DECODED = {path.stem: FILES.read(path) for path in FILES.decoded()}
-    MADE = {path.stem: [run for run, _ in FILES.points(path)] for path in FILES.decoded()}
 PARAMS, PROFILE = FILES.folder, FILES.profile
 SHARDS = config.get("shards", 0) or 1
 FIGURES = f"runs/{PROFILE}/figures"  # the committed ones, in figures, are copies, see docs/compare.py
-TEACHING = {
-    "start": "notebooks/00_start_here.ipynb",
-    "algorithm": "notebooks/01_the_algorithm.ipynb",
-    "budget": "notebooks/02_the_budget.ipynb",
-    "breaking": "notebooks/03_breaking_the_guard.ipynb",
-    "own": "notebooks/05_your_own.ipynb",
-    "theory": "notebooks/10_theory.ipynb",
-    "audit": "notebooks/70_paper_audit.ipynb",
-}
+TEACHING = {path.stem: str(path) for path in sorted(Path("notebooks").glob("[017]*.ipynb"))}  # the others are jobs of runs
 NOTEBOOKS = {
     "critic": "notebooks/20_train_critic.ipynb",
     "decode": "notebooks/30_decode.ipynb",
@@ -86,8 +76,18 @@ if config.get("hub"):
 # claims: the runs of `tune` say what those of `small` can resolve
 PILOT = PARAMS == "tune"
 CLAIMS = Path("params/small" if PILOT else f"params/{PARAMS}", "claims.yaml")
-# what the file of a job says besides its settings where its runs are read from packed records
-READ = {} if PILOT or SHARDS > 1 or config.get("full") else packed_jobs(FILES, CLAIMS)
+with one_sentence():
+    READ = set() if PILOT or SHARDS > 1 or config.get("full") else packed_runs(FILES, CLAIMS)
+# in the file of a job that reads records, so that it runs again when they change
+ARCHIVE = {"records": file_digest(Path(f"records/{PROFILE}.tar.xz"))} if READ else {}
+DECODED = {}  # job -> its settings: a params file is one job, or two where only some of its runs are read from records
+for path in FILES.decoded():
+    shared = FILES.read(path)["run"]
+    for run, settings in FILES.points(path):
+        name = f"{path.stem}-packed" if f"{PROFILE}/{run}" in READ else path.stem
+        points = DECODED.setdefault(name, {"profile": PROFILE, "run": shared, "points": {}})["points"]
+        points[run.removeprefix(shared).removeprefix("-")] = settings
+MADE = {name: [point["run"] for point in job["points"].values()] for name, job in DECODED.items()}
 # how the folders of runs end: nothing, or the numbers of their shards
 SUFFIXES = [f".{i}-of-{SHARDS}" for i in range(SHARDS)] if SHARDS > 1 else [""]
 DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for suffix in SUFFIXES for run in RUNS]
@@ -231,13 +231,13 @@ rule teach:
 rule critic:
     input:
         notebook=ancient(NOTEBOOKS["critic"]),
-        job=lambda w: job("critic", w.run, FILES.read(critic_file(w.profile, w.run)) | READ.get(f"{w.profile}/critic-{w.run}", {}), w.profile),
+        job=lambda w: job("critic", w.run, FILES.read(critic_file(w.profile, w.run)) | (ARCHIVE if f"{w.profile}/critics/{w.run}" in READ else {}), w.profile),
         rollouts=lambda w: trained(FILES.read(critic_file(w.profile, w.run)).get("rollouts")),
     output:
         "runs/{profile}/critics/{run}/manifest.json",
     priority: 1  # the longest job by far, and others wait for it
     params:
-        make=lambda w: UNPACK if f"{w.profile}/critic-{w.run}" in READ else f"{RUN} {NOTEBOOKS['critic']} runs/{w.profile}/critics/{w.run}/executed.ipynb -f",
+        make=lambda w: UNPACK if f"{w.profile}/critics/{w.run}" in READ else f"{RUN} {NOTEBOOKS['critic']} runs/{w.profile}/critics/{w.run}/executed.ipynb -f",
     resources:
         gpu=lambda w: GPUS,
     shell:
@@ -251,7 +251,7 @@ for name, runs in MADE.items():
             name.replace("-", "_")
         input:
             notebook=ancient(NOTEBOOKS["decode"]),
-            job=lambda w, name=name: job("decode", name, DECODED[name] | READ.get(f"{PROFILE}/{name}", {})),
+            job=lambda w, name=name: job("decode", name, DECODED[name] | (ARCHIVE if f"{PROFILE}/{MADE[name][0]}" in READ else {})),
             own=sorted({file for run in runs for file in own_files(RUNS[run])}),
             networks=sorted({made for run in runs for kind in ("critic", "value") for made in trained(RUNS[run].get(kind))}),
         output:
@@ -260,7 +260,7 @@ for name, runs in MADE.items():
             suffix=r"(\.\d+-of-\d+)?",
         params:
             # {run} stays literal: each run has its own notebook
-            make=lambda w, name=name: UNPACK if f"{PROFILE}/{name}" in READ else f"{RUN} {NOTEBOOKS['decode']} 'runs/{PROFILE}/{{run}}{w.suffix}/executed.ipynb' -f",
+            make=lambda w, name=name: UNPACK if f"{PROFILE}/{MADE[name][0]}" in READ else f"{RUN} {NOTEBOOKS['decode']} 'runs/{PROFILE}/{{run}}{w.suffix}/executed.ipynb' -f",
             shard=lambda w: "" if not w.suffix else "-p shard {} -p n_shards {}".format(*w.suffix[1:].split("-of-")),
         resources:
             gpu=lambda w: GPUS,

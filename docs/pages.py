@@ -51,15 +51,26 @@ GUARD, TUNED = FRONT[-1], FRONT[2]
 TREE = "docs/tree.svg"
 
 
-def committed_table(name: str, base: Path) -> str:
-    """Return a table that a notebook or the benchmark has written, as Markdown."""
-    path = base / f"figures/tables/{name}.md"
+def committed(name: str, base: Path) -> Path:
+    """Return a file of ``figures/tables``.
+
+    Raises
+    ------
+    RunError
+        When it is not there.
+    """
+    path = base / "figures/tables" / name
     if not path.is_file():
         raise RunError(
             f"{path} is not there; run `make reproduce`, `make ablations`, `make critic-search` "
             "and `make bench`, each with `make publish`, first"
         )
-    return path.read_text(encoding="utf-8").strip()
+    return path
+
+
+def committed_table(name: str, base: Path) -> str:
+    """Return a table that a notebook or the benchmark has written, as Markdown."""
+    return committed(f"{name}.md", base).read_text(encoding="utf-8").strip()
 
 
 def arms(regime: str, base: Path) -> str:
@@ -71,9 +82,7 @@ def arms(regime: str, base: Path) -> str:
     RunError
         When the claims were not decided.
     """
-    path = base / "figures/tables/claims_arms.csv"
-    if not path.is_file():
-        raise RunError(f"{path} is not there; run `make reproduce` and `make publish` first")
+    path = committed("claims_arms.csv", base)
     rows = pd.read_csv(path).query("regime == @regime").set_index("arm").loc[list(FRONT)]
     n = rows["n_prompts"].iloc[0]
 
@@ -151,8 +160,8 @@ def claim_verdicts(profile: str, base: Path) -> str:
         When nothing was decided, or of a claims file that was edited since.
     """
     file = claims.load_claims(base / "params" / profile / "claims.yaml")
-    path = base / "figures/tables/claims.csv"
-    decided = pd.read_csv(path) if path.is_file() else pd.DataFrame({"claims_sha256": []})
+    path = committed("claims.csv", base)
+    decided = pd.read_csv(path)
     if set(decided["claims_sha256"]) != {file.digest}:
         raise RunError(
             f"{path} does not decide {file.path}; run `make reproduce` and `make publish` first"

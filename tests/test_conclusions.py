@@ -2,6 +2,8 @@
 that fails after new tables names a sentence to correct.
 """
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -35,6 +37,20 @@ def test_the_regimes_have_the_prompts_that_they_name(profile):
             assert asked == (regime.prompts, regime.seed, regime.split)
             assert (run["policy"], run["limit"]) == (regime.policy, regime.n_prompts)
             assert len(load_prompts(run["prompts"], run["split"])) >= regime.n_prompts
+
+
+def test_the_runs_behind_each_claim():
+    """Guards the table from claims to runs in docs/results.md, which no command writes."""
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    section = page.partition("### From a claim to its raw record")[2].partition("\n#")[0]
+    rows = [line.split("|")[1:4] for line in section.splitlines() if "`regime-" in line]
+    runs = ParamFiles("small").runs()
+    file = load_claims(ROOT / "params/small/claims.yaml")
+    told = {name.strip(): set(re.findall("`(regime-.+?)`", "".join(row))) for name, *row in rows}
+    assert told == {
+        name: replace(file, claims={name: claim}).compared(runs)
+        for name, claim in file.claims.items()
+    }
 
 
 def test_what_a_critic_gains():

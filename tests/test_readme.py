@@ -55,7 +55,7 @@ def test_verdicts_are_those_of_the_claims_that_stand_there(tmp_path):
     path.parent.mkdir(parents=True)
     shutil.copy(ROOT / "params/ci/claims.yaml", path)
     block = "<!-- claims ci -->\n<!-- end -->\n"
-    with pytest.raises(RunError, match="claims.csv does not decide .*claims.yaml; run `make rep"):
+    with pytest.raises(RunError, match="claims.csv is not there; run `make reproduce`"):
         pages.filled(block, tmp_path)
     row = dict(outcome="reward", arm="ours", reference="theirs", difference=0.05, low=0.01)
     row |= dict(high=0.09, n_prompts=12, p_holm=0.01, claims_sha256=load_claims(path).digest)
@@ -71,7 +71,7 @@ def test_verdicts_are_those_of_the_claims_that_stand_there(tmp_path):
     ]
     assert "1 of 2 claims held." in written
     path.write_text(path.read_text() + "# edited")
-    with pytest.raises(RunError, match="does not decide"):
+    with pytest.raises(RunError, match="claims.csv does not decide .*claims.yaml; run `make rep"):
         pages.filled(written, tmp_path)
 
 

@@ -198,7 +198,11 @@ def test_every_setting_reaches_its_notebook_as_it_stands_in_the_file(place, monk
         (notebook, given) for notebook, given in arrived if given["profile"] == profile
     ]  # and none of what it waits for
     # repr tells 1 from 1.0, True and "1"
-    assert sorted(map(repr, arrived)) == sorted(map(repr, shipped(place, profile)))
+    sides = [
+        sorted(repr((notebook, sorted(given.items()))) for notebook, given in side)
+        for side in (arrived, shipped(place, profile))
+    ]
+    assert sides[0] == sides[1]
     for notebook, given in arrived:
         params = checked(cells(notebook, given))
         assert {name: repr(written(getattr(params, name))) for name in given} == {
@@ -366,15 +370,17 @@ def test_edited_claims_stop_the_walk(walked):
 
 @pytest.fixture
 def archived(place) -> Path:
-    """A folder with claims, a regime, and packed records of the run that they do not name."""
-    write_params(place, "decode-raw", "decode-raw")
-    write_params(place, "regime-few", "decode-raw", run="regime-few")
-    shutil.copy(ROOT / "params/ci/claims.yaml", place / "params/mine/claims.yaml")
+    """A folder with claims about one run of a regime, and packed records of all other runs."""
+    write_params(place, "decode-raw", "decode-raw", seed="1")
+    write_params(place, "regime-few", "decode-raw", run="regime-few", points="{one: {}, two: {}}")
+    claims = place / "params/mine/claims.yaml"
+    shutil.copy(ROOT / "params/ci/claims.yaml", claims)
+    claims.write_text(claims.read_text().replace("{method:", "{run: regime-few-one, method:"))
     (place / "docs").symlink_to(ROOT / "docs")
-    run = place / "runs/mine/decode-raw"
-    run.mkdir(parents=True)
-    settings = ParamFiles("mine", base=place / "params").runs()["decode-raw"]
-    (run / "manifest.json").write_text(json.dumps({"params": settings}))
+    for run, settings in ParamFiles("mine", base=place / "params").runs().items():
+        packed = place / "runs/mine" / run
+        packed.mkdir(parents=True)
+        (packed / "manifest.json").write_text(json.dumps({"params": settings}))
     pack("mine", place)
     shutil.rmtree(place / "runs")
     return place
@@ -386,32 +392,44 @@ def decoded(place, **config) -> set[str]:
     return {path.parent.stem for path in paths if path.name == "executed.ipynb"}
 
 
-def test_runs_that_no_claim_needs_are_read_from_the_records(archived):
-    """Bug: half an hour of decoding, whose records are in the repository; a second walk that does
-    it after all; and, where all shall be decoded, records taken for finished runs.
+def test_runs_that_no_claim_compares_are_read_from_the_records(archived):
+    """Bug: half an hour of decoding, whose records are in the repository, for arms of a regime that
+    no claim compares; a second walk that does it after all; and, where all shall be decoded,
+    records taken for finished runs.
     """
-    made = "runs/mine/decode-raw/manifest.json"
-    assert decoded(archived) == {"regime-few"}
-    snakemake(archived, "mine", made)
-    assert (archived / made).with_name(UNPACKED).exists()
-    assert "Nothing to be done" in snakemake(archived, "mine", made)
-    assert decoded(archived) == {"regime-few"}
-    assert decoded(archived, full=1) == decoded(archived, shards=2) == {"decode-raw", "regime-few"}
+    made = ["runs/mine/decode-raw/manifest.json", "runs/mine/regime-few-two/manifest.json"]
+    assert decoded(archived) == {"regime-few-one"}
+    snakemake(archived, "mine", *made)
+    assert all((archived / path).with_name(UNPACKED).exists() for path in made)
+    assert "Nothing to be done" in snakemake(archived, "mine", *made)
+    assert decoded(archived) == {"regime-few-one"}
+    every = {"decode-raw", "regime-few-one", "regime-few-two"}
+    assert decoded(archived, full=1) == decoded(archived, shards=2) == every
 
 
 def test_a_run_that_was_decoded_here_stays(archived):
     """Bug: records that replace what was decoded with full=1, or its manifest deleted for them."""
-    assert decoded(archived, full=1) == {"decode-raw", "regime-few"}
+    assert "decode-raw" in decoded(archived, full=1)
     (archived / "runs/mine/decode-raw").mkdir()
     (archived / "runs/mine/decode-raw/manifest.json").write_text("{}")
     assert "Nothing to be done" in snakemake(archived, "mine", "runs/mine/decode-raw/manifest.json")
-    assert decoded(archived) == {"regime-few"}
+    assert decoded(archived) == {"regime-few-one"}
 
 
-def test_a_run_that_claims_name_is_decoded(archived):
+def test_a_run_that_claims_compare_is_decoded(archived):
     """Guards claims that were decided by records in place of runs."""
-    edit(archived / "params/mine/claims.yaml", "{method: base}", "{method: base, run: decode-raw}")
-    assert decoded(archived) == {"decode-raw", "regime-few"}
+    claims = archived / "params/mine/claims.yaml"
+    edit(claims, "run: regime-few-one, method: base", "run: decode-raw, method: base")
+    assert decoded(archived) == {"regime-few-one"}  # an arm with another seed is no line of it
+    edit(claims, "seed: 0", "seed: 1")
+    assert decoded(archived) == {"decode-raw"}
+
+
+def test_without_claims_all_arms_are_decoded(archived):
+    """Guards a profile of a larger policy, whose walk would decode nothing."""
+    claims = archived / "params/mine/claims.yaml"
+    claims.write_text(claims.read_text().partition("claims:\n")[0] + "claims: {}\n")
+    assert decoded(archived) == {"regime-few-one"}
 
 
 # --- what stops at once ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ nothing.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from pathlib import Path
@@ -93,6 +93,11 @@ class Regime:
     pilot: Options
     arms: dict[str, Options]
 
+    def columns(self, label: str) -> Options:
+        """Return the values of the columns by which the lines of an arm are known."""
+        shared = {"policy": self.policy, "prompts": self.prompts, "seed": self.seed}
+        return self.arms[label] | shared
+
 
 @settings(kw_only=True)
 class Claim:
@@ -143,6 +148,24 @@ class ClaimsFile:
         """Return the same claims about the prompts of the pilot runs."""
         pilots = {name: replace(regime, **regime.pilot) for name, regime in self.regimes.items()}
         return replace(self, regimes=pilots)
+
+    def compared(self, runs: Mapping[str, Mapping[str, Any]]) -> set[str]:
+        """Return the names of the runs whose lines the claims compare; without claims, of all arms.
+
+        Parameters
+        ----------
+        runs : mapping
+            Name of each run -> its settings.
+        """
+        claims, regimes = self.claims.values(), self.regimes.items()
+        pairs = [(claim.regime, arm) for claim in claims for arm in (claim.arm, *claim.references)]
+        found = set()
+        for name, arm in pairs or [(name, arm) for name, regime in regimes for arm in regime.arms]:
+            wanted = self.regimes[name].columns(arm)
+            method = wanted.pop("method")
+            fit = [run for run, given in runs.items() if wanted.items() <= (wanted | given).items()]
+            found |= {run for run in fit if method in runs[run]["methods"]}
+        return found
 
 
 # --- reading and registering ----------------------------------------------------------------------
@@ -234,12 +257,7 @@ def lines_of(regime: Regime, label: str, lines: pd.DataFrame) -> pd.DataFrame:
     RunError
         Unless they are there, of as many prompts as were named, and all of the split.
     """
-    wanted = regime.arms[label] | {
-        "policy": regime.policy,
-        "prompts": regime.prompts,
-        "seed": regime.seed,
-    }
-    chosen = lines
+    wanted, chosen = regime.columns(label), lines
     for column, value in wanted.items():
         chosen = chosen[chosen[column] == value]
     if len(chosen) != regime.n_prompts or chosen["prompt_id"].nunique() != regime.n_prompts:

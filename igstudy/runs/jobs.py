@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from igcore.errors import ParameterError, RunError, unknown_name
-from igcore.files import file_digest, locked, replace_file
+from igcore.files import locked, replace_file
 
 from ..closure import package_digest
 from ..paper import MAIN_PROFILES
@@ -88,33 +88,40 @@ def code(kind: str, settings: Mapping[str, Any]) -> dict[str, str]:
 # --- runs that are there --------------------------------------------------------------------------
 
 
-def packed_jobs(files: ParamFiles, claims: Path) -> dict[str, dict[str, str]]:
-    """Return the jobs that read their runs from the packed records of the profile.
+def packed_runs(files: ParamFiles, claims: Path) -> set[str]:
+    """Return the runs that are read from the packed records of the profile, and not made.
 
-    These are critics, decode runs and examples, where the profile has a claims file and an archive:
-    the runs of a regime are made, so that its claims are decided here. A params file is one job,
-    and all its runs are made where the claims name one, where another run needs a network of one
-    (no archive has networks), and where one was begun here.
+    Where the profile has claims and an archive, a run is made if a claim compares its lines, so
+    that the claim is decided here, or if it was begun here. A critic is made if such a run needs
+    its networks, which no archive has. Of a profile that claims nothing, all arms are made.
 
     Returns
     -------
-    dict
-        ``<profile>/<params file>`` -> what the job's file has besides the settings: the archive's
-        sha256, so that the job runs again when the archive changes, or the runs shall be made.
+    set of str
+        ``<profile>/<run>``, and of critics ``<profile>/critics/<run>``.
+
+    Raises
+    ------
+    ParameterError
+        See `igstudy.report.claims.load_claims`.
     """
-    archive = Path("records", f"{files.profile}.tar.xz")
-    if not claims.is_file() or not archive.is_file():
-        return {}
-    text, used = claims.read_text(encoding="utf-8"), str(files.runs())
-    found: dict[str, dict[str, str]] = {}
-    for path in [*files.files("critic"), *files.files("decode"), *files.files("examples")]:
-        below = Path("runs", files.profile, "critics" if path.stem.startswith("critic-") else "")
-        runs = [below / run for run, _ in files.points(path)]
-        need = [re.search(rf"run: *{run.name}(?![\w-])", text) or f"{run}/" in used for run in runs]
-        begun = any(any(run.rglob("*.*")) and not (run / UNPACKED).exists() for run in runs)
-        if not any(need) and not begun:
-            found[f"{files.profile}/{path.stem}"] = {"records": file_digest(archive)}
-    return found
+    from ..report.claims import load_claims  # pandas, which the file of a job does not need
+
+    if not claims.is_file() or not Path("records", f"{files.profile}.tar.xz").is_file():
+        return set()
+    decoded, file = files.runs(), load_claims(claims)
+    made = file.compared(decoded)
+    home = Path("runs", files.profile)
+    made |= {run for run in decoded if _begun(home / run)}
+    used = json.dumps([decoded[run] for run in made])
+    critics = {f"critics/{run}" for path in files.files("critic") for run, _ in files.points(path)}
+    made |= {run for run in critics if f"{home / run}/" in used or _begun(home / run)}
+    return {f"{files.profile}/{run}" for run in (decoded.keys() | critics) - made}
+
+
+def _begun(folder: Path) -> bool:
+    """True if a run was begun here, rather than read from records."""
+    return any(folder.rglob("*.*")) and not (folder / UNPACKED).exists()
 
 
 @cache  # which keeps it; a process that asks again has its own lock
