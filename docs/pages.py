@@ -29,14 +29,8 @@ from igcore.files import replace_file, root
 from igstudy.report import claims
 from igstudy.yamlfile import read_yaml
 
-PAGES = (
-    "README.md",
-    "docs/results.md",
-    "docs/paper.md",
-    "docs/fidelity.md",
-    "docs/guard.md",
-    "docs/cards.md",
-)
+OF_DOCS = ("results", "replication", "paper", "fidelity", "guard", "cards")
+PAGES = ("README.md", *(f"docs/{name}.md" for name in OF_DOCS))
 BLOCK = re.compile(r"(<!-- (\w+) ([^>]+) -->\n).*?(<!-- end -->)", re.S)
 FRONT = (  # arms of a regime that a page shows
     "base",

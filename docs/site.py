@@ -28,7 +28,7 @@ from igstudy.runs.folders import ASIDE
 INTERVAL = re.compile(r"(\d+ of )?[\d.]+( %)? \[[-+−\d.]+, [-+−\d.]+\](?=.*\|$)", re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 GUIDES = ("guard", "budget", "scorers", "paper", "runs", "promise")
-RESULTS = ("results", "fidelity", "paper-to-code", "cards")
+RESULTS = ("replication", "results", "fidelity", "paper-to-code", "cards")
 # where pages stand in the list beside every page: caption -> pages
 CONTENTS = {
     "Guides": [f"docs/{name}" for name in GUIDES],

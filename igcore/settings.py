@@ -177,8 +177,9 @@ class Named:
             name = options.pop("name", "")
             if isinstance(name, str):
                 return cls(name, options)
+        shown = " ".join(repr(value).split())[:100]  # that of a model has many lines
         raise ParameterError(
-            f"{kind} is {value!r:.100}; give a name as text, or a mapping of a name and its options"
+            f"{kind} is {shown}; give a name as text, or a mapping of a name and its options"
         )
 
     def check_options(self, kind: str, allowed: Collection[str]) -> None:
