@@ -19,7 +19,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search networks harm-card rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
+.PHONY: help reproduce quick ablations critic-search attack networks harm-card rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
 	@echo "make reproduce  decodes the runs that the claims compare, reads the others from records/small.tar.xz, and writes every table"
@@ -31,6 +31,7 @@ help:
 	@echo "make ablations  the experiments of params/ablations, into runs/ablations/figures (about an hour on two cores; resumes)"
 	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  the gain from a critic when costs exist only for complete answers (about half an hour on two cores; resumes)"
+	@echo "make attack     thirty harmful requests in eight templates each, with and without the guard (under an hour on two cores; resumes)"
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into params/networks (about half an hour on two cores)"
 	@echo "make harm-card  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (about fifteen minutes on one core)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models with a stub judge, into runs/rehearsal (about ten minutes on two cores)"
@@ -65,7 +66,7 @@ assets: $(VENV)/installed
 # the longest jobs first, so that no core waits at the end
 first = --prioritize $(LONGEST:%=runs/$(1)/%/manifest.json)
 
-reproduce: LONGEST = $(if $(FULL),decode-raw decode-chat) regime-harm-rounds-4 critics/rude
+reproduce: LONGEST = $(if $(FULL),decode-raw decode-chat) regime-harm-rounds-4 critics/rude regime-rude-rounds-4
 reproduce: assets
 	@$(if $(filter qwen,$(PROFILE)),$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH))
 	@$(SNAKE) $(if $(filter small,$(PROFILE)),$(call first,small)) --config profile=$(PROFILE) $(if $(FULL),full=1)
@@ -82,6 +83,10 @@ ablations: assets
 critic-search: assets
 	@$(SNAKE) --config profile=critic-search
 	@$(BIN)/python -m docs.compare critic-search
+
+attack: assets
+	@$(SNAKE) --config profile=attack
+	@$(BIN)/python -m docs.compare attack
 
 networks: assets
 	@$(SNAKE) --config profile=networks

@@ -128,6 +128,7 @@ JUDGED = None if config.get("limit") else next(map(str, FILES.files("harm")), No
 ENDING = FILES.read(JUDGED).get("suffix", "") if JUDGED else ""  # of tables that `small` has, too
 HARM = tables(*[name + ENDING for name in ("harm", "harm_twins", "harm_judges")]) if JUDGED else []
 HARM += pictures("harm_curve") if JUDGED and ENDING == "_curve" else []
+HARM = tables("harm_attack", "harm_judges_attack", "requests_attack") if ENDING == "_attack" else HARM
 ARMS = [f"claims_{name}{ENDING}" for name in ("arms", "budgets")]
 DECIDED = tables(*(["claims_power"] if PILOT else ARMS if ENDING else ["claims", "claims_overlap", *ARMS])) if CLAIMS.is_file() else []
 DECIDED += pictures("outcomes" + ENDING) if DECIDED and JUDGED and not PILOT else []
@@ -276,6 +277,8 @@ MADE_FROM_RUNS = {  # rule -> what it makes, the executed notebook, and the file
     "harm": (HARM, "harm", "harm"),
 }
 
+REPORTED = tables("claims", "main") + pictures("outcomes", "tradeoff", "distributions")  # of the page of `snakemake --report`
+
 for name, (made, executed, file) in MADE_FROM_RUNS.items():
 
     rule:
@@ -287,7 +290,7 @@ for name, (made, executed, file) in MADE_FROM_RUNS.items():
             claims=[] if file else CLAIMS,
             job=lambda w, name=name, file=file: job(name, name, FILES.read(f"params/{PARAMS}/{file}.yaml") if file else DECIDING),
         output:
-            made or f"runs/{PROFILE}/{name}/none",
+            [report(path, category="Results") if path in REPORTED and path.endswith((".csv", ".png")) else path for path in made] or f"runs/{PROFILE}/{name}/none",
         log:
             notebook=f"runs/{PROFILE}/{executed}.ipynb",
         priority: int(name == "figures")  # the longest of what remains when all runs are done

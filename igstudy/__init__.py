@@ -29,6 +29,7 @@ SCORERS |= {
 PROMPT_SETS |= {
     "rtp": "igstudy.prompts:rtp",
     "strongreject": "igstudy.prompts:strongreject",
+    "strongreject-attack": "igstudy.prompts:strongreject_attack",
     "wsr-harmful": "igstudy.prompts:wsr_harmful",
     "wsr-harmless": "igstudy.prompts:wsr_harmless",
     "pku-saferlhf": "igstudy.prompts:pku_saferlhf",

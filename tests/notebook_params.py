@@ -13,7 +13,6 @@ PARAMS = {
 }
 # kind of a params file -> its notebook
 KINDS = {path.split("-")[0]: name for name, path in PARAMS.items()} | {
-    "examples": "30_decode",
     "regime": "30_decode",
     "claims": "80_claims",
     "card": "25_train_harm_cost",

@@ -143,9 +143,7 @@ def points(path):
 
 
 DECODED = sorted(
-    path
-    for kind in ("decode", "examples", "regime")
-    for path in (ROOT / "params").glob(f"*/{kind}-*.yaml")
+    path for kind in ("decode", "regime") for path in (ROOT / "params").glob(f"*/{kind}-*.yaml")
 )
 
 

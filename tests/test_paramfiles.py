@@ -62,17 +62,6 @@ def test_points_are_names_with_settings(tmp_path, points):
         ParamFiles("paper", base=folder(tmp_path, **{"decode-a": given})).runs()
 
 
-def test_examples_are_runs_too(tmp_path):
-    """Bug: examples that notebook 50 looks for and nothing decodes."""
-    files = ParamFiles(
-        "paper",
-        base=folder(
-            tmp_path, **{k: {"profile": "paper", "run": k} for k in ("examples-a", "decode-b")}
-        ),
-    )
-    assert list(files.runs()) == ["decode-b", "examples-a"]
-
-
 def test_changes_reach_the_settings_they_name_and_move_the_runs(tmp_path):
     """Bug: a rehearsal that read the critics of the real runs, or gave a notebook a parameter that
     it does not have.
@@ -158,7 +147,7 @@ def test_the_folder_and_the_changed_profile_are_plain_names(name):
         )
 
 
-@pytest.mark.parametrize("kind", ["critic", "decode", "examples", "judge"])
+@pytest.mark.parametrize("kind", ["critic", "decode", "regime", "judge"])
 @pytest.mark.parametrize("run", ["decode-$(touch X)", None])
 def test_a_bad_name_of_a_run_of_any_kind_is_refused_with_its_file(tmp_path, kind, run):
     """Bug: a command in the name of a critic's run, which the shell would find in the path of its
@@ -171,7 +160,7 @@ def test_a_bad_name_of_a_run_of_any_kind_is_refused_with_its_file(tmp_path, kind
 
 
 @pytest.mark.parametrize(
-    "kind", ["critic", "decode", "examples", "judge", "tables", "figures", "ablations"]
+    "kind", ["critic", "decode", "regime", "judge", "tables", "figures", "ablations"]
 )
 def test_a_file_belongs_to_its_folder(tmp_path, kind):
     """Bug: a file copied into a profile of one's own that goes on writing into the old one, or a
@@ -237,9 +226,9 @@ def test_two_files_do_not_make_one_run(tmp_path):
     ).runs()
     with pytest.raises(
         ParameterError,
-        match="paper/examples-a.yaml makes a run 'a', as another file or point does",
+        match="paper/regime-a.yaml makes a run 'a', as another file or point does",
     ):
-        ParamFiles("paper", base=folder(tmp_path, **{"examples-a": one})).runs()
+        ParamFiles("paper", base=folder(tmp_path, **{"regime-a": one})).runs()
 
 
 @pytest.mark.parametrize("limit", [0, None, "16", -4])
@@ -254,5 +243,5 @@ def test_a_share_of_nothing_is_left_to_the_notebook(tmp_path, limit):
 def test_changes_are_of_files_that_there_are(changes):
     """Bug: a misspelt kind changed nothing, and a number ended in a traceback."""
     name = next(iter(changes))
-    with pytest.raises(ParameterError, match=f"unknown change, .*: '{name}'; .* every, examples"):
+    with pytest.raises(ParameterError, match=f"unknown change, .*: '{name}'; .* every, figures"):
         ParamFiles("paper", changes)

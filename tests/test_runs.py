@@ -140,14 +140,12 @@ def test_the_report_reads_fields_that_a_run_writes():
     assert read <= set(records.RECORD_FIELDS)
 
 
-def test_examples_are_read_only_when_they_are_named(tmp_path):
-    """Bug: answers that were decoded to be looked at stood in the main table, as a policy of their
-    own.
-    """
-    for name in ("decode-raw", "examples-mild"):
+def test_regimes_are_read_only_when_they_are_named(tmp_path):
+    """Bug: answers of the claims' arms stood in the main table, as a policy of their own."""
+    for name in ("decode-raw", "regime-mild"):
         left(tmp_path / name, [name])
     assert runs.load_runs("x", tmp_path)["run"].tolist() == ["decode-raw"]
-    assert runs.load_runs("x", tmp_path, pattern="examples-*")["run"].tolist() == ["examples-mild"]
+    assert runs.load_runs("x", tmp_path, pattern="regime-*")["run"].tolist() == ["regime-mild"]
 
 
 def test_compare_and_errors_of_the_command_line(tmp_path, capsys):

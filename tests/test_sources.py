@@ -24,7 +24,7 @@ KNOWN = {
 
 @pytest.fixture
 def finished(tmp_path, monkeypatch):
-    """Runs of a profile: one, another in two shards, one whose manifest is old, an example, and
+    """Runs of a profile: one, another in two shards, one whose manifest is old, a regime, and
     what a critic and a judge left.
     """
     monkeypatch.setattr(sources, "root", lambda: tmp_path)
@@ -33,7 +33,7 @@ def finished(tmp_path, monkeypatch):
         "decode-b.0-of-2": KNOWN,
         "decode-b.1-of-2": KNOWN,
         "decode-old": {},
-        "examples-mild": KNOWN,
+        "regime-mild": KNOWN,
     }
     manifests |= {
         "critics/raw": {"policy": "raw"},
@@ -78,13 +78,13 @@ def test_a_record_without_texts_has_the_root_of_its_run(finished):
 
 
 def test_shards_are_parts_and_other_folders_are_named_by_pattern(finished):
-    """Bug: a table of a sharded run that seemed to have come from nowhere; examples, which no table
-    counts, among its runs.
+    """Bug: a table of a sharded run that seemed to have come from nowhere; regimes, which the main
+    table does not count, among its runs.
     """
     shards = ["mine/decode-b.0-of-2", "mine/decode-b.1-of-2"]
     assert list(sources.of_runs("mine", ["decode-b"])) == shards
     assert list(sources.of_runs("mine", ["*"])) == ["mine/decode-a", *shards, "mine/decode-old"]
-    assert list(sources.of_runs("mine", ["examples-*"])) == ["mine/examples-mild"]
+    assert list(sources.of_runs("mine", ["regime-*"])) == ["mine/regime-mild"]
     assert sources.of_runs("mine", ["critics/*", "judge/me"]).keys() == {
         "mine/critics/raw",
         "mine/judge/me",

@@ -17,7 +17,7 @@ from ..linefile import SETTINGS, read
 
 # how the names of runs begin that belong to no table of methods: their answers are shown, or claims
 # compare them
-EXCLUDED_PREFIXES = ("examples", "regime")
+EXCLUDED_PREFIX = "regime"
 # in tables the baselines come first
 ORDER = sorted(METHODS, key=lambda name: name.startswith("inferenceguard"))
 # the fields of a line that the report reads, besides the settings of a method
@@ -42,7 +42,7 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
     ----------
     pattern : str
         Of the names of folders, such as ``decode-main-*``. ``*`` leaves out those that begin as
-        `EXCLUDED_PREFIXES` says.
+        `EXCLUDED_PREFIX` says.
 
     Raises
     ------
@@ -80,11 +80,11 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
 def _folders(base: Path, pattern: str) -> list[Path]:
     """Return the folders of runs whose names match, in alphabetical order.
 
-    ``*`` leaves out those of `EXCLUDED_PREFIXES`.
+    ``*`` leaves out those of `EXCLUDED_PREFIX`.
     """
     # of names alone: a pattern of a path would lead out of the folder
     every = sorted(path.parent for path in base.glob("*/params.json"))
-    excluded = EXCLUDED_PREFIXES if pattern == "*" else ()
+    excluded = EXCLUDED_PREFIX if pattern == "*" else ()
     found = [folder for folder in every if fnmatchcase(folder.name, pattern)]
     return [folder for folder in found if not folder.name.startswith(excluded)]
 

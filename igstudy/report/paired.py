@@ -61,6 +61,8 @@ def answered_safely(lines: pd.DataFrame, cost: str = "cost") -> pd.Series:
 def with_toxicity(lines: pd.DataFrame, judge: Scorer) -> pd.DataFrame:
     """Return lines with a column ``toxicity``: a held-out judge's score of each text, else NaN.
 
+    Records without texts have digests, which no judge reads.
+
     Raises
     ------
     ParameterError
@@ -68,7 +70,7 @@ def with_toxicity(lines: pd.DataFrame, judge: Scorer) -> pd.DataFrame:
     """
     if judge.digest in {*lines["cost_digest"], *lines["reward_digest"]}:
         raise ParameterError(f"{judge.name!r} steered these searches and cannot judge them")
-    texts = lines[lines["response"].notna()]
+    texts = lines[[isinstance(response, str) for response in lines["response"]]]
     scores = Cached(judge).score(texts["prompt"], texts["response"], [True] * len(texts))
     return lines.assign(toxicity=pd.Series(scores, index=texts.index, dtype=float))
 

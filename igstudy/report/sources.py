@@ -13,7 +13,7 @@ from typing import Any
 from igcore.files import replace_file, root
 
 from ..provenance import UNPACKED, commit, processor, versions
-from .load import EXCLUDED_PREFIXES
+from .load import EXCLUDED_PREFIX
 
 Source = dict[str, Any]  # one run: its origin, hash, commit, versions and processor
 
@@ -43,7 +43,7 @@ def of_runs(profile: str, names: Iterable[str]) -> dict[str, Source]:
     manifests = {path for pattern in patterns for path in base.glob(f"{pattern}/manifest.json")}
     result = {}
     for manifest in sorted(manifests):
-        if "*" in names and manifest.parent.name.startswith(EXCLUDED_PREFIXES):
+        if "*" in names and manifest.parent.name.startswith(EXCLUDED_PREFIX):
             continue
         folder = manifest.parent.relative_to(base).as_posix()
         facts = json.loads(manifest.read_text(encoding="utf-8"))

@@ -53,7 +53,7 @@ class HarmParams:
     claims : str
         Claims file, seen from `igcore.files.root`, which names the arms.
     harmful, twins : str
-        Its regimes of harmful prompts and of harmless ones.
+        Its regimes of harmful prompts and of harmless ones, which may be left out.
     judges : list of str or dict
         See `igcore.load_scorer`; no search should know them.
     asked : list of str, optional
@@ -72,7 +72,7 @@ class HarmParams:
     figures: InsideFolder
     claims: InsideFolder
     harmful: str
-    twins: str
+    twins: str | None = None
     judges: Annotated[list[ScorerName], Field(min_length=1)]
     asked: list[str] | None = None
     labelled: Count = 200
@@ -91,7 +91,7 @@ def harm_params(path: Path) -> HarmParams:
 
 
 def arms_of(params: HarmParams) -> dict[str, pd.DataFrame]:
-    """Return the lines of both regimes, with the label of an arm as ``arm``.
+    """Return the lines of the regimes, with the label of an arm as ``arm``.
 
     Raises
     ------
@@ -102,6 +102,8 @@ def arms_of(params: HarmParams) -> dict[str, pd.DataFrame]:
     lines, _ = load_finished(params.profile, "?*")
     found = {}
     for kind, name in {"harmful": params.harmful, "twins": params.twins}.items():
+        if name is None:
+            continue
         if name not in file.regimes:
             raise unknown_name("regime", name, file.regimes)
         found[kind] = labelled_arms(file.regimes[name], lines)
@@ -111,7 +113,8 @@ def arms_of(params: HarmParams) -> dict[str, pd.DataFrame]:
 def judged_answers(params: HarmParams, lines: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return the scores of answers by digest, also whether they have a phrase of refusal.
 
-    Judges read the answers to harmful prompts alone; ``prompts`` says which these are.
+    A judge behind a server reads the answers to harmful prompts alone; ``prompts`` says which these
+    are.
 
     Parameters
     ----------
@@ -128,7 +131,7 @@ def judged_answers(params: HarmParams, lines: Mapping[str, pd.DataFrame]) -> pd.
     asked = judged if params.asked is None else judged[judged["arm"].isin(params.asked)]
     reading: list[tuple[Any, pd.DataFrame]] = [(RefusalPhrases(), texts)]
     for judge in map(loaded, params.judges):
-        reading.append((judge, asked if isinstance(judge, Remote) else judged))
+        reading.append((judge, asked if isinstance(judge, Remote) else texts))
     return _scored(params.named(ANSWERS).with_suffix(".csv"), rows[["prompts"]].copy(), reading)
 
 

@@ -21,7 +21,7 @@ from ..settings import FolderName, check_name
 from ..yamlfile import read_yaml
 
 OUTPUT = ("tables", "figures", "ablations", "harm")  # kinds of files that name no run
-DECODED = ("decode", "regime", "examples")  # of notebook 30
+DECODED = ("decode", "regime")  # of notebook 30
 KINDS = ("every", *OUTPUT, *DECODED, "critic", "judge")
 Given = dict[str, Any]  # the settings of a file or a run
 MOST_RUNS = 10_000  # that the grid and the points of one file may make
@@ -128,7 +128,7 @@ class ParamFiles:
         return runs_of(self.read(file), file)
 
     def runs(self) -> dict[str, Given]:
-        """Return the settings of all runs of notebook 30 by name, also of examples and regimes.
+        """Return the settings of all runs of notebook 30 by name, also of regimes.
 
         Files of all other kinds are looked at too, so that Snakemake refuses a bad name before it
         starts anything.
@@ -146,7 +146,7 @@ class ParamFiles:
         return self._made(self.decoded())
 
     def decoded(self) -> list[Path]:
-        """Return all files of notebook 30, also those of examples and regimes."""
+        """Return all files of notebook 30, also those of regimes."""
         return [file for kind in DECODED for file in self.files(kind)]
 
     def _made(self, files: Iterable[Path]) -> dict[str, Given]:

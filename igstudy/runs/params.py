@@ -27,15 +27,11 @@ class OutputParams:
         ``tables``.
     pattern : str
         Glob pattern for the names of the runs that are read.
-    examples : str, optional
-        Glob pattern for the runs from which notebook 50 takes the answers that it shows; by default
-        `pattern`.
     """
 
     profile: FolderName
     figures: InsideFolder
     pattern: str = "*"
-    examples: str | None = None
 
 
 @settings(kw_only=True)
