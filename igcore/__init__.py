@@ -6,7 +6,7 @@ Public names are imported on first use, so that the theory and the statistics ne
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 _HOME = {  # public name -> its module
     "METHODS": "beams",
     "POLICIES": "catalog",
