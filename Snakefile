@@ -25,6 +25,10 @@
 #       the same with other settings, see `igstudy.runs.paramfiles`
 #   snakemake --profile profiles/slurm --config profile=paper shards=4 gpu=1
 #       the same on a cluster, see docs/runs.md
+#   snakemake --nolock --report report.html --config profile=small
+#       a page with claims, main table and pictures, after the walk
+#   docker build --tag igcore . && docker run --rm --volume "$PWD/runs:/igcore/runs" igcore
+#       the first of these commands in the container of the Dockerfile
 
 import os
 import sys
