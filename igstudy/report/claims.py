@@ -149,7 +149,7 @@ class ClaimsFile:
         pilots = {name: replace(regime, **regime.pilot) for name, regime in self.regimes.items()}
         return replace(self, regimes=pilots)
 
-    def compared(self, runs: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    def compared(self, runs: Mapping[str, dict[str, Any]]) -> set[str]:
         """Return the names of the runs whose lines the claims compare; without claims, of all arms.
 
         Parameters
