@@ -57,7 +57,7 @@ class SearchConfig:
         Where ``peak`` looks at the cost: ``block`` at the end of every block, ``word`` at the end
         of every word as well, ``token`` after every token of a language model that scores them in
         one pass, and else as ``word``. Other accountings look at the ends of blocks, because their
-        totals depend on how often they look, and so do methods that enforce the budget only at the
+        totals depend on where they look, and so do methods that enforce the budget only at the
         end. See `igcore.scoring.readings`.
     gamma_safety : float
         Discount of the safety cost, in (0, 1] [gamma]; a block's cost has the time index of its

@@ -85,7 +85,7 @@ def targets(
     n, size = len(rollout.tokens), rollout.block_size
     # index of the last token of each block; the last block may be shorter
     ends = [min((k + 1) * size, n) - 1 for k in range(len(rollout.costs))]
-    # the other accountings depend on how often they look, so they look at block ends alone
+    # the other accountings depend on where they look, so they look at block ends alone
     costs = rollout.worst if accounting == "peak" else rollout.costs
     # target of f1: the one test of safety, `is_safe`, and not the paper's z_T > 0, which with
     # budget 0 would call every safe response unsafe. A score of NaN is charged as +infinity
