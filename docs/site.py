@@ -34,7 +34,7 @@ CONTENTS = {
     "Guides": [f"docs/{name}" for name in GUIDES],
     "Notebooks": ["notebooks/*"],
     "Results": [*(f"docs/{name}" for name in RESULTS), "docs/tables", "docs/every-run"],
-    "Reference": ["docs/commands", "docs/reading", "docs/api", "CHANGELOG", "CONTRIBUTING"],
+    "Reference": ["docs/commands", "docs/reading", "docs/api", "[CS]*"],
 }
 
 
@@ -118,7 +118,7 @@ def stage(base: Path, profile: str, folder: Path) -> None:
     for page, path in (committed | ran).items():
         notebook = json.loads(path.read_text(encoding="utf-8"))
         replace_file(folder / f"{page}.ipynb", json.dumps(with_descriptions(notebook)))
-    pages = [*base.glob("docs/*.md"), base / "CHANGELOG.md", base / "CONTRIBUTING.md"]
+    pages = [*base.glob("docs/*.md"), *base.glob("[CS]*.md")]
     for path in pages:
         page = path.relative_to(base)
         text = path.read_text(encoding="utf-8")

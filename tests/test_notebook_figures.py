@@ -13,8 +13,7 @@ from igstudy.figures.style import unless_missing
 from igstudy.report import statistics as metrics
 
 ROOT = Path(__file__).parents[1]
-SECTIONS = "tradeoff distributions answers critic".split()
-PICTURES = set(SECTIONS) - {"answers"}  # the answers are a table
+SECTIONS = "tradeoff distributions critic".split()
 CRITICS = {"critic"}
 METHODS = ("base", "best-of-n", "best-of-n-lagrangian", "inferenceguard")
 
@@ -86,7 +85,7 @@ def said(capsys) -> list[str]:
 
 @pytest.mark.parametrize("profile", ["x", "small"])
 def test_without_any_run_every_section_says_so(profile, folder, monkeypatch, capsys):
-    """Bug: a traceback in the first cell, or at the answers, where nothing has been decoded yet."""
+    """Bug: a traceback in the first cell, where nothing has been decoded yet."""
     written, shown = executed(folder, monkeypatch, profile=profile, figures="figures")
     found = said(capsys)
     assert not written and not shown
@@ -95,20 +94,16 @@ def test_without_any_run_every_section_says_so(profile, folder, monkeypatch, cap
 
 
 def test_runs_that_have_not_finished_are_named_and_the_others_drawn(folder, monkeypatch, capsys):
-    """Bug: one stopped run kept every figure from being drawn; examples that are not there kept all
-    figures after them.
-    """
+    """Bug: one stopped run kept every figure from being drawn."""
     decoded(folder, "decode-a", imaginary())
     decoded(folder, "decode-b", imaginary(policy="smollm2-chat"), finished=False)
-    written, shown = executed(
-        folder, monkeypatch, profile="x", figures="figures", examples="examples-*"
-    )
+    written, shown = executed(folder, monkeypatch, profile="x", figures="figures")
     found = said(capsys)
-    assert written == PICTURES - CRITICS and shown == len(written)
+    assert written == set(SECTIONS) - CRITICS and shown == len(written)
     assert [text for text in found if "decode-b has not finished" in text][0].startswith(
         "left out: "
     )
-    assert sum(text.startswith("not run: ") for text in found) == 2
+    assert sum(text.startswith("not run: ") for text in found) == 1
 
 
 def test_only_what_is_missing_is_forgiven(capsys):

@@ -121,7 +121,9 @@ def test_the_package_is_all_of_igcore_and_nothing_else():
 def test_the_study_installs_each_of_its_rooms():
     """Bug: a room that only a checkout finds."""
     setup = tomllib.loads((ROOT / "igstudy/pyproject.toml").read_text())["tool"]["setuptools"]
-    rooms = {path.parent.relative_to(ROOT) for path in (ROOT / "igstudy").rglob("__init__.py")}
+    study = ROOT / "igstudy"
+    marks = [*study.rglob("__init__.py"), *study.rglob("data/*.*")]
+    rooms = {path.parent.relative_to(ROOT) for path in marks}
     assert set(setup["packages"]) == {room.as_posix().replace("/", ".") for room in rooms}
 
 

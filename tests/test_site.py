@@ -11,7 +11,7 @@ from docs import site
 
 ROOT = Path(__file__).parents[1]
 PARTS = "docs figures igcore igstudy notebooks params tests".split()
-PARTS += "README.md CHANGELOG.md CONTRIBUTING.md".split()
+PARTS += "README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md Dockerfile .github".split()
 FILES = (
     "profiles LICENSE CITATION.cff Snakefile constraints.txt environment.yml pyproject.toml "
     "codecheck.yml"

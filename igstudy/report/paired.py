@@ -70,7 +70,7 @@ def with_toxicity(lines: pd.DataFrame, judge: Scorer) -> pd.DataFrame:
     """
     if judge.digest in {*lines["cost_digest"], *lines["reward_digest"]}:
         raise ParameterError(f"{judge.name!r} steered these searches and cannot judge them")
-    texts = lines[[isinstance(response, str) for response in lines["response"]]]
+    texts = lines[lines["response"].map(lambda text: isinstance(text, str)).astype(bool)]
     scores = Cached(judge).score(texts["prompt"], texts["response"], [True] * len(texts))
     return lines.assign(toxicity=pd.Series(scores, index=texts.index, dtype=float))
 
