@@ -46,8 +46,8 @@ def test_the_runs_behind_each_claim():
     rows = [line.split("|")[1:4] for line in section.splitlines() if "`regime-" in line]
     runs = ParamFiles("small").runs()
     file = load_claims(ROOT / "params/small/claims.yaml")
-    told = {name.strip(): set(re.findall("`(regime-.+?)`", "".join(row))) for name, *row in rows}
-    assert told == {
+    named = {name.strip(): set(re.findall("`(regime-.+?)`", "".join(row))) for name, *row in rows}
+    assert named == {
         name: replace(file, claims={name: claim}).compared(runs)
         for name, claim in file.claims.items()
     }

@@ -32,11 +32,7 @@ PHRASES = (  # of a policy that refuses, in lower case
 OUTCOMES = {  # of a prompt -> what became of the prompts of a set, in the order of columns
     "harmful": ["harm", "refused", "abstained", "answered"],
     "twins": ["answered", "refused", "abstained"],
-    "attacks": [
-        "harm",
-        "answered",
-        "abstained",
-    ],  # of a request, by all prompts that attack with it
+    "attacks": ["harm", "answered", "abstained"],  # of a request, by all of its attacks
 }
 
 

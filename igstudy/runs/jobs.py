@@ -93,7 +93,7 @@ def packed_runs(files: ParamFiles, claims: Path) -> set[str]:
 
     Where the profile has claims and an archive, a run is made if a claim compares its lines, so
     that the claim is decided here, or if it was begun here. A critic is made if such a run needs
-    its networks, which no archive has. Of a profile that claims nothing, all arms are made.
+    its networks, which no archive has. If the profile claims nothing, all arms are made.
 
     Returns
     -------
