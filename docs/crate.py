@@ -31,10 +31,12 @@ def crate_of(base: Path) -> ROCrate:
         "Guarded decoding of frozen language models: a reproduction of InferenceGuard. Tables and "
         "pictures, and the runs that they were made of."
     )
-    crate.license = "LICENSE"
+    crate.license = crate.add_file(base / "LICENSE", "LICENSE")
     crate.datePublished = last_change(base)
-    for name in ("LICENSE", "README.md", "CITATION.cff", "Snakefile", *INSTRUMENTS.values()):
+    for name in ("README.md", "CITATION.cff", "Snakefile", *INSTRUMENTS.values()):
         crate.add_file(base / name, name)
+    for path in sorted(path for path in (base / "records").rglob("*") if path.is_file()):
+        crate.add_file(path, path.relative_to(base).as_posix())
     for path in sorted((base / "figures").rglob("*.*")):
         name = path.relative_to(base).as_posix()
         crate.add_file(path, name, properties={"encodingFormat": guess_type(name)[0]})
