@@ -61,7 +61,8 @@ class SearchConfig:
         end. See `igcore.scoring.readings`.
     gamma_safety : float
         Discount of the safety cost, in (0, 1] [gamma]; a block's cost has the time index of its
-        last token.
+        last token. Below 1, and with another accounting than ``peak``, a text before the end may
+        cost more than the budget: the final check is of the end and of the discounted state.
     strict : bool
         Safe means z > 0 instead of z >= 0: the paper's other reading.
     lagrange_multiplier : float

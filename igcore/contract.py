@@ -143,13 +143,10 @@ def contracts_of(
     contracts = {}
     for role, scorer in scorers.items():
         contract = known.get(role)
-        if contract is not None and contract.tally.rate != failure_rate:
-            contract = replace(contract, tally=Tally(failure_rate))
         if contract is None or contract.scorer is not scorer:
-            tally = Tally(failure_rate)
-            examined = Contract.examined if role == "cost" else Contract
-            contract = examined(scorer, tally=tally)
-        contracts[role] = contract
+            contract = Contract.examined(scorer, Tally()) if role == "cost" else Contract(scorer)
+        # each call counts the failures of its own texts: a guard recovers when its scorer does
+        contracts[role] = replace(contract, tally=Tally(failure_rate))
     return contracts
 
 

@@ -184,7 +184,9 @@ class Guard:
             As `decode`.
         """
         chosen = self.seed if seed is None else seed
-        if input_ids is None and not inputs:
+        if input_ids is None and inputs:
+            raise ParameterError(f"a call takes no {', '.join(inputs)}; give it to igcore.Guard")
+        if input_ids is None:
             answers = decode(
                 self.method, self, [prompt], seed=chosen, on_block=on_block, record=record
             )

@@ -10,7 +10,7 @@ from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
 
 from igcore import Guard, ParameterError, PolicyError, SearchConfig, decode
 from igcore.contract import ROUNDING, ROUNDING_SHARE, TEXTS, Contract, Scoring
-from igcore.errors import ScorerWarning
+from igcore.errors import ScorerError, ScorerWarning
 from igcore.policy import PROBE
 from igcore.scoring import Tally
 
@@ -189,7 +189,7 @@ def test_an_examination_is_made_once():
     guard = Guard(mock_policy(), cost, LetterReward(), budget=1.0)
     asked = cost.texts
     assert asked == 4 * len(TEXTS)
-    assert guard.with_method("base").contracts["cost"] is guard.contracts["cost"]
+    assert guard.with_method("base").contracts == guard.contracts
     assert cost.texts == asked
 
 
@@ -200,6 +200,27 @@ def test_a_known_contract_counts_failures_by_the_new_rate():
     found = replace(guard, config=strict).contracts["cost"]
     assert (found.tally.rate, found.tolerance) == (0.125, guard.contracts["cost"].tolerance)
     assert found.tally is not guard.contracts["cost"].tally
+
+
+def test_a_guard_recovers_when_its_scorer_does():
+    """Bug: a guard counted the failures of all its calls, so that after an outage of its cost every
+    call raised, however long the cost had worked again.
+    """
+
+    class Outage(LetterCost):
+        down = False
+
+        def score(self, prompts, responses, finished):
+            found = super().score(prompts, responses, finished)
+            return [math.nan for _ in found] if self.down else found
+
+    cost = Outage()
+    guard = Guard(mock_policy(), cost, budget=9.0)
+    cost.down = True
+    with pytest.raises(ScorerError, match="failed on"):
+        guard.map(["ab", "cd"] * 30)
+    cost.down = False
+    assert guard("a").status == "verified_safe"
 
 
 def test_two_backbones_share_no_cache():

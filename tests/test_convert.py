@@ -2,7 +2,10 @@
 
 import json
 import sys
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -117,13 +120,26 @@ def talkative():
     logging.set_verbosity(verbosity)
 
 
-def test_quiet_is_quiet_and_undone(talkative, capsys):
+def test_quiet_is_quiet_and_undone(talkative):
     """Bug: loading prints into a notebook, or the caller's own log level and progress bars are lost
     afterwards.
     """
     with quiet_transformers():
-        print("noise", file=sys.stderr)
-        warnings.warn("noise", stacklevel=1)
         assert logging.get_verbosity() == logging.ERROR and not logging.is_progress_bar_enabled()
-    assert capsys.readouterr().err == ""
+    assert logging.get_verbosity() == logging.INFO and logging.is_progress_bar_enabled()
+
+
+def test_two_threads_that_load_leave_no_trace(talkative):
+    """Bug: the second thread found the quiet settings of the first, and left them for good: no
+    warning and no traceback of the process was seen again.
+    """
+    inside, found = threading.Barrier(2, timeout=1), [sys.stderr, list(warnings.filters)]
+
+    def load(_):
+        with quiet_transformers(), suppress(threading.BrokenBarrierError):
+            inside.wait()  # the other thread must not come in
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(load, range(2)))
+    assert inside.broken and [sys.stderr, list(warnings.filters)] == found
     assert logging.get_verbosity() == logging.INFO and logging.is_progress_bar_enabled()

@@ -1,5 +1,7 @@
 """Tests of what is known of the machine: its threads and cores, and its units for bfloat16."""
 
+import os
+
 import pytest
 import torch
 
@@ -52,3 +54,10 @@ def test_units_for_bfloat16_are_asked_of_the_processor(monkeypatch):
     for name in names:
         monkeypatch.delattr(torch.cpu, name)
     assert not device.multiplies_bfloat16()
+
+
+def test_a_system_that_does_not_count_free_pages_is_taken_to_have_some(monkeypatch):
+    """Bug: macOS has no name for them, and every call ended in a ValueError."""
+    there = {name: at for name, at in os.sysconf_names.items() if name != "SC_AVPHYS_PAGES"}
+    monkeypatch.setattr(os, "sysconf_names", there)
+    assert device.free_bytes(torch.device("cpu")) == 4 * device.GIB != device.installed_bytes()

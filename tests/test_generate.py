@@ -202,6 +202,17 @@ def test_a_dictionary_holds_the_sequences(model, tokenizer):
     assert type(out).__name__ == "GenerateDecoderOnlyOutput"
     plain = model.generate(ids, custom_generate=guard, max_new_tokens=8)
     assert torch.equal(out.sequences, plain) and list(out) == ["sequences"]
+    assert [answer.text for answer in out.answers] == [r.text for r in guard.guard.answers]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, torch.tensor])
+def test_end_tokens_may_be_named_as_generate_allows(model, tokenizer, kind):
+    """Bug: a tuple was one token that no model has, so the answer went past its end."""
+    ids = tokenizer(["ab"], return_tensors="pt").input_ids
+    own = dict(custom_generate=a_guard(model, tokenizer, budget=100.0), max_new_tokens=8, seed=1)
+    one, all_letters = model.generate(ids, **own), kind(list(range(4, 10)))
+    ended = model.generate(ids, **own, eos_token_id=all_letters)
+    assert ended.shape == (1, 3) and ended[0, 2] == one[0, 2]
 
 
 def test_an_abstention_is_the_refusal_and_an_end_token(model, tokenizer):
@@ -473,3 +484,9 @@ def test_only_a_guard_can_generate():
     """Bug: custom_generate("x") was made, and failed in the middle of `generate`."""
     with pytest.raises(ParameterError, match="guard is 'x'; give an igcore.Guard"):
         custom_generate("x")
+
+
+def test_a_call_with_a_setting_of_the_guard_names_it(model, tokenizer):
+    """Bug: the call was taken for one of `generate`, whose other arguments it lacked."""
+    with pytest.raises(ParameterError, match="takes no n_samples; give it to igcore.Guard"):
+        a_guard(model, tokenizer).guard("ab", n_samples=4)

@@ -85,6 +85,35 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it():
     assert layer(torch.zeros(1, 2)).tolist() == [[1, 1]]
 
 
+class Own(torch.Tensor):
+    """A weight with a product of its own, as a quantised one has."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is nn.functional.linear:
+            return args[0] + 1
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def test_a_weight_with_a_product_of_its_own_is_not_copied():
+    """Bug: every search of a model that torchao had quantised failed on a CPU."""
+    layer = nn.Linear(2, 2)
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Own))
+    with copies() as made, use_prepacked(layer.eval()):
+        found = viewed(layer).model(torch.zeros(1, 2))
+    assert made.call_count == 0 and found.tolist() == [[1, 1]]
+
+
+def test_a_caller_may_cast_by_itself():
+    """Bug: inside `torch.autocast` oneDNN refused the copies, or the KV cache another type."""
+    model = tiny("llama")
+    with use_prepacked(model):
+        plain = logits(model)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = logits(model)
+    assert torch.equal(found, plain)
+
+
 def test_copies_that_do_not_fit_are_not_made(monkeypatch):
     """Guards the machine's memory; the rule must not look at what is free, or a resumed run would
     sum in another order.

@@ -16,8 +16,9 @@ import accelerate, platformdirs, psutil, torch
 from transformers import LlamaForCausalLM
 for module, names in {
     signal: "SIGALRM SIGKILL alarm setitimer getitimer ITIMER_REAL pthread_kill".split(),
-    os: "fork forkpty register_at_fork pread pwrite sysconf killpg mkfifo getuid geteuid fchmod "
-    "O_NOFOLLOW O_NONBLOCK sched_getaffinity sched_setaffinity uname getloadavg".split(),
+    os: "fork forkpty register_at_fork pread pwrite sysconf sysconf_names killpg mkfifo "
+    "getuid geteuid fchmod O_NOFOLLOW O_NONBLOCK sched_getaffinity sched_setaffinity uname "
+    "getloadavg".split(),
 }.items():
     for name in names:
         if hasattr(module, name):

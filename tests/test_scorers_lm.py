@@ -377,6 +377,18 @@ def test_a_search_finds_the_same_with_and_without_sessions(policy, method, token
         assert numbers[0] == pytest.approx(numbers[1], abs=1e-6)
 
 
+def test_a_prompt_too_long_for_the_cost_abstains_and_the_others_answer(policy):
+    """Bug: the session refused the prompt in the middle of the work, and every answer was lost."""
+    model = tiny("llama", torch.float64, vocab_size=320, max_position_embeddings=24)
+    backbone = Backbone(model, TOKENIZERS["letters"])
+    cost = replace(scorer(backbone), head=head(shift=-8.0))
+    config = replace(CONFIG, on_failure="paper", group_size=3)
+    with pytest.warns(ScorerWarning, match="which exceeds the scorer's context of 24"):
+        answers = Guard(policy, cost, config=config).map(["ab", "x" * 30, "cd"])
+    statuses = [answer.status for answer in answers]
+    assert statuses == ["verified_safe", "unverified_unsafe", "verified_safe"]
+
+
 def test_the_final_check_does_not_believe_a_session(policy, monkeypatch):
     """Guards the final check: what a session carries, right or wrong, decides no emission."""
     backbone = backbone_of()

@@ -273,12 +273,14 @@ def test_a_scorer_that_often_fails_goes_on():
 
     class Often(LetterCost):
         def score(self, prompts, responses, finished):
-            return [math.nan if "e" in r else letter_cost(r) for r in responses]
+            scores = [math.nan if "e" in r else letter_cost(r) for r in responses]
+            given.extend(scores)
+            return scores
 
+    given: list[float] = []
     known = guard(Often(), budget=9.0, failure_rate=0.9)
     out = list(decode("inferenceguard", known, prompts(30)))
-    tally = known.contracts["cost"].tally
-    assert tally.scored > 200 and 0.2 < tally.failed / tally.scored < 0.9
+    assert len(given) > 200 and 0.2 < sum(map(math.isnan, given)) / len(given) < 0.9
     assert {r.status for r in out if "e" not in (r.text or "e")} >= {"verified_safe"}
     assert not any("e" in r.text for r in out if r.status == "verified_safe")
 

@@ -75,7 +75,9 @@ class custom_generate:
     -----
     ``generate`` returns a LongTensor (B, prompt + new): the prompts unchanged, the answers, and
     padding on the right. With ``return_dict_in_generate`` it returns a
-    ``GenerateDecoderOnlyOutput`` with ``sequences`` alone. An answer consists of the sampled
+    ``GenerateDecoderOnlyOutput`` with ``sequences``, and the `Response` of each row in its
+    ``answers``. Threads that share a guard read them there: ``guard.answers`` has those of the call
+    that ended last. An answer consists of the sampled
     tokens, and of an end token when it was truncated. A refusal ends with the end token and may be
     longer than ``max_new_tokens``; where not even the empty text is safe, it is that token alone.
     Only the ``status`` of ``guard.answers`` distinguishes an answer from a refusal.
@@ -177,7 +179,7 @@ def answer_rows(
     seed = guard.seed if seed is None else seed
     responses = list(decode(guard.method, search_guard, prompts, seed=seed, on_block=on_block))
     answers = [_tokens(response, policy, eos[:1]) for response in responses]
-    guard.answers.extend(responses)  # last, because finding their ids may fail
+    guard.answers[:] = responses  # last, because finding their ids may fail
     if shown:
         shown.show(answers[0])
     new = pad_sequence(
@@ -187,7 +189,9 @@ def answer_rows(
     )
     sequences = torch.cat([input_ids, new.to(input_ids)], dim=1)  # (B, L + new)
     if generation_config.return_dict_in_generate:
-        return generation.GenerateDecoderOnlyOutput(sequences=sequences)
+        output = generation.GenerateDecoderOnlyOutput(sequences=sequences)
+        output.answers = responses
+        return output
     return sequences
 
 
@@ -282,7 +286,7 @@ def _length(
 def _special(settings: generation.GenerationConfig, rows: int) -> tuple[list[int], int]:
     """Return the end tokens, and the token for padding on the right."""
     eos = settings.eos_token_id
-    eos = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    eos = [] if eos is None else torch.as_tensor(eos).flatten().tolist()
     pad = settings.pad_token_id if settings.pad_token_id is not None else next(iter(eos), None)
     if pad is None and rows > 1:
         raise ParameterError(

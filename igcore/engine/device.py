@@ -95,7 +95,7 @@ def all_bytes() -> int:
 
 def _pages(name: str) -> int:
     """Return the bytes of a page count of the system; 4 GiB if the system does not report it."""
-    if not hasattr(os, "sysconf"):  # Windows
+    if name not in getattr(os, "sysconf_names", {}):  # macOS has not all, Windows none
         return 4 * GIB
     return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
 

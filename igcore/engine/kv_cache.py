@@ -114,7 +114,8 @@ def watched(
             hooks.enter_context(layer.register_forward_hook(at_middle))
         if cache is not None:
             inputs[cache_name(view)] = cache
-        with suppress(_StopForward):
+        # in the type of the weights, which caches and copies have, even if the caller casts
+        with suppress(_StopForward), torch.autocast(view.device.type, enabled=False):
             return view(**{"use_cache": True, **inputs}), seen
     return None, seen
 

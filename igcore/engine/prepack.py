@@ -127,11 +127,12 @@ def _layers(model: nn.Module) -> list[nn.Linear]:
     """Return the layers to copy: all or none."""
     layers = []
     for layer in model.modules():
-        # subclasses (quantised, LoRA) and layers with a replaced forward (offloaded) compute
-        # something else than x W^T + b, or keep their weight elsewhere
+        # subclasses of the layer (quantised, LoRA) or of its weight (torchao), and layers with a
+        # replaced forward (offloaded) compute something else than x W^T + b, or keep W elsewhere
         if type(layer) is not nn.Linear or "forward" in vars(layer):
             continue
-        if layer.weight.device.type == "cpu" and _multiplies(layer.weight.dtype):
+        weight = layer.weight
+        if type(weight) is nn.Parameter and weight.is_cpu and _multiplies(weight.dtype):
             layers.append(layer)
     size = sum(layer.weight.nbytes for layer in layers)
     # all or none, by installed memory: a resumed run must make the same choice and round alike

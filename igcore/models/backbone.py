@@ -5,6 +5,7 @@ encodes the ids after the longest common prefix.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any, NamedTuple
@@ -219,12 +220,15 @@ class Session:
     def __init__(self, backbone: Backbone, prompts: Sequence[str]):
         """Prefill the prompts' common prefixes if the model supports the shared cache."""
         self.backbone = backbone
-        self.prefixes = {prompt: backbone.prefix(prompt) for prompt in prompts}
+        self.prefixes: dict[str, list[int]] = {}
+        for prompt in prompts:
+            with suppress(ParameterError):  # too long for this model: no text of it has a score
+                self.prefixes[prompt] = backbone.prefix(prompt)
         self.encoded = 0
         self.root: SharedRows | None = None  # row by row the prefixes
         self.known: dict[str, list[CachedText]] = {}
-        if supports_shared_prefix(backbone.model) and all(self.prefixes.values()):
-            prefixes = list(self.prefixes.values())
+        prefixes = list(self.prefixes.values())
+        if prefixes and all(prefixes) and supports_shared_prefix(backbone.model):
             self.root = SharedRows.open(backbone.model, prefixes)
             self.encoded = sum(map(len, prefixes))
             self._forget()
@@ -253,10 +257,10 @@ class Session:
         """Evict everything except prefixes that longer texts can still reuse."""
         kept: list[tuple[str, CachedText]] = []
         for prompt, response in zip(prompts, responses, strict=True):
-            ids = self.backbone.ids(prompt, response)
-            text = self._after_prefix(prompt, ids)
-            if text:
-                kept.append((prompt, self._nearest(text)))
+            with suppress(ParameterError):  # too long for this model
+                text = self._after_prefix(prompt, self.backbone.ids(prompt, response))
+                if text:
+                    kept.append((prompt, self._nearest(text)))
         self._forget()
         if kept and self.root:
             rows = self.root.gather([known.place for _, known in kept])

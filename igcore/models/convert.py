@@ -5,9 +5,8 @@ of the cached folders contain it.
 """
 
 import contextlib
-import io
 import json
-import warnings
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,24 +16,23 @@ import numpy as np
 
 from ..errors import needs
 
+_LOADING = threading.RLock()
+
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars, reports and warnings inside the block."""
-    # import before the redirection: the log handler keeps the stream that it finds
     from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()  # in a notebook they are widgets, not text
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
+    with _LOADING:  # these settings are of the process: a second thread would keep the quiet ones
+        verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()  # in a notebook they are widgets, not text
+        try:
             yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+        finally:
+            logging.set_verbosity(verbosity)
+            (logging.enable_progress_bar if bars else logging.disable_progress_bar)()
 
 
 def convert_policy(source: Path, target: Path, tied: bool = False) -> None:

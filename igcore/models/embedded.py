@@ -172,15 +172,10 @@ def _echo(prompt: list[str], response: list[str]) -> float:
     A response of fewer than three words is compared word by word.
     """
     size = 3 if len(response) >= 3 else 1
-    of_prompt = set(_ngrams(prompt, size))
-    grams = _ngrams(response, size)
+    of_prompt = set(zip(*(prompt[at:] for at in range(size)), strict=False))
+    grams = list(zip(*(response[at:] for at in range(size)), strict=False))
     repeated = [gram for gram in grams if gram in of_prompt]
     return len(repeated) / len(grams)
-
-
-def _ngrams(words: list[str], size: int) -> list[tuple[str, ...]]:
-    """Return the runs of `size` neighbouring words."""
-    return [tuple(words[at : at + size]) for at in range(len(words) - size + 1)]
 
 
 # --- the sentence encoder -------------------------------------------------------------------------
@@ -205,11 +200,10 @@ class Encoder:
     """
 
     def __init__(self, folder: Path, device: str | torch.device = "cpu"):
-        options = {"local_files_only": True}
         with quiet_transformers():
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             model = AutoModel.from_pretrained(
-                folder, use_safetensors=True, attn_implementation=ATTENTION, **options
+                folder, use_safetensors=True, attn_implementation=ATTENTION, local_files_only=True
             )
         self._model = prepacked(model.to(usable(str(device))))
 
@@ -231,9 +225,9 @@ class Encoder:
         positions = torch.cat([torch.arange(length) for length in lengths])
         device = self._model.device
         row = {"input_ids": tokens.to(device)[None], "position_ids": positions.to(device)[None]}
-        states = self._model(**row, lengths=lengths).last_hidden_state[0]  # (T, H)
-        means = [own.mean(0) for own in torch.split(states, lengths)]
-        return torch.stack(means).cpu().numpy()
+        with torch.autocast(device.type, enabled=False):  # the copies of weights have one type
+            states = self._model(**row, lengths=lengths).last_hidden_state[0]  # (T, H)
+        return torch.stack([own.mean(0) for own in torch.split(states, lengths)]).cpu().numpy()
 
 
 def attend(
