@@ -125,6 +125,7 @@ def test_the_hook_on_the_head_is_taken_off():
         raise ValueError("no")
 
     class Model:
+        device = torch.device("cpu")
         __call__ = staticmethod(fail)
         get_output_embeddings = staticmethod(lambda: head)
 

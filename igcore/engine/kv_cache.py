@@ -115,7 +115,7 @@ def watched(
         if cache is not None:
             inputs[cache_name(view)] = cache
         # in the type of the weights, which caches and copies have, even if the caller casts
-        with suppress(_StopForward), torch.autocast(view.device.type, enabled=False):
+        with suppress(_StopForward), torch.autocast(device_of(view).type, enabled=False):
             return view(**{"use_cache": True, **inputs}), seen
     return None, seen
 

@@ -7,6 +7,7 @@ of the cached folders contain it.
 import contextlib
 import json
 import threading
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,8 @@ def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars, reports and warnings inside the block."""
     from transformers.utils import logging
 
-    with _LOADING:  # these settings are of the process: a second thread would keep the quiet ones
+    # the settings are of the process: a second thread would take the quiet ones for the former
+    with _LOADING, warnings.catch_warnings(action="ignore"):
         verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
         logging.set_verbosity_error()
         logging.disable_progress_bar()  # in a notebook they are widgets, not text

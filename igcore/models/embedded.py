@@ -174,8 +174,7 @@ def _echo(prompt: list[str], response: list[str]) -> float:
     size = 3 if len(response) >= 3 else 1
     of_prompt = set(zip(*(prompt[at:] for at in range(size)), strict=False))
     grams = list(zip(*(response[at:] for at in range(size)), strict=False))
-    repeated = [gram for gram in grams if gram in of_prompt]
-    return len(repeated) / len(grams)
+    return sum(gram in of_prompt for gram in grams) / len(grams)
 
 
 # --- the sentence encoder -------------------------------------------------------------------------
