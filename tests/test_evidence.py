@@ -33,6 +33,7 @@ OF_NO_RUN = {
     "served",
     "first_hour",
     "harm_answers",
+    "harm_answers_attack",
     "harm_answers_qwen",
     "harm_answers_curve",
     "harm_labelled",
