@@ -13,6 +13,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+import igcore
 from docs.pages import BLOCK, PAGES, WRITERS
 from igcore import METHODS
 from igstudy.runs.critic_params import CriticParams
@@ -59,6 +60,16 @@ def test_environment_yml_agrees_with_pyproject():
     # an exact version says more than a bound of another extra
     expected["scikit-learn"] = Requirement("scikit-learn==1.9.1").specifier
     assert conda == expected
+
+
+def test_all_files_name_one_version():
+    """Guards a release whose igstudy asks for another igcore, or whose citation names another."""
+    study = tomllib.loads((ROOT / "igstudy/pyproject.toml").read_text())["project"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    (needed,) = map(Requirement, study["dependencies"])
+    assert PROJECT["version"] == study["version"] == cited == igcore.__version__
+    assert str(needed.specifier) == f"=={PROJECT['version']}"
+    assert f"\n## {cited} - " in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_only_the_embedded_models_need_an_exact_version():
