@@ -145,10 +145,8 @@ if not RUNS and not CRITICS:
 
 
 def wanted():
-    """What a profile is for: its runs, tables and figures, experiments, verdicts and the notebooks that teach, or critics alone.
-
-    The runs are named although tables wait for them: Snakemake does not miss what lies between files that are there.
-    """
+    """What a profile is for: its runs, tables and figures, experiments, verdicts and the notebooks that teach, or critics alone."""
+    # the runs are named although tables wait for them: Snakemake does not miss what lies between files that are there
     if not RUNS:
         return CRITICS
     walk = [*TABLES, *PICTURES] if FILES.files("figures") else []
@@ -157,17 +155,17 @@ def wanted():
 
 
 def trained(folder):
-    """The sign of success of the run of notebook 20 to which a folder runs/<profile>/critics/<run>[/<critic>] belongs, if it is named
-    and there is a params file to make it from; what was trained by hand must be there."""
+    """The sign of success of the run of notebook 20 to which a folder runs/<profile>/critics/<run>[/<critic>] belongs, if it is named."""
+    # without a params file to make it from, it was trained by hand and must be there
     profile, _, run = [*Path(folder or "").parts, "", "", "", ""][1:4]
     return [f"runs/{profile}/critics/{run}/manifest.json"] if critic_file(profile, run).is_file() else []
 
 
 def own_files(settings):
-    """The files of a user that a run reads, prompts or a model's folder: it runs again when one of them changes."""
+    """The files of a user that a run reads, as prompts, a list of ids or a model's folder: it runs again when one of them changes."""
     named = [settings.get(role) for role in ("prompts", "policy", "cost", "reward")]
-    names = [each.get("name") if isinstance(each, dict) else each for each in named]
-    paths = [Path(name) for name in names if name and isinstance(name, str)]
+    values = [value for each in named for value in (each.values() if isinstance(each, dict) else [each])]
+    paths = [Path(value) for value in values if value and isinstance(value, str)]
     return sorted({str(file) for path in paths for file in [path, *path.glob("*")] if file.is_file()})
 
 

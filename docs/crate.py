@@ -35,9 +35,7 @@ def crate_of(base: Path) -> ROCrate:
     crate.datePublished = last_change(base)
     for name in ("README.md", "CITATION.cff", "Snakefile", *INSTRUMENTS.values()):
         crate.add_file(base / name, name)
-    for path in sorted(path for path in (base / "records").rglob("*") if path.is_file()):
-        crate.add_file(path, path.relative_to(base).as_posix())
-    for path in sorted((base / "figures").rglob("*.*")):
+    for path in sorted([*(base / "figures").rglob("*.*"), *(base / "records").rglob("*.*")]):
         name = path.relative_to(base).as_posix()
         crate.add_file(path, name, properties={"encodingFormat": guess_type(name)[0]})
     for path in sorted((base / "figures").rglob("*.json")):

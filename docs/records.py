@@ -85,7 +85,12 @@ def pack(profile: str, base: Path) -> Path:
 def _is_withheld(path: Path) -> bool:
     """True if the lines of a run answer prompts of `WITHHELD`."""
     settings = path.with_name("params.json")
-    return settings.exists() and json.loads(settings.read_text()).get("prompts") in WITHHELD
+    return settings.exists() and withheld(json.loads(settings.read_text()).get("prompts"))
+
+
+def withheld(prompts: str | dict | None) -> bool:
+    """True if a set of prompts, with options or without, is of `WITHHELD`."""
+    return (prompts["name"] if isinstance(prompts, dict) else prompts) in WITHHELD
 
 
 def without_texts_of(path: Path) -> dict[Path, bytes]:
@@ -259,7 +264,7 @@ def verified(
                 )
             for run, given in runs.items():
                 note = f"{code} {replay} {sums[f'{profile}.tar.xz']} {profile}/{run}"
-                groups = None if given["prompts"] in WITHHELD else replay
+                groups = None if withheld(given["prompts"]) else replay
                 lines = folder / run / "responses.jsonl"
                 tasks[note] = (f"{profile}/{run}", lines, given, groups)
         chosen = sorted(tasks, key=digest_of)[:some]

@@ -336,6 +336,10 @@ def test_scores_are_kept_by_scorer_and_text(tmp_path):
     # a function may call what its digest does not cover
     by_function = Guard(mock_policy(), cost=lambda text: float(len(text)), budget=1.0)
     assert scorer_digest(by_function.cost) is None
+    # bug: a maximum with such a part gave the scores of the function before it was edited
+    costs = [LetterCost(), lambda text: float(len(text))]
+    assert scorer_digest(Guard(mock_policy(), cost=costs, budget=1.0).cost) is None
+    assert scorer_digest(Guard(mock_policy(), cost=costs[:1] * 2, budget=1.0).cost)
 
 
 def test_the_same_texts_are_scored_once(tmp_path):

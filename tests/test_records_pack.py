@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs.records import known_hashes, pack, unpack, unpack_job
+from docs.records import known_hashes, pack, unpack, unpack_job, withheld
 from igcore.errors import RunError
 from igcore.files import file_digest
 from igstudy.provenance import UNPACKED
@@ -206,3 +206,17 @@ def test_a_full_disk_leaves_no_half_of_an_archive_and_none_of_its_runs(repositor
     with pytest.raises(RunError, match="cannot write in .*records/mine.tar.xz"):
         pack("mine", repository)
     assert (repository / "records/mine.tar.xz").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("prompts", "kept_back"),
+    [
+        ("strongreject", True),
+        ({"name": "strongreject", "only": "ids.txt"}, True),
+        ({"name": "rtp"}, False),
+        (None, False),  # of a critic
+    ],
+)
+def test_harmful_prompts_with_options_are_kept_back_too(prompts, kept_back):
+    """Bug: an archive held the texts of a harmful set of which a run had taken a part."""
+    assert withheld(prompts) == kept_back

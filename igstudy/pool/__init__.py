@@ -93,10 +93,14 @@ class Pool:
                 database.executemany("INSERT OR IGNORE INTO records VALUES (?, ?)", lines)
 
     def engine(self, make: Callable[[], LocalEngine], policy: Policy, sampling: Sampling) -> Any:
-        """Return an engine that looks here first, and samples the rest with the one of `make`."""
+        """Return an engine that looks here first, and samples the rest with the one of `make`.
+
+        A server has no pool: it draws some candidates of a group with another seed than all.
+        """
         from .pooled import PooledEngine  # which needs this module
 
-        return PooledEngine(make, policy, self, sampling)
+        served = hasattr(policy, "server")
+        return make() if served else PooledEngine(make, policy, self, sampling)
 
     def scores_of(self, scorer: Scorer, part: str = "") -> "PooledScores | None":
         """Return the scores of a scorer; None for a scorer without a digest."""
@@ -153,11 +157,12 @@ def policy_digest(policy: Policy) -> bytes:
 
 def scorer_digest(scorer: Scorer) -> bytes | None:
     """Return a digest of a scorer with its code; None for a function, or without a digest."""
+    parts = getattr(scorer, "parts", [scorer])  # of a maximum
     # the digest of a function does not cover what the function calls
-    kind = type(scorer)
-    if isinstance(scorer, FunctionScorer) or not scorer.digest or not has_source(kind):
+    if any(isinstance(p, FunctionScorer) or not p.digest or not has_source(type(p)) for p in parts):
         return None
-    return digest(scorer.name, scorer.digest, code_digest(kind.__module__))
+    modules = (type(part).__module__ for part in (scorer, *parts))
+    return digest(scorer.name, scorer.digest, code_digest(*modules))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ class RolloutConfig:
     Attributes
     ----------
     n_rollouts : int
-        Responses per prompt.
+        Responses per prompt. With `rollouts` it is not read, and neither is the seed: that run has
+        decided both.
     max_new_tokens : int
         Length at which a response is finished [T].
     block_size : int
