@@ -377,7 +377,7 @@ def test_a_search_finds_the_same_with_and_without_sessions(policy, method, token
         assert numbers[0] == pytest.approx(numbers[1], abs=1e-6)
 
 
-def test_a_prompt_too_long_for_the_cost_abstains_and_the_others_answer(policy):
+def test_a_prompt_too_long_for_the_cost_is_unsafe_and_the_others_answer(policy):
     """Bug: the session refused the prompt in the middle of the work, and every answer was lost."""
     model = tiny("llama", torch.float64, vocab_size=320, max_position_embeddings=24)
     backbone = Backbone(model, TOKENIZERS["letters"])

@@ -77,10 +77,10 @@ class custom_generate:
     padding on the right. With ``return_dict_in_generate`` it returns a
     ``GenerateDecoderOnlyOutput`` with ``sequences``, and the `Response` of each row in its
     ``answers``. Threads that share a guard read them there: ``guard.answers`` has those of the call
-    that ended last. An answer consists of the sampled
-    tokens, and of an end token when it was truncated. A refusal ends with the end token and may be
-    longer than ``max_new_tokens``; where not even the empty text is safe, it is that token alone.
-    Only the ``status`` of ``guard.answers`` distinguishes an answer from a refusal.
+    that ended last. An answer consists of the sampled tokens, and of an end token when it was
+    truncated. A refusal ends with the end token and may be longer than ``max_new_tokens``; where
+    not even the empty text is safe, it is that token alone. Only the ``status`` of
+    ``guard.answers`` distinguishes an answer from a refusal.
 
     ``tokenizer.decode(new_ids, skip_special_tokens=True)`` is exactly the text that the cost model
     scored. To this end a few ids differ from the sampled ones, which ``Response.tokens`` keeps:
