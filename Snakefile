@@ -95,8 +95,7 @@ MADE = {name: [point["run"] for point in job["points"].values()] for name, job i
 # how the folders of runs end: nothing, or the numbers of their shards
 SUFFIXES = [f".{i}-of-{SHARDS}" for i in range(SHARDS)] if SHARDS > 1 else [""]
 DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for suffix in SUFFIXES for run in RUNS]
-TRAINED = [path.stem.removeprefix("critic-") for path in FILES.files("critic")]
-CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
+CRITICS = [f"runs/{PROFILE}/critics/{path.stem.removeprefix('critic-')}/manifest.json" for path in FILES.files("critic")]
 WITH_CRITICS = ["critic"] if CRITICS else []
 PAPER = [f"paper_{table}" for table in PRINTED if not is_deferred(PROFILE, table)]
 
@@ -151,7 +150,8 @@ def wanted():
         return CRITICS
     walk = [*TABLES, *PICTURES] if FILES.files("figures") else []
     taught = [f"runs/{PROFILE}/{name}.ipynb" for name in TEACHING] if PARAMS in ("small", "ci") else []
-    return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *HARM, *DECIDED, *taught]
+    shown = [f"runs/{PROFILE}/shown/{name}.html" for name in ("claims", "main") if {*tables(name)} <= {*walk, *DECIDED}]
+    return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *HARM, *DECIDED, *shown, *taught]
 
 
 def trained(folder):
@@ -279,7 +279,7 @@ MADE_FROM_RUNS = {  # rule -> what it makes, the executed notebook, and the file
     "harm": (HARM, "harm", "harm"),
 }
 
-REPORTED = tables("claims", "main") + pictures("outcomes", "tradeoff", "distributions")  # of the page of `snakemake --report`
+REPORTED = [path for path in pictures("outcomes", "tradeoff", "distributions") if path.endswith(".png")]  # on the page of `snakemake --report`
 
 for name, (made, executed, file) in MADE_FROM_RUNS.items():
 
@@ -292,12 +292,24 @@ for name, (made, executed, file) in MADE_FROM_RUNS.items():
             claims=[] if file else CLAIMS,
             job=lambda w, name=name, file=file: job(name, name, FILES.read(f"params/{PARAMS}/{file}.yaml") if file else DECIDING),
         output:
-            [report(path, category="Results") if path in REPORTED and path.endswith((".csv", ".png")) else path for path in made] or f"runs/{PROFILE}/{name}/none",
+            [report(path, category="Results") if path in REPORTED else path for path in made] or f"runs/{PROFILE}/{name}/none",
         log:
             notebook=f"runs/{PROFILE}/{executed}.ipynb",
         priority: int(name == "figures")  # the longest of what remains when all runs are done
         shell:
             RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
+
+
+rule shown:  # as a page, because `snakemake --report` shows pages and pictures, and only offers to save other files
+    input:
+        FIGURES + "/tables/{name}.md",
+    output:
+        report(f"runs/{PROFILE}/shown/{{name}}.html", category="Results"),
+    run:
+        from nbconvert.filters import markdown2html
+
+        head = "<meta charset='utf-8'><style>td, th {padding: 2px 8px}</style>"
+        Path(output[0]).write_text(head + markdown2html(Path(input[0]).read_text(encoding="utf-8")), encoding="utf-8")
 
 
 rule judge:

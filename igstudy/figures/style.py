@@ -59,14 +59,8 @@ LOOKS: dict[str, tuple[str, Marker, str]] = {
 }
 STYLE = {method: look[:2] for method, look in LOOKS.items()}
 NAMES = {method: name for method, (_, _, name) in LOOKS.items()}
-SIX = (  # methods of a picture with one message; tables have them all
-    "base",
-    "best-of-n",
-    "best-of-n-augmented",
-    "beam-lagrangian",
-    "beam-augmented",
-    "inferenceguard",
-)
+# methods of a picture with one message; tables have them all
+SIX = "base best-of-n best-of-n-augmented beam-lagrangian beam-augmented inferenceguard".split()
 # column of the main table -> colour
 OUTCOMES = {"safe": "#0173b2", "abstained": "#c9c9c9", "unsafe": "#d55e00"}
 # colours that are alike in grey, or to eyes without one kind of cone
@@ -77,9 +71,7 @@ HATCHES = {  # colour of a bar -> its hatch; a bar of another colour has none
 WIDTH = 9.0  # inches: a README shows 900 pixels, so 11 points are 15 pixels
 INK = "#222222"
 # seaborn's "colorblind", written out: a figure in these colours need not load seaborn
-PALETTE = (
-    "#0173b2 #de8f05 #029e73 #d55e00 #cc78bc #ca9161 #fbafe4 #949494 #ece133 #56b4e9"
-).split()
+PALETTE = "#0173b2 #de8f05 #029e73 #d55e00 #cc78bc #ca9161 #fbafe4 #949494 #ece133 #56b4e9".split()
 MARKERS = "osD^vPX*"  # of lines that are no methods
 styled = matplotlib.rc_context(RC)
 
