@@ -134,6 +134,16 @@ def test_a_packed_root_is_that_of_its_lines(packed):
             assert manifest["lines"] == len(lines)
 
 
+def test_all_packed_runs_are_of_one_code(packed):
+    """Bug: a release whose tables mix the runs of several versions of the code."""
+    codes = defaultdict(list)
+    for archive in packed.values():
+        for (run, _), kept in archive.files.items():
+            if "code" in kept:
+                codes[kept["code"]["igcore"], kept["code"].get("igstudy")].append(run)
+    assert len(codes) == 1, {code: runs[:3] for code, runs in codes.items()}
+
+
 def settings_of(archive, run):
     """Return the settings under which a packed run, critic or judge was made."""
     manifest = archive.files[run, "manifest.json"]
