@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import igcore
 from docs.pages import BLOCK, PAGES, WRITERS
@@ -110,6 +112,14 @@ def test_constraints_pin_every_dependency_inside_its_bounds():
     assert all(pin.operator == "==" for pin in pins.values())
     for requirement in requirements(*EXTRAS):
         assert pins[requirement.name.lower()].version in requirement.specifier
+
+
+def test_the_pinned_versions_install_under_the_first_python_that_is_allowed():
+    """Bug: a pinned library asked for Python 3.11.5, and `make` failed under Debian's 3.11.2."""
+    (first,) = SpecifierSet(PROJECT["requires-python"])
+    asked = {dist.name: dist.metadata["Requires-Python"] or "" for dist in distributions()}
+    late = [name for name, bounds in asked.items() if first.version not in SpecifierSet(bounds)]
+    assert not late
 
 
 def test_the_package_is_all_of_igcore_and_nothing_else():
