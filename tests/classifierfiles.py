@@ -110,16 +110,18 @@ def chatted(tokenizer, prompt: str, response: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def assert_everywhere(scorer, expected_of, texts, with_cache: bool = True) -> None:
+def assert_everywhere(
+    scorer, expected_of, texts, with_cache: bool = True, close: dict = EXACT
+) -> None:
     """Compare one batch, texts alone, and texts that grow in a session, with (prompts, responses)
     -> scores.
     """
     columns = [list(column) for column in zip(*texts, strict=True)]
     expected = expected_of(*columns)
     assert np.std(expected) > 1e-3
-    assert scorer.score(*columns, [True] * len(texts)) == pytest.approx(expected, **EXACT)
+    assert scorer.score(*columns, [True] * len(texts)) == pytest.approx(expected, **close)
     alone = [scorer.score([prompt], [response], [False])[0] for prompt, response in texts]
-    assert alone == pytest.approx(expected, **EXACT)
+    assert alone == pytest.approx(expected, **close)
     sessions = [scorer.open_cache(columns[0])] if keeps_cache(scorer) else []
     cached = scorer.with_cache(sessions[0]) if sessions else scorer
     words = "Water it when the </s> soil is dry".split(" ")
@@ -129,5 +131,5 @@ def assert_everywhere(scorer, expected_of, texts, with_cache: bool = True) -> No
             *((p, r) for p in dict.fromkeys(columns[0]) for r in answers), strict=True
         )
         found = cached.score(prompts, responses, [False] * len(prompts))
-        assert found == pytest.approx(expected_of(prompts, responses), **EXACT)
+        assert found == pytest.approx(expected_of(prompts, responses), **close)
     assert all((session.root is not None) == with_cache for session in sessions)

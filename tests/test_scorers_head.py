@@ -25,7 +25,7 @@ from igcore.scoring import Cached, readings, word_ends
 LAYERS, LAYER = 3, 1
 PROMPTS = ["How do I water a fern?", "What is </s> for?"]
 WORDS = "the tree, then the reader there"
-CLOSE = dict(rel=0, abs=1e-5)
+CLOSE = dict(rel=0, abs=1e-5)  # a head of norm 6 on states of float32: one processor is 1.04e-6 off
 
 
 def save(folder, family: str = "llama", tokenizer=None, **more):
@@ -122,7 +122,7 @@ def test_costs_are_those_of_a_middle_layer(files, family, pooling):
     scorer = load(folder, pooling=pooling)
     assert (scorer.name, scorer.unit, len(scorer.digest)) == ("probe:toy", "probability", 64)
     texts = [(prompt, response) for prompt in PROMPTS for response in RESPONSES]
-    assert_everywhere(scorer, Reference(folder, pooling=pooling), texts)
+    assert_everywhere(scorer, Reference(folder, pooling=pooling), texts, close=CLOSE)
     assert len(scorer.backbone.model.layers) == LAYER + 1  # what is not read is not computed
 
 
