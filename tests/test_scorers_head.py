@@ -25,7 +25,7 @@ from igcore.scoring import Cached, readings, word_ends
 LAYERS, LAYER = 3, 1
 PROMPTS = ["How do I water a fern?", "What is </s> for?"]
 WORDS = "the tree, then the reader there"
-CLOSE = dict(rel=0, abs=1e-5)  # a head of norm 6 on states of float32: one processor is 1.04e-6 off
+CLOSE = dict(rel=0, abs=1e-5)  # a head of norm 5.3 on float32: one processor is 1.04e-6 off
 
 
 def save(folder, family: str = "llama", tokenizer=None, **more):
