@@ -35,24 +35,17 @@ SHOWN_ANSWERS = 5  # differing answers that are named on the screen
 
 def differing_cells(made: Path, kept: Path) -> dict[str, float]:
     """Return the cells in which two tables differ, each with its distance; seconds are left out."""
-    new, old = (pd.read_csv(path, dtype=str, keep_default_na=False) for path in (made, kept))
+    new, old = (pd.read_csv(path, dtype=object, keep_default_na=False) for path in (made, kept))
     if list(new) != list(old) or len(new) != len(old):
         return {f"{kept.name}: {new.shape} rows and columns, not {old.shape}": math.inf}
-    found = {}
-    for column in old.columns[[not TIMED.search(name) for name in old]]:
-        for line, (one, other) in enumerate(zip(new[column], old[column], strict=True), start=2):
-            if one != other:
-                name = f"{kept.name}, line {line}, {column}: {one}, not {other}"
-                found[name] = _distance(one, other)
-    return found
-
-
-def _distance(one: str, other: str) -> float:
-    """Return how far two numbers are apart; other texts are infinitely far."""
-    try:
-        return abs(float(one) - float(other))
-    except ValueError:
-        return math.inf
+    columns = [name for name in old if not TIMED.search(name)]
+    cells = new[columns].compare(old[columns], keep_shape=True).stack(0, future_stack=True).dropna()
+    numbers = cells.apply(pd.to_numeric, errors="coerce")
+    apart = (numbers["self"] - numbers["other"]).abs().fillna(math.inf)  # of texts as well
+    return {
+        f"{kept.name}, line {line + 2}, {column}: {cell['self']}, not {cell['other']}": far
+        for ((line, column), cell), far in zip(cells.iterrows(), apart, strict=True)
+    }
 
 
 def compared_answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]]]:

@@ -31,7 +31,6 @@ html_title = "igcore"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
-html_show_sourcelink = False
 html_theme_options = {
     "navbar_persistent": [],  # every page already has the search
     "show_navbar_depth": 1,

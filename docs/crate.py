@@ -54,10 +54,8 @@ def add_runs(crate: ROCrate, base: Path, sidecar: Path) -> None:
         action = crate.get(identifier)
         if action is None:
             properties = {"@type": "CreateAction", "name": identifier.removeprefix("#")}
-            said_of_it = [facts["processor"], facts.get("versions")]
-            properties["description"] = ", ".join(
-                [f"commit {facts['commit']}", *filter(None, said_of_it)]
-            )
+            about = [f"commit {facts['commit']}", facts["processor"], facts.get("versions")]
+            properties["description"] = ", ".join(filter(None, about))
             action = crate.add(ContextEntity(crate, identifier, properties))
             if root_hash := facts.get("root"):
                 action["identifier"] = root_hash

@@ -62,11 +62,6 @@ def committed(name: str, base: Path) -> Path:
     return path
 
 
-def committed_table(name: str, base: Path) -> str:
-    """Return a table that a notebook or the benchmark has written, as Markdown."""
-    return committed(f"{name}.md", base).read_text(encoding="utf-8").strip()
-
-
 def arms(regime: str, base: Path) -> str:
     """Return the arms of a regime that a page shows, what its budget means, and how often
     the printed algorithm keeps the constraint that it was built for.
@@ -195,7 +190,7 @@ def filled(page: str, base: Path) -> str:
 
 
 WRITERS = {
-    "table": committed_table,
+    "table": lambda name, base: committed(f"{name}.md", base).read_text(encoding="utf-8").strip(),
     "arms": arms,
     "output": output,
     "fidelity": statements,

@@ -25,6 +25,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -247,6 +248,7 @@ def verified(
         See `unpack`; and for a record of a run that no file of ``params`` requests.
     """
     notes, sums = base / "runs/verified.txt", known_hashes(base)
+    notes.parent.mkdir(exist_ok=True)  # a fresh clone has none
     before = notes.read_text().splitlines() if notes.exists() else []
     code = commit() or "+"  # with + the code is unknown, and nothing is noted
     new = multiprocessing.get_context("spawn")  # torch cannot be used after a fork
@@ -271,24 +273,36 @@ def verified(
         left = [note for note in chosen if note not in before]
         for note in (note for note in chosen if note in before):
             yield tasks[note][0], Report(replayed="this was found before")
-        found = pool.map(_verify_run, [tasks[note] for note in left])
-        for note, (run, report) in zip(left, found, strict=True):
-            if verdict(run, report)[0] == HOLDS and not code.endswith("+"):
-                with writing(notes), notes.open("a") as file:
-                    file.write(note + "\n")
-            yield run, report
+        # closing: after an error here, no run is begun
+        with closing(pool.map(_verify_run, [tasks[note] for note in left])) as found:
+            for note, (run, report) in zip(left, found, strict=True):
+                if verdict(run, report)[0] == HOLDS and not code.endswith("+"):
+                    with writing(notes), notes.open("a") as file:
+                        file.write(note + "\n")
+                yield run, report
 
 
 def _verify_run(task: tuple[str, Path, dict, int | None]) -> tuple[str, Report]:
-    """Verify one run on one thread; a record that cannot be compared is a problem of this run."""
+    """Verify one run on one thread; a record that cannot be compared is a problem of this run.
+
+    A critic below ``runs`` is trained by a walk, and another processor trains another one: a run
+    with such a critic is scored again, but not decoded.
+    """
     import torch
 
     torch.set_num_threads(1)
     name, lines, given, replay = task
+    trained = (given.get("critic") or "").startswith("runs/")
     try:
-        return name, verify(lines, DecodeParams(**given), replay)
+        report = verify(lines, DecodeParams(**given), 0 if trained else replay)
     except RunError as error:
         return name, Report([str(error)])
+    if trained and replay != 0:
+        report.undecided.append(
+            f"{given['critic']} is in no archive; `make reproduce` trains it, decodes the run again"
+            " and compares the answers"
+        )
+    return name, report
 
 
 def main() -> None:

@@ -12,8 +12,10 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ from mockruns import lines
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from docs.records import pack, unpack, verified, without_texts_of
+from docs.records import _verify_run, pack, unpack, verified, without_texts_of
 from igcore import METHODS, Guard, decode, load_policy
 from igcore.beams import method_of
 from igcore.catalog import PROMPT_SETS
@@ -434,6 +436,57 @@ def test_packed_runs_hold_and_a_changed_one_is_named(tmp_path, tiny, monkeypatch
     file.write_text(json.dumps(SIZE | {"policy": str(tiny), "run": "r-a"}))
     with pytest.raises(RunError, match="holds the run 'r-b', which no file of params/x asks for"):
         dict(verified(tmp_path, 0))
+
+
+def test_a_critic_that_a_walk_trains_leaves_its_run_undecided(monkeypatch):
+    """Bug: in a fresh clone, or on another processor, an honest record is said to be false, because
+    no archive has the weights of its critic.
+    """
+    asked = []
+
+    def scored(path, request, replay):
+        asked.append(replay)
+        return verify.Report()
+
+    monkeypatch.setattr("docs.records.verify", scored)
+    for critic, undecided in (
+        ("runs/x/critics/c/terminal", 1),
+        ("params/networks/c", 0),
+        (None, 0),
+    ):
+        task = ("x/r", Path("responses.jsonl"), SIZE | {"policy": "mock", "critic": critic}, 3)
+        name, report = _verify_run(task)
+        assert name == "x/r" and len(report.undecided) == undecided
+    assert asked == [0, 3, 3]
+
+
+def test_the_first_run_of_a_fresh_clone_is_noted(tmp_path, tiny, monkeypatch):
+    """Bug: without a folder ``runs`` the first run that held stopped everything with an error, but
+    only after all other runs had been decoded.
+    """
+    (tmp_path / "params/x").mkdir(parents=True)
+    (tmp_path / "params/x/decode-r.yaml").write_text(
+        json.dumps(SIZE | {"policy": str(tiny), "points": {str(k): {"seed": k} for k in range(6)}})
+    )
+    for k in range(6):
+        decoded_run(tmp_path / f"runs/x/r-{k}", tiny, run=f"r-{k}", seed=k)
+    pack("x", tmp_path)
+    shutil.rmtree(tmp_path / "runs")
+    begun = []
+
+    def holds(task):
+        begun.append(task[0])
+        time.sleep(0.2)  # so that the first is noted before the third begins
+        return task[0], verify.Report()
+
+    monkeypatch.setattr("docs.records._verify_run", holds)
+    monkeypatch.setattr("docs.records.ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1))
+    monkeypatch.setattr("docs.records.commit", lambda: "abc")
+    found = verified(tmp_path, 0)
+    first, _ = next(found)
+    assert first in (tmp_path / "runs/verified.txt").read_text()
+    found.close()
+    assert len(begun) < 4
 
 
 def test_a_packed_run_without_texts_is_decoded_again(tmp_path, tiny, honest, monkeypatch):
