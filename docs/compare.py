@@ -39,6 +39,7 @@ def differing_cells(made: Path, kept: Path) -> dict[str, float]:
     if list(new) != list(old) or len(new) != len(old):
         return {f"{kept.name}: {new.shape} rows and columns, not {old.shape}": math.inf}
     columns = [name for name in old if not TIMED.search(name)]
+    # the shape is kept because a comparison of equal tables has no columns otherwise
     cells = new[columns].compare(old[columns], keep_shape=True).stack(0, future_stack=True).dropna()
     numbers = cells.apply(pd.to_numeric, errors="coerce")
     apart = (numbers["self"] - numbers["other"]).abs().fillna(math.inf)  # of texts as well

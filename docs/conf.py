@@ -13,7 +13,6 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx-mathjax-offline",  # formulas without a network
 ]
-root_doc = "index"
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
 nb_execution_mode = "off"  # the notebooks were executed by the walk
@@ -33,7 +32,6 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_theme_options = {
     "navbar_persistent": [],  # every page already has the search
-    "show_navbar_depth": 1,
     "show_toc_level": 2,
     "home_page_in_toc": True,
     "use_download_button": False,

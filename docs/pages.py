@@ -62,6 +62,11 @@ def committed(name: str, base: Path) -> Path:
     return path
 
 
+def committed_table(name: str, base: Path) -> str:
+    """Return a table that a notebook or the benchmark has written, as Markdown."""
+    return committed(f"{name}.md", base).read_text(encoding="utf-8").strip()
+
+
 def arms(regime: str, base: Path) -> str:
     """Return the arms of a regime that a page shows, what its budget means, and how often
     the printed algorithm keeps the constraint that it was built for.
@@ -190,7 +195,7 @@ def filled(page: str, base: Path) -> str:
 
 
 WRITERS = {
-    "table": lambda name, base: committed(f"{name}.md", base).read_text(encoding="utf-8").strip(),
+    "table": committed_table,
     "arms": arms,
     "output": output,
     "fidelity": statements,

@@ -5,9 +5,9 @@ manifest of the profile, and its hash into ``records/SHA256SUMS``; the same reco
 bytes. ``python -m docs.records unpack`` compares the hashes and puts all of it where ``igstudy
 verify`` and the notebooks look. With the file of a Snakemake job it unpacks the runs that the job
 would make. ``python -m docs.records verify 3`` judges every text in them again
-and decodes three random groups of every run again, as the files in ``params`` ask; its exit status
-is that of ``igstudy verify``. It continues where it was stopped, and ``--runs 12`` takes twelve
-runs, chosen by a hash. Texts in them are not masked.
+and decodes three random groups of every run again, as the files in ``params`` ask, except for runs
+whose critic a walk trains; its exit status is that of ``igstudy verify``. It continues where it was
+stopped, and ``--runs 12`` takes twelve runs, chosen by a hash. Texts in them are not masked.
 
 Of the prompt sets in `WITHHELD` an archive has digests and lengths in place of texts, so that only
 lines that are decoded again can be decided: such runs are decoded again as a whole.
@@ -236,7 +236,8 @@ def verified(
     Parameters
     ----------
     replay : int
-        Groups of every run; runs of `WITHHELD` prompts are decoded again as a whole.
+        Groups of every run; runs of `WITHHELD` prompts are decoded again as a whole, and those
+        whose critic a walk trains not at all.
     profiles : sequence of str
         By default all but `FETCHED`.
     some : int, optional

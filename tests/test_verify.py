@@ -486,7 +486,7 @@ def test_the_first_run_of_a_fresh_clone_is_noted(tmp_path, tiny, monkeypatch):
     first, _ = next(found)
     assert first in (tmp_path / "runs/verified.txt").read_text()
     found.close()
-    assert len(begun) < 4
+    assert len(begun) < 6  # not all
 
 
 def test_a_packed_run_without_texts_is_decoded_again(tmp_path, tiny, honest, monkeypatch):
