@@ -51,11 +51,11 @@ help:
 	@echo "make publish    for maintainers: copy the tables and pictures of a profile into figures, pack its records, then make readme"
 	@echo "make readme     write the numbers of figures/tables into the pages, and ro-crate-metadata.json"
 
-$(VENV)/installed: pyproject.toml igstudy/pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml igserve/pyproject.toml igstudy/pyproject.toml constraints.txt
 	@echo "igcore: installing packages into $(VENV); README says how many megabytes and minutes that takes"
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; set PYTHON=") if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[notebooks,cluster,test]' --editable igstudy
+	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[notebooks,cluster,test]' --editable igserve --editable igstudy
 	@mkdir -p $(VENV)/etc/ipython && printf '%s\n' $(KERNEL) > $(VENV)/etc/ipython/ipython_kernel_config.py
 	@touch $@
 
@@ -110,7 +110,7 @@ dry-run: $(VENV)/installed
 
 test: assets
 	@$(BIN)/ruff check --quiet
-	@$(BIN)/ruff format --check --quiet igcore igstudy tests benchmarks docs/*.py
+	@$(BIN)/ruff format --check --quiet igcore igserve igstudy tests benchmarks docs/*.py
 	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/mypy
 	@$(BIN)/deptry .

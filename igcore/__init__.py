@@ -24,7 +24,6 @@ _HOME = {  # public name -> its module
     "ScorerError": "errors",
     "ScorerWarning": "errors",
     "SearchConfig": "config",
-    "custom_generate": "adapters.generate",
     "decode": "guard",
     "labels_needed": "suggest",
     "load_policy": "models.policies",
@@ -36,6 +35,8 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "custom_generate":
+        return _of_igserve(name)
     if name not in _HOME:
         raise AttributeError(f"module 'igcore' has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
@@ -43,3 +44,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOME])
+
+
+def _of_igserve(name: str) -> Any:
+    """Return a name that igserve adds; `hasattr` is False where it is missing."""
+    from .catalog import room
+    from .errors import ParameterError
+
+    try:
+        return room(name)
+    except ParameterError as missing:
+        raise AttributeError(str(missing)) from None

@@ -1,6 +1,7 @@
 """The names of the public page, for editors and type checkers."""
 
-from .adapters.generate import custom_generate as custom_generate
+from igserve.generate import custom_generate as custom_generate
+
 from .beams import METHODS as METHODS
 from .catalog import POLICIES as POLICIES
 from .catalog import SCORERS as SCORERS

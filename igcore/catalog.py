@@ -2,11 +2,15 @@
 
 The core imports no room: this module and the lazy front of the package are the only ones that know
 the optional ones. A room is imported on first use, so that importing igcore stays light. Other
-packages add policies, methods, scorers and prompt sets of their own to these tables.
+packages add policies, methods, scorers and prompt sets of their own to these tables; igserve, which
+may be missing, is imported when a name is used that it adds.
 """
 
+from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any
+
+from .errors import needs
 
 # name -> what makes the scorer with its options, or where that is
 SCORERS: dict[str, Any] = {
@@ -16,8 +20,6 @@ SCORERS: dict[str, Any] = {
     "classifier": "igcore.models.classifier:Classifier",
     "probe": "igcore.models.head:Probe",
     "guard": "igcore.models.guard:GenerativeGuard",
-    "endpoint": "igcore.serve.endpoint:Endpoint",
-    "llama-labels": "igcore.serve.endpoint:LlamaLabels",
     "maximum": "igcore.models.maximum:Maximum",
 }
 PROMPT_SETS: dict[str, Any] = {  # name -> what returns its texts, or where that is
@@ -31,8 +33,7 @@ POLICIES: dict[str, Any] = {  # name -> a `igcore.models.policies.PolicyEntry`, 
 }
 METHODS: dict[str, Any] = {}  # those besides the package's own, see `igcore.beams.METHODS`
 PARTS = {  # name used by the core -> where it is defined
-    "answer_rows": "igcore.adapters.generate:answer_rows",
-    "checkpoint_config": "igcore.adapters.generate:checkpoint_config",
+    "checkpoint_config": "igcore.models.generation:checkpoint_config",
     "explore": "igcore.watch.explore:explore",
     "Recorder": "igcore.watch.record:Recorder",
     "Tree": "igcore.watch.tree:Tree",
@@ -40,7 +41,6 @@ PARTS = {  # name used by the core -> where it is defined
     "fetched": "igcore.models.assets:fetched",
     "load_policy": "igcore.models.policies:load_policy",
     "policy_of": "igcore.models.policies:policy_of",
-    "load_served": "igcore.serve.policy:load_served",
     "load_scorer": "igcore.models.registry:load_scorer",
     "maximum_of": "igcore.models.maximum:maximum_of",
 }
@@ -51,6 +51,22 @@ def found(entry: Any) -> Any:
     return resolve_name(entry) if isinstance(entry, str) else entry
 
 
+def extend() -> None:
+    """Import igserve, which adds its names to these tables.
+
+    Its entry point in the group ``igcore`` says where an installed one is; else it may lie beside
+    igcore.
+
+    Raises
+    ------
+    ParameterError
+        When there is no igserve.
+    """
+    installed = [point.value for point in entry_points(group="igcore", name="igserve")]
+    for module in installed or ["igserve"]:
+        needs(module)
+
+
 def room(name: str) -> Any:
     """Return a function or class of an optional room, and import the room.
 
@@ -58,5 +74,9 @@ def room(name: str) -> Any:
     ------
     KeyError
         For a name that is not in `PARTS`.
+    ParameterError
+        For a name that igserve adds, when it is not installed.
     """
+    if name not in PARTS:
+        extend()
     return resolve_name(PARTS[name])

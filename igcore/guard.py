@@ -42,7 +42,7 @@ class Guard:
     """A frozen policy with its cost and reward model, a critic, and the settings of the search.
 
     Calling it answers one prompt; `map` answers many. transformers takes the same object, in
-    ``model.generate(**inputs, custom_generate=guard)``, see `igcore.adapters.generate`.
+    ``model.generate(**inputs, custom_generate=guard)``, see `igserve.generate`.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ class Batch:
     searches : list of PromptSearch
         One per prompt.
     engine : LocalEngine
-        Or an engine with the same methods, such as `igcore.serve.engine.ServedEngine`.
+        Or an engine with the same methods, such as `igserve.engine.ServedEngine`.
     scoring : Scoring
         The scorers during the search and for the final check.
     seed : int

@@ -3,7 +3,9 @@
 Importing it adds the policies, baselines, scorers and prompt sets of the paper to igcore's tables.
 """
 
-from igcore.catalog import METHODS, POLICIES, PROMPT_SETS, SCORERS
+from igcore.catalog import METHODS, POLICIES, PROMPT_SETS, SCORERS, extend
+
+extend()  # judges and endpoints are in igserve
 
 POLICIES |= {
     "alpaca-7b": "igstudy.policies:ALPACA",

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import igcore
+import igserve
 from igcore.errors import RunError, one_line
 from igcore.files import DIGITS, digest_of
 from igcore.models.registry import load_scorer
@@ -29,7 +30,11 @@ from igcore.scorers import FunctionScorer
 from igcore.settings import Named
 
 # the packages, whose code counts as a whole, see `igstudy.runs.identity`
-HOMES = {"igcore": Path(igcore.__file__).parent, "igstudy": Path(__file__).parent}
+HOMES = {
+    "igcore": Path(igcore.__file__).parent,
+    "igserve": Path(igserve.__file__).parent,
+    "igstudy": Path(__file__).parent,
+}
 INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
 CODE_ATTRIBUTES = attrgetter(
     *("co_code", "co_exceptiontable", "co_consts", "co_names", "co_varnames", "co_freevars"),

@@ -50,10 +50,13 @@ def counts(root: Path) -> dict[str, int]:
     found = {
         "igcore": in_modules(package.rglob("*.py")),
         "core": sum(in_modules((package / room).glob("*.py")) for room in core),
+        "igserve": in_modules((root / "igserve").rglob("*.py")),
         "tests": in_modules((root / "tests").rglob("*.py")),
     }
     joint = found["igcore"] + in_modules((root / "docs").glob("*.py"))
-    joint += sum(in_modules((root / room).rglob("*.py")) for room in ("igstudy", "benchmarks"))
+    joint += sum(
+        in_modules((root / room).rglob("*.py")) for room in ("igserve", "igstudy", "benchmarks")
+    )
     joint += in_text((root / "Snakefile").read_text(encoding="utf-8"))
     for notebook in (root / "notebooks").rglob("*.ipynb"):
         for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:

@@ -9,7 +9,6 @@ import pytest
 from mockpolicy import LETTERS, LetterCost, LetterReward, mock_policy
 
 from igcore import Guard, SearchConfig, decode
-from igcore.adapters.generate import _Shown, certified_prefix
 from igcore.beams import Beam, method_of, new_search, why_unsafe
 from igcore.budget import start, trace
 from igcore.contract import Contract
@@ -17,6 +16,7 @@ from igcore.errors import ScorerWarning
 from igcore.policy import Prompt
 from igcore.scoring import Tally
 from igcore.verdict import Emission, emission_of, judge
+from igserve.generate import _Shown, certified_prefix
 from igstudy.runs import records
 from igstudy.runs.decode_params import Settings
 from igstudy.runs.rescore import rescored

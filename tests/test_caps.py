@@ -30,6 +30,7 @@ def test_a_part_above_its_cap_is_named_with_both_numbers(tmp_path):
         "tests/c.py",
         "docs/d.py",
         "igstudy/e.py",
+        "igserve/f.py",
     ):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(MODULE)
@@ -37,7 +38,7 @@ def test_a_part_above_its_cap_is_named_with_both_numbers(tmp_path):
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks/n.ipynb").write_text(json.dumps({"cells": cells}))
     (tmp_path / "Snakefile").write_text("rule all:\n\n    # no\n    input: 'a'\n")
-    assert caps.counts(tmp_path) == {"igcore": 8, "core": 4, "tests": 4, "joint": 19}
+    assert caps.counts(tmp_path) == {"igcore": 8, "core": 4, "igserve": 4, "tests": 4, "joint": 23}
     (tmp_path / "pyproject.toml").write_text("[tool.igcore.caps]\nigcore = 8\njoint = 18\n")
     (sentence,) = caps.over(tmp_path)
-    assert sentence.startswith("joint has 19 code lines, and may have 18; remove")
+    assert sentence.startswith("joint has 23 code lines, and may have 18; remove")

@@ -12,8 +12,8 @@ import pytest
 from servedstub import Reply, answering
 
 from igcore import ParameterError
-from igcore.serve import client as way
-from igcore.serve.client import Client, Failed, Refused, Request, check_endpoint, key_in
+from igserve import client as way
+from igserve.client import Client, Failed, Refused, Request, check_endpoint, key_in
 
 KEY = "a-key-that-nobody-may-see"
 ASK = Request("/ask", {"text": "a"})

@@ -258,7 +258,7 @@ def test_an_embedded_run_from_parameters_to_verification(tmp_path, capsys):
     assert manifest["git_commit"] is None or len(manifest["git_commit"].rstrip("+")) == 40
     known = manifest["params"]
     assert known["parts"].keys() == {"policy", "cost", "reward"} and known["device"] == "cpu"
-    assert known["code"].keys() == {"igcore", "igstudy"}
+    assert known["code"].keys() == {"igcore", "igserve", "igstudy"}
     capsys.readouterr()
     report = verify(run.responses, p)
     assert report.problems == [] and report.replayed.startswith("0 of 4 lines were replayed;")

@@ -22,11 +22,11 @@ from igcore.engine.diversity import Failures, Penalty, diversity_penalty
 from igcore.engine.sampling import Sampling, random_key
 from igcore.models.registry import SCORERS
 from igcore.policy import as_prompt
-from igcore.serve import client as way
-from igcore.serve.client import Client
-from igcore.serve.engine import BAN, SEEDS, ServedEngine, bias_of
-from igcore.serve.policy import RemoteModel, ServedPolicy
-from igcore.serve.server import Server
+from igserve import client as way
+from igserve.client import Client
+from igserve.engine import BAN, SEEDS, ServedEngine, bias_of
+from igserve.policy import RemoteModel, ServedPolicy
+from igserve.server import Server
 from igstudy.baselines.args import ArgsConfig
 from igstudy.linefile import read
 from igstudy.pool import Pool

@@ -24,8 +24,7 @@ from transformers import (
     pipeline,
 )
 
-import igcore.adapters.generate
-import igcore.budget
+import igserve.generate
 from igcore import (
     Guard,
     ParameterError,
@@ -37,7 +36,7 @@ from igcore import (
 )
 from igcore.engine.kv_cache import cache_name
 from igcore.policy import Policy
-from igcore.serve.policy import RemoteModel
+from igserve.policy import RemoteModel
 
 SPECIALS = ["<eos>", "<pad>", "<bos>", "<unk>"]
 EOS, PAD, BOS = 0, 1, 2
@@ -237,7 +236,7 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
     one."""
     # the beams after each block; what a block has shown, with the beams it knew
     kept, shown = [], []
-    certified = igcore.adapters.generate.certified_prefix
+    certified = igserve.generate.certified_prefix
 
     def spy(beams, *others):
         kept.append([list(b.tokens) for b in beams])
@@ -248,7 +247,7 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
             super().put(value)
             shown.append((list(self.shown), len(kept)))
 
-    monkeypatch.setattr(igcore.adapters.generate, "certified_prefix", spy)
+    monkeypatch.setattr(igserve.generate, "certified_prefix", spy)
     cost = lambda tokens: noise(tokenizer.decode(tokens, skip_special_tokens=True))  # noqa: E731
     met = Counter()
     for seed in range(10):

@@ -3,9 +3,13 @@
 import re
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
+import pytest
+
 import igcore
+from igcore import catalog
 
 
 def test_every_public_name_exists_and_no_other():
@@ -36,3 +40,24 @@ def test_safety_state_and_statistics_need_no_torch():
     modules = "igcore.budget, igstudy.report.statistics, igstudy.report.tables"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_without_igserve_its_names_are_one_sentence(monkeypatch):
+    """Bug: with a wheel alone a guard inside `generate` ended in a ModuleNotFoundError."""
+    monkeypatch.setattr(catalog, "PARTS", {})
+    monkeypatch.setattr(catalog, "entry_points", lambda **_: [])
+    monkeypatch.setitem(sys.modules, "igserve", None)  # as if it were not installed
+    sentence = "this needs igserve; install it by pip install igserve"
+    with pytest.raises(igcore.ParameterError, match=f"^{sentence}$"):
+        catalog.room("answer_rows")
+    with pytest.raises(AttributeError, match=f"^{sentence}$"):
+        attrgetter("custom_generate")(igcore)
+    assert not hasattr(igcore, "custom_generate")
+
+
+def test_an_igserve_that_lies_beside_igcore_needs_no_entry_point(monkeypatch):
+    """Bug: a checkout on the path, whose igserve no installer has registered."""
+    monkeypatch.setattr(catalog, "PARTS", {})
+    monkeypatch.setattr(catalog, "entry_points", lambda **_: [])
+    monkeypatch.delitem(sys.modules, "igserve")
+    assert catalog.room("answer_rows").__module__ == "igserve.generate"

@@ -24,7 +24,11 @@ from igstudy.runs.paramfiles import ParamFiles
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = PROJECT["optional-dependencies"]
+BESIDE = {  # distributions that lie beside igcore
+    name: tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"]
+    for name in ("igserve", "igstudy")
+}
+EXTRAS = PROJECT["optional-dependencies"] | {"served": BESIDE["igserve"]["dependencies"]}
 CONDA_NAMES = {"torch": "pytorch"}
 UNCHANNELLED = {"sphinx-mathjax-offline"}  # which pip installs, with the package
 BIOCONDA = {"snakemake", "snakemake-executor-plugin-slurm"}  # all else is on conda-forge
@@ -44,7 +48,7 @@ def test_environment_yml_agrees_with_pyproject():
     content = yaml.safe_load((ROOT / "environment.yml").read_text())
     assert content["channels"] == ["conda-forge", "bioconda"]
     *packages, last = content["dependencies"]
-    assert last == {"pip": ["-e ./igstudy", "-e .[docs]"]}
+    assert last == {"pip": ["-e ./igserve", "-e ./igstudy", "-e .[docs]"]}
     conda, channels = {}, {}
     for package in packages:
         channel, _, text = package.rpartition("::")
@@ -65,12 +69,13 @@ def test_environment_yml_agrees_with_pyproject():
 
 
 def test_all_files_name_one_version():
-    """Guards a release whose igstudy asks for another igcore, or whose citation names another."""
-    study = tomllib.loads((ROOT / "igstudy/pyproject.toml").read_text())["project"]
+    """Guards a release whose parts ask for another igcore, or whose citation names another."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    (needed,) = map(Requirement, study["dependencies"])
-    assert PROJECT["version"] == study["version"] == cited["version"] == igcore.__version__
-    assert str(needed.specifier) == f"=={PROJECT['version']}"
+    versions = {project["version"] for project in BESIDE.values()}
+    assert {*versions, PROJECT["version"], cited["version"]} == {igcore.__version__}
+    needed = [Requirement(text) for each in BESIDE.values() for text in each["dependencies"]]
+    own = {str(each.specifier) for each in needed if each.name in ("igcore", "igserve")}
+    assert own == {f"=={PROJECT['version']}"}
     released = f"\n## {cited['version']} - {cited['date-released']}\n"
     assert released in (ROOT / "CHANGELOG.md").read_text()
 
@@ -87,7 +92,9 @@ def test_a_remedy_names_packages_that_an_index_has():
     version that no extra has.
     """
     texts = [
-        path.read_text() for room in ("igcore", "igstudy") for path in (ROOT / room).rglob("*.py")
+        path.read_text()
+        for room in ("igcore", "igserve", "igstudy")
+        for path in (ROOT / room).rglob("*.py")
     ]
     named = re.findall(r'\bneeds\("([\w.]+)"(?:, "([^"]+)")?\)', "".join(texts))
     required = {name for r in requirements(*EXTRAS) for name in (r.name, str(r))}

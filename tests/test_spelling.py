@@ -13,12 +13,12 @@ from transformers import TextIteratorStreamer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from igcore import Guard, PolicyError, SearchConfig, custom_generate
-from igcore.adapters.generate import _Shown
 from igcore.beams import Beam
 from igcore.budget import start
 from igcore.contract import Contract
 from igcore.models.templates import CHAT, SAFE_RLHF, VICUNA_1_1
 from igcore.policy import RAW, Policy, as_prompt
+from igserve.generate import _Shown
 
 ANSWERS = 30  # of each kind of tokenizer
 BUDGET = 0.6

@@ -99,7 +99,7 @@ def load_policy(
         tokenizer has a chat template; ``chat_options``, further variables of the chat template,
         such as ``{"enable_thinking": False}``; and ``revision``, see `igcore.models.hub.snapshot`.
         A mapping with a ``server`` names a model in a server, see
-        `igcore.serve.policy.ServedOptions`; the server then sets dtype and device.
+        `igserve.policy.ServedOptions`; the server then sets dtype and device.
     dtype : str
         ``float32``, ``bfloat16`` or ``float16``; or ``auto``: the type in which the weights were
         saved if the device computes in it, see `igcore.models.pretrained.automatic_dtype`.

@@ -12,12 +12,16 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, ValidationInfo
 
-from ..catalog import SCORERS, found
+from ..catalog import SCORERS, extend, found
 from ..errors import ParameterError, one_line, unknown_name
 from ..scorers import FunctionScorer, Scorer, as_scorer
 from ..settings import Named
 
 OWN = re.compile(r"(\w+(?:\.\w+)*):\w+(?:\.\w+)*")  # a user's module:function
+ELSEWHERE = (
+    ", or module:function of a module of your own; endpoint and llama-labels come with igserve "
+    "(pip install igserve)"
+)
 
 
 def named_scorer(value: Any, kind: str = "scorer") -> Named:
@@ -31,12 +35,15 @@ def scorer_factory(name: str, kind: str = "scorer", role: str = "cost") -> Calla
     A user's module is not imported before the scorer is made. Raise ``ParameterError`` for a name
     that is neither in `SCORERS` nor ``module:function``.
     """
-    if name in SCORERS:
-        made: Callable[..., Any] = found(SCORERS[name])
-        return made
-    if OWN.fullmatch(name):
+    if name not in SCORERS and OWN.fullmatch(name):
         return partial(own_scorer, name, role)
-    raise unknown_name(kind, name, SCORERS, ", or module:function of a module of your own")
+    if name not in SCORERS:
+        with suppress(ParameterError):  # without it the name is unknown
+            extend()
+    if name not in SCORERS:
+        raise unknown_name(kind, name, SCORERS, ELSEWHERE)
+    made: Callable[..., Any] = found(SCORERS[name])
+    return made
 
 
 def own_scorer(name: str, role: str) -> Scorer:

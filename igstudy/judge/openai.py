@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from igcore.errors import IgcoreError
-from igcore.serve.client import JUDGE, Client, Failed, Request, check_endpoint, key_in
 from igcore.settings import Count, Discount, Natural, Seconds, Weight, settings
+from igserve.client import JUDGE, Client, Failed, Request, check_endpoint, key_in
 
 from .spec import ANSWER, ASPECTS, Question, Reply, read_completion
 
@@ -36,7 +36,7 @@ class OpenAIJudge:
     max_tokens : int
         Longest reply, its reasoning included.
     timeout : float
-        Seconds to wait for a reply, at most a day; see `igcore.serve.client.Client`.
+        Seconds to wait for a reply, at most a day; see `igserve.client.Client`.
     max_retries : int
         Further attempts, after ever longer pauses, before the endpoint counts as down.
     """

@@ -24,8 +24,8 @@ from igcore.models.assets import sound
 from igcore.models.head import smollm2_harm
 from igcore.models.registry import ScorerName
 from igcore.progress import progress
-from igcore.serve.endpoint import Remote
 from igcore.settings import Count, settings
+from igserve.endpoint import Remote
 
 from ..closure import loaded
 from ..harm import beginning, fit, labelled, refusals, sampled, states_of

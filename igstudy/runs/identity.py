@@ -27,6 +27,7 @@ def code_of(*modules: str) -> dict[str, str]:
     """Return the digests of the code that makes records: the packages, and modules of a user."""
     own = {
         "igcore": closure.package_digest("igcore"),
+        "igserve": closure.package_digest("igserve"),
         "igstudy": closure.package_digest("igstudy", *RECORDING),
     }
     return own | closure.module_digests(*modules)

@@ -23,7 +23,7 @@ import igcore as ig
 from igcore.errors import IgcoreError, PolicyError
 from igcore.files import replace_file, root
 from igcore.policy import Policy, Prompt
-from igcore.serve.policy import ServedPolicy
+from igserve.policy import ServedPolicy
 from igstudy.linefile import read
 from igstudy.prompts import load_prompts
 from igstudy.provenance import processor

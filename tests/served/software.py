@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from igcore.models import assets
-from igcore.serve.client import Client, Failed, Request
+from igserve.client import Client, Failed, Request
 
 NAME = "SmolLM2"
 SLOTS = 8  # of llama.cpp's server: most samples of one request

@@ -24,24 +24,17 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import generation
 
-from ..beams import Beam, method_of
-from ..config import SearchConfig
-from ..engine.sampling import Sampling
-from ..errors import ParameterError
-from ..guard import Guard, decode
-from ..policy import RAW, Encoded, Policy, Prompt, as_prompt
-from ..response import Response
-from ..settings import Options
-from ..verdict import Emission, judge, within
+from igcore.beams import Beam, method_of
+from igcore.config import SearchConfig
+from igcore.engine.sampling import Sampling
+from igcore.errors import ParameterError
+from igcore.guard import Guard, decode
+from igcore.models.generation import SUPPORTED
+from igcore.policy import RAW, Encoded, Policy, Prompt, as_prompt
+from igcore.response import Response
+from igcore.settings import Options
+from igcore.verdict import Emission, judge, within
 
-# settings that the search supports or that change no answer
-SUPPORTED = {
-    "max_length", "max_new_tokens", "num_beams", "do_sample", "num_return_sequences",
-    "return_dict_in_generate", "eos_token_id", "pad_token_id", "bos_token_id",
-    "decoder_start_token_id", "use_cache", "cache_implementation", "cache_config", "max_cache_len",
-    "compile_config", "disable_compile", "low_memory", "prefill_chunk_size", "renormalize_logits",
-    "transformers_version",
-}  # fmt: skip
 # `generate` adds them itself
 CACHES = {"cache", "past_key_values"}  # the second up to 5.23
 INPUTS = CACHES | {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
@@ -352,30 +345,6 @@ def _check_settings(
             raise ParameterError(f"{given}leave {name} out{where if name in shape else ''}")
         if name in shape:
             warnings.warn(f"{given}the pipeline's value is ignored", stacklevel=2)
-
-
-def checkpoint_config(policy: Policy, config: SearchConfig) -> SearchConfig:
-    """Return settings with the temperature, top-p and top-k of a policy's checkpoint.
-
-    What else its generation settings say about tokens is named in the log. Transformers' own
-    default of top-k 50 is no setting of a checkpoint.
-
-    Raises
-    ------
-    ParameterError
-        For a value outside the range of `SearchConfig`.
-    PolicyError
-        For a policy in a server, which does not tell its settings.
-    """
-    own = policy.model.generation_config
-    given = {name: value for name, value in vars(own).items() if value is not None}
-    shape = {name: given.pop(name) for name in ("temperature", "top_p", "top_k") if name in given}
-    shape["top_k"] = shape.get("top_k") or None  # transformers writes 0 for none
-    neutral = own._get_default_generation_params()
-    left = [n for n in given.keys() - SUPPORTED if given[n] and given[n] != neutral.get(n)]
-    if named := ", ".join(sorted(name for name in left if not name.startswith("_"))):
-        log.warning("sampling is 'checkpoint', which leaves out %s of %s", named, policy.name)
-    return replace(config, sampling=None, **shape)
 
 
 def _check_processors(parts: Sequence[Any]) -> None:

@@ -13,13 +13,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import AliasPath, Field
 
-from ..errors import ParameterError, ScorerError, ScorerWarning, one_line
-from ..files import digest_of
-from ..models.probe import HELPFUL, probe
-from ..models.wording import SLOT, Wording, filled
-from ..policy import escape_special_tokens
-from ..scorers import COST
-from ..settings import Natural, Rows, Seconds, Threads, settings
+from igcore.errors import ParameterError, ScorerError, ScorerWarning, one_line
+from igcore.files import digest_of
+from igcore.models.probe import HELPFUL, probe
+from igcore.models.wording import SLOT, Wording, filled
+from igcore.policy import escape_special_tokens
+from igcore.scorers import COST
+from igcore.settings import Natural, Rows, Seconds, Threads, settings
+
 from .client import SCORER, Client, Failed, Refused, Request, check_endpoint, key_in, without_key
 from .server import Form, Reply, Tokens
 
@@ -257,8 +258,8 @@ class Endpoint(Remote):
         """The tokenizer, or None."""
         if self.tokenizer is None:
             return None
-        from ..models.hub import snapshot  # here: they need torch, and most endpoints do not
-        from ..models.pretrained import load_tokenizer
+        from igcore.models.hub import snapshot  # here: they need torch, and most endpoints do not
+        from igcore.models.pretrained import load_tokenizer
 
         return load_tokenizer(snapshot(self.tokenizer))
 

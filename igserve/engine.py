@@ -37,10 +37,11 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from ..engine.block import Block
-from ..engine.diversity import Penalty
-from ..engine.sampling import AS_IS, Sampling, uniforms
-from ..errors import PolicyError
+from igcore.engine.block import Block
+from igcore.engine.diversity import Penalty
+from igcore.engine.sampling import AS_IS, Sampling, uniforms
+from igcore.errors import PolicyError
+
 from .server import CERTAIN, SAMPLING, Sample, Server, samples_in
 
 BAN = 100.0  # nats; the largest bias in OpenAI's interface

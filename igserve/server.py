@@ -10,7 +10,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field, TypeAdapter
 
-from ..errors import PolicyError, unknown_name
+from igcore.errors import PolicyError, unknown_name
+
 from .client import Client, Failed, Request
 
 UNLIMITED = 2**31  # tokens

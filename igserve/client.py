@@ -19,7 +19,7 @@ from threading import Event
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from ..errors import ParameterError, needs, one_line
+from igcore.errors import ParameterError, needs, one_line
 
 MAX_BYTES = 2**26  # bytes of a reply
 FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0  # seconds before an attempt is repeated

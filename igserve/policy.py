@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 
-from ..beams import Method
-from ..catalog import POLICIES, found
-from ..config import SearchConfig
-from ..engine.sampling import Sampling
-from ..errors import ParameterError, PolicyError, no_latents
-from ..files import digest_of
-from ..models.policies import PolicyEntry, eos_ids_of
-from ..models.pretrained import contents_of, load_tokenizer
-from ..models.templates import TEMPLATES, TextFormat, check_chat
-from ..policy import Policy
-from ..settings import Count, Natural, Seconds, settings
+from igcore.beams import Method
+from igcore.catalog import POLICIES, found
+from igcore.config import SearchConfig
+from igcore.engine.sampling import Sampling
+from igcore.errors import ParameterError, PolicyError, no_latents
+from igcore.files import digest_of
+from igcore.models.policies import PolicyEntry, eos_ids_of
+from igcore.models.pretrained import contents_of, load_tokenizer
+from igcore.models.templates import TEMPLATES, TextFormat, check_chat
+from igcore.policy import Policy
+from igcore.settings import Count, Natural, Seconds, settings
+
 from .client import SERVER, Client, check_endpoint, key_in
 from .engine import ServedEngine
 from .server import UNLIMITED, Server, check_tokenizer, describe
@@ -47,7 +48,7 @@ class ServedOptions:
         Name of the environment variable that holds the key; it begins with ``IGCORE_SERVER_``. It
         may be empty.
     timeout : float
-        Seconds to wait for a reply, see `igcore.serve.client.Client`.
+        Seconds to wait for a reply, see `igserve.client.Client`.
     max_retries : int
         Retries, after growing pauses, before the run stops.
     at_once : int

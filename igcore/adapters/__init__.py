@@ -1,1 +1,0 @@
-"""The search behind the interfaces of other libraries."""
