@@ -4,12 +4,12 @@ import hashlib
 import re
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .errors import ParameterError, PolicyError, one_line
+from .catalog import room
+from .errors import ParameterError, PolicyError
 
 # a fixed prompt; its rendering shows everything that a template adds, such as today's date
 PROBE = "How do plants grow?"
@@ -129,16 +129,28 @@ def role_and_content(message: Any) -> tuple[str, str]:
 # --- templates ------------------------------------------------------------------------------------
 
 
-def special_strings(tokenizer: Any) -> list[str]:
-    """Return the strings that a tokenizer reads as special tokens, longest first."""
-    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return sorted({*added, *tokenizer.all_special_tokens}, key=lambda s: (-len(s), s))
+def special_strings(tokenizer: Any) -> set[str]:
+    """Return the strings that a tokenizer reads as special tokens."""
+    added = tokenizer.added_tokens_decoder.values()
+    return {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+
+
+def reserved_strings(tokenizer: Any) -> list[str]:
+    """Return the strings that no message may write, longest first.
+
+    They are the special tokens, and all other added tokens that the chat template names or writes,
+    such as the turns of DeepSeek.
+    """
+    written = room("written_by")(tokenizer)
+    added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    named = {content for content in added if content in written}
+    return sorted(special_strings(tokenizer) | named, key=lambda s: (-len(s), s))
 
 
 def escape_special_tokens(tokenizer: Any, text: str) -> str:
     """Break up strings such as ``</s>``, so that a text cannot write a template's own tokens."""
-    for special in special_strings(tokenizer):
-        text = text.replace(special, f"{special[0]} {special[1:]}")
+    for reserved in reserved_strings(tokenizer):
+        text = text.replace(reserved, f"{reserved[0]} {reserved[1:]}")
     return text
 
 
@@ -182,49 +194,6 @@ def _joined(tokenizer: Any, prompt: str, answer: str) -> str:
 
 
 RAW = Template("raw", _as_is, _joined, joins=True)  # the answer continues the prompt
-
-
-def rendered(
-    tokenizer: Any, messages: Sequence[tuple[str, str]], opened: bool, **options: Any
-) -> str:
-    """Return messages, each a role and a content, in the chat template of a tokenizer.
-
-    Parameters
-    ----------
-    opened : bool
-        Whether the text ends where the assistant begins another turn.
-    options
-        What else the template reads.
-
-    Raises
-    ------
-    ParameterError
-        When the template refuses the messages, such as a system's, or fails.
-    """
-
-    def write(given: list[dict[str, Any]]) -> str:
-        return str(
-            tokenizer.apply_chat_template(
-                given, add_generation_prompt=opened, tokenize=False, **options
-            )
-        )
-
-    try:
-        text = write([{"role": role, "content": x} for role, x in messages])
-    except Exception as error:  # third-party code may raise anything
-        raise ParameterError(
-            f"the chat template refuses these messages ({one_line(error):.200}); give those that "
-            "it takes, or correct it or choose another template"
-        ) from error
-    last = messages[-1][1].strip()
-    if last in text:
-        return text
-    # templates of multimodal models expect a list of parts
-    parts = [{"role": role, "content": [{"type": "text", "text": x}]} for role, x in messages]
-    with suppress(Exception):
-        other = write(parts)
-        text = other if last in other else text
-    return text
 
 
 # --- the policy -----------------------------------------------------------------------------------
@@ -338,8 +307,7 @@ class Policy:
         messages = [
             (role, escape_special_tokens(self.tokenizer, text)) for role, text in prompt.messages
         ]
-        options = self.template.options
-        text = rendered(self.tokenizer, messages, opened=True, **options)
+        text = room("rendered")(self.tokenizer, messages, opened=True, **self.template.options)
         return self._ids(text, False, prompt.messages[-1][1], max_new_tokens)
 
     def encode(self, prompt: str, max_new_tokens: int = 0) -> list[int]:

@@ -226,7 +226,7 @@ def test_a_template_that_leaves_out_the_prompt_is_refused(template):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     with pytest.raises(
-        ig.AssetError, match="the template 'chat' of the pair leaves out the prompt"
+        ig.ParameterError, match="leaves out the user's message 'How do plants grow"
     ):
         a_guard(tiny_model(TOKENIZER), tokenizer)
 

@@ -237,11 +237,6 @@ def _check_pair(model: Any, tokenizer: Any) -> None:
 def _check_prompt(policy: Policy, place: str) -> None:
     """Raise ``AssetError`` unless a prompt reaches the model complete and as valid ids."""
     opening = policy.template.opening(policy.tokenizer, PROBE)
-    if PROBE not in opening:
-        raise AssetError(
-            f"the template {policy.template.name!r} of {place} leaves out the prompt: for {PROBE!r}"
-            f" it writes {opening!r:.100}; correct it, or use raw (chat_template = None in a pair)"
-        )
     with one_sentence(place):
         policy.tokenizer(HARD)
         ids = policy.tokenizer(opening, add_special_tokens=policy.template.special)["input_ids"]
