@@ -81,6 +81,9 @@ class Guard:
         By default (``auto``) the device with most free memory, and the type of the saved weights
         if that device computes in it natively, else ``float32``. So a model saved in float32 gives
         the same answers on every processor, up to near ties.
+    chat_options : mapping, optional
+        What the chat template of the policy reads besides messages, such as ``{"enable_thinking":
+        False}``.
 
     Attributes
     ----------
@@ -122,6 +125,7 @@ class Guard:
         contracts: Mapping[str, Contract] | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        chat_options: Mapping[str, Any] | None = None,
         **settings: Any,
     ):
         method_of(method)  # refuses an unknown name
@@ -153,7 +157,7 @@ class Guard:
             "seed": check_seed(seed),
             "pool": pool,
             "answers": [],
-            "policy": as_policy(policy, device, dtype),
+            "policy": as_policy(policy, device, dtype, chat_options),
         }
         if config.sampling == "checkpoint":
             values["config"] = room("checkpoint_config")(values["policy"], config)
@@ -231,26 +235,40 @@ class Guard:
             raise ParameterError(
                 f"method {name!r} needs a reward, and there is none; name or give one as reward"
             )
+        if guard.config.stop and method.search:
+            raise ParameterError(
+                f"method {name!r} does not read stop, which is {guard.config.stop}; leave it out, "
+                "or name another method"
+            )
         if method.network:
             check_network(name, method, guard)
         return guard
 
 
-def as_policy(policy: PolicyLike, device: str = "auto", dtype: str = "auto") -> Policy:
+def as_policy(
+    policy: PolicyLike,
+    device: str = "auto",
+    dtype: str = "auto",
+    chat_options: Mapping[str, Any] | None = None,
+) -> Policy:
     """Return a `Policy`: itself, loaded by name or folder, or made of (model, tokenizer)."""
+    options = {"chat_options": dict(chat_options)} if chat_options else {}
     if isinstance(policy, str | os.PathLike | Mapping | Named):
         name = policy if isinstance(policy, Mapping | Named) else os.fspath(policy)
-        loaded: Policy = room("load_policy")(name, dtype, device)
+        named = Named.of(name, "policy")
+        loaded: Policy = room("load_policy")(
+            Named(named.name, named.options | options), dtype, device
+        )
         return loaded
     if (device, dtype) != ("auto", "auto"):
         raise ParameterError(
             f"device is {device!r} and dtype {dtype!r}, but the policy is a model that was loaded "
             "before; move it yourself, such as by model.to(...)"
         )
-    if isinstance(policy, Policy):
+    if isinstance(policy, Policy) and not options:
         return policy
     if isinstance(policy, tuple) and len(policy) == 2:
-        made: Policy = room("policy_of")(*policy)
+        made: Policy = room("policy_of")(*policy, **options)
         return made
     raise ParameterError(
         f"policy is of type {type(policy).__name__}; give the name or folder of a model, a mapping "
@@ -479,12 +497,17 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
     }
     out, recorder = [], batch.work.recorder
     for search, emission, metric in zip(batch.searches, emissions, metrics, strict=True):
+        reasoning, text = "", emission.text
+        if emission.tokens and text:
+            reasoning = batch.policy.reasoning_in(search.ids, emission.tokens, text)
+            text = text.removeprefix(reasoning)
         out.append(
             Response(
                 prompt_id=search.prompt.id,
                 prompt=search.prompt.text,
                 set_name=search.prompt.set_name,
-                text=emission.text,
+                text=text,
+                reasoning=reasoning,
                 status=emission.status,
                 reason=emission.reason,
                 finished=emission.finished,

@@ -15,6 +15,11 @@ from .errors import ParameterError, PolicyError
 PROBE = "How do plants grow?"
 CHAT_ROLES = ("system", "user", "assistant")  # of chat messages
 Message = Mapping[str, str]  # role and content
+REASONING = {  # what begins reasoning -> what ends it
+    "<think>": "</think>",
+    "[THINK]": "[/THINK]",
+    "<|channel|>analysis<|message|>": "<|channel|>final<|message|>",
+}
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte for which sentencepiece has no piece
 HALF = re.compile("[\ud800-\udfff]")  # half a character: JSON can write it, no tokenizer reads it
 
@@ -115,15 +120,27 @@ def prompt_id(text: str, set_name: str) -> str:
 
 
 def role_and_content(message: Any) -> tuple[str, str]:
-    """Return role and content; raise ``ParameterError`` unless a message has exactly these."""
+    """Return role and content; raise ``ParameterError`` unless a message has exactly these.
+
+    A content of parts that are all text is their text, one line each.
+    """
     known = isinstance(message, Mapping) and set(message) == {"role", "content"}
-    if not known or message["role"] not in CHAT_ROLES or not isinstance(message["content"], str):
+    content = message["content"] if known else None
+    if isinstance(content, list) and content and all(map(_is_text, content)):
+        content = "\n".join(part["text"] for part in content)
+    if not known or message["role"] not in CHAT_ROLES or not isinstance(content, str):
         raise ParameterError(
-            f"chat message {message!r} cannot be read; give a mapping of role and content, with a "
-            f"text as content and one of these roles: {', '.join(CHAT_ROLES)}; or give a list of "
-            "prompts to guard.map"
+            f"chat message {message!r:.300} cannot be read; give a mapping of role and content, "
+            "with a text or parts of type text as content and one of these roles: "
+            f"{', '.join(CHAT_ROLES)}; or give a list of prompts to guard.map"
         )
-    return message["role"], message["content"]
+    return message["role"], content
+
+
+def _is_text(part: Any) -> bool:
+    """True for a part of a message that is text."""
+    texts = isinstance(part, Mapping) and part.keys() == {"type", "text"}
+    return texts and part["type"] == "text" and isinstance(part["text"], str)
 
 
 # --- templates ------------------------------------------------------------------------------------
@@ -357,6 +374,29 @@ class Policy:
             text = self.decoded(self._repaired(tokens))
         # a block may end inside a character of several bytes, which the next block completes
         return text.rstrip("\ufffd")
+
+    def reasoning_in(self, prompt: Sequence[int], tokens: Sequence[int], text: str) -> str:
+        """Return the beginning of a response's text that is reasoning, with the spaces after it.
+
+        Reasoning ends at a mark of `REASONING`, which may be a special token. Without its end, all
+        of a response is reasoning where the prompt or the response has begun it.
+        """
+        marked = self._marked(tokens)
+        for begins, ends in REASONING.items():
+            if ends in marked:
+                n = 1
+                while self._marked(tokens[:n]).count(ends) < marked.count(ends):
+                    n += 1
+                answer = text[len(self.text(tokens[:n])) :].lstrip()
+                return text.removesuffix(answer)
+            if begins in marked or self._marked(prompt).rstrip().endswith(begins):
+                return text
+        return ""
+
+    def _marked(self, ids: Sequence[int]) -> str:
+        """Return the text of ids with special tokens."""
+        how = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(ids, **how))
 
     def decoded(self, ids: Sequence[int]) -> str:
         """Return the text that ids add to the user's own decoding, special tokens skipped."""

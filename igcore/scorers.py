@@ -115,6 +115,11 @@ class FunctionScorer:
         """Return the function's value for each response."""
         return [self._asked(p, r) for p, r in zip(prompts, responses, strict=True)]
 
+    @property
+    def reads_prompts(self) -> bool:
+        """True if one of its parameters takes the prompt."""
+        return "prompt" in self.takes.values()
+
     def _asked(self, prompt: str, response: str) -> Any:
         values = {"prompt": prompt, "response": response}
         given = {name: values[role] for name, role in self.takes.items()}
@@ -234,6 +239,11 @@ def keeps_cache(scorer: Scorer | None) -> TypeGuard[CachingScorer]:
 def uncached(scorer: Scorer) -> Scorer:
     """Return an uncached scorer: the same model, without any KV cache of the search."""
     return scorer.uncached() if keeps_cache(scorer) else scorer
+
+
+def reads_prompts(scorer: Any) -> bool:
+    """True unless a scorer says by its attribute `reads_prompts` that it reads answers alone."""
+    return bool(getattr(scorer, "reads_prompts", True))
 
 
 def reads_tokens(scorer: Any) -> bool:

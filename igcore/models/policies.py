@@ -28,7 +28,7 @@ from .pretrained import (
     one_sentence,
     settings_of,
 )
-from .templates import TEMPLATES, TextFormat, check_chat, template_of
+from .templates import TextFormat, check_chat, template_of
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HARD = "".join(letter * 64 + "!" for letter in "ax1_ \n")  # reveals a regex that backtracks
@@ -162,7 +162,7 @@ def _last_part(path: str) -> str:
     return os.path.basename(os.path.abspath(os.path.expanduser(path)))
 
 
-def policy_of(model: Any, tokenizer: Any) -> Policy:
+def policy_of(model: Any, tokenizer: Any, chat_options: Options | None = None) -> Policy:
     """Return a loaded transformers model and its tokenizer as a policy.
 
     Prompts are formatted with the tokenizer's chat template if it has one, else used unchanged. The
@@ -178,11 +178,13 @@ def policy_of(model: Any, tokenizer: Any) -> Policy:
     model = unwrapped(model)
     _check_pair(model, tokenizer)
     tokenizer = copy.deepcopy(tokenizer)
+    template = "chat" if tokenizer.chat_template else "raw"
+    check_chat(tokenizer, template, "the pair", chat_options)
     policy = Policy(
         name=_last_part(getattr(model, "name_or_path", "") or type(model).__name__),
         model=model,
         tokenizer=tokenizer,
-        template=TEMPLATES["chat" if tokenizer.chat_template else "raw"],
+        template=template_of(template, chat_options),
         eos_ids=eos_ids_of(model, tokenizer, ()),
     )
     check_vocabulary(tokenizer, model, "the pair", unread=True)
