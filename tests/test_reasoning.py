@@ -78,6 +78,7 @@ def test_reasoning_is_judged_and_recorded_but_is_no_answer(monkeypatch):
 
 ONE = {"n_samples": 1, "rounds": 1}
 
+
 def one_sample(stop=(), **more):
     """Return answers of one sample each, which no cost influences."""
     settings = SMALL | ONE | more

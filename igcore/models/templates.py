@@ -5,10 +5,13 @@ as in HH-RLHF ("\\n\\nHuman: ... \\n\\nAssistant: ... \\n\\nHuman: ... \\n\\nAss
 split into its turns first.
 """
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from itertools import combinations, cycle
 from typing import Annotated, Any, NamedTuple
@@ -77,6 +80,48 @@ def _chatted(tokenizer: Any, prompt: str, answer: str, **options: Any) -> str:
     return rendered(tokenizer, messages, opened=False, **options)
 
 
+# --- the date of a template -----------------------------------------------------------------------
+
+TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+
+
+@dataclass
+class Clock:
+    """The date that chat templates write, and whether one of them has written it."""
+
+    now: datetime
+    asked: bool = False
+
+
+_CLOCK: ContextVar[Clock | None] = ContextVar("clock", default=None)
+
+
+def _with_date(program: Any) -> Any:
+    """Return a chat template that writes the date inside `dated`, or None to use it as it is."""
+    clock = _CLOCK.get()
+    if clock is None or not isinstance(program, str) or not TODAY.search(program):
+        return None
+    now = clock.now
+    clock.asked = True
+    return TODAY.sub(lambda call: json.dumps(now.strftime(call[2])), program)
+
+
+@contextmanager
+def dated(now: datetime) -> Iterator[None]:
+    """Have chat templates write one date inside the block: a run of days has that of its start."""
+    before = _CLOCK.set(Clock(now))
+    try:
+        yield
+    finally:
+        _CLOCK.reset(before)
+
+
+def date_written() -> dict[str, str]:
+    """Return the date inside `dated` if a template has written it, as a field of an identity."""
+    clock = _CLOCK.get()
+    return {"date": clock.now.isoformat()} if clock and clock.asked else {}
+
+
 # --- the chat template of a tokenizer -------------------------------------------------------------
 
 ANSWER = "answer"  # the role of an assistant's message that is to be judged
@@ -140,7 +185,11 @@ def _written_text(
         given.append({"role": role, "content": content})
     return str(
         tokenizer.apply_chat_template(
-            given, add_generation_prompt=opened, tokenize=False, **options
+            given,
+            chat_template=_with_date(tokenizer.chat_template),
+            add_generation_prompt=opened,
+            tokenize=False,
+            **options,
         )
     )
 

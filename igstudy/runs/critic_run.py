@@ -30,6 +30,7 @@ from igcore.engine.prepack import use_prepacked
 from igcore.errors import ParameterError
 from igcore.files import digest_of, replace_file, root
 from igcore.models.policies import load_policy
+from igcore.models.templates import dated
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
 from igcore.settings import written
@@ -41,7 +42,7 @@ from ..linefile import read_mapping
 from ..prompts import load_prompts
 from ..provenance import UNPACKED, made_by, versions
 from .critic_params import CriticParams
-from .folders import open_run
+from .folders import first_start, open_run
 from .identity import code_of
 from .rollout_run import load_rollouts, roll_out
 
@@ -95,12 +96,18 @@ def critic_run(params: CriticParams) -> CriticRun:
         See `igstudy.runs.rollout_run` and `igcore.critic.training.train`.
     """
     torch.set_num_threads(params.threads)
+    folder = root() / "runs" / params.profile / "critics" / params.run
+    with dated(first_start(folder / "rollouts-train")):
+        return _trained(params, folder)
+
+
+def _trained(params: CriticParams, folder: Path) -> CriticRun:
+    """Sample and train in a folder, see `critic_run`."""
     learnt = load_prompts(params.prompts, "train", params.limit)
     held_out = load_prompts(params.prompts, "test", params.test_limit)
     cost = loaded(params.cost)
     reward = loaded(params.reward, "reward")
     policy = load_policy(params.policy, params.dtype, params.device)
-    folder = root() / "runs" / params.profile / "critics" / params.run
     for old in ("manifest.json", UNPACKED):
         (folder / old).unlink(missing_ok=True)
     scorers = {"cost": cost, "reward": reward}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from igcore.files import DIGITS, digest_of
+from igcore.models.templates import date_written
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
 
@@ -93,6 +94,7 @@ def models_identity(
         "dtype": str(model.dtype),
         "device": str(model.device),
         "chosen": prompts_digest(prompts),
+        **date_written(),
     }
 
 

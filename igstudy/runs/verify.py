@@ -21,6 +21,7 @@ from igcore.beams import method_of
 from igcore.engine.sampling import NEAR_TIE
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import root
+from igcore.models.templates import dated
 from igcore.policy import Prompt
 
 from ..closure import loaded
@@ -30,7 +31,7 @@ from ..provenance import processor, versions
 from ..yamlfile import read_yaml
 from .decode_params import DecodeParams
 from .decode_run import Experiment, guard_of, identity_of, settings_of, summary, with_sampling
-from .folders import changes
+from .folders import changes, first_start
 from .identity import part_identity, prompts_digest
 from .networks import load_networks
 from .paramfiles import runs_of
@@ -47,7 +48,7 @@ SERVED = (
 )
 # file -> fields that cannot be checked afterwards
 NOT_CERTIFIED = {
-    "params.json": {"code", "versions"},
+    "params.json": {"code", "date", "versions"},
     "manifest.json": {
         *"seconds pool opened git_commit versions processor finished_at root_with_texts".split()
     },
@@ -126,7 +127,8 @@ def verify(path: Path, request: DecodeParams, replay: int | None = 0) -> Report:
             f"{request.run!r}; give the params file of that run"
         )
     try:
-        _check(found, request, replay, report)
+        with dated(first_start(path.parent)):  # which the record says, as a part of its prompts
+            _check(found, request, replay, report)
     except IgcoreError:
         raise
     except RECORD_ERRORS as error:
