@@ -132,9 +132,16 @@ class Asked:
         turning(swapped),
         Asked(),
         Asked().about,
-        lambda a, b: told(a, b),
         lambda instruction, text: told(instruction, text),
         lambda question, reply: told(question, reply),
+        lambda output, input: told(input, output),
+        lambda generation, query, output="json": told(query, generation),
+        lambda candidate, user_request: told(user_request, candidate),
+        lambda llm_output, instruction: told(instruction, llm_output),
+        lambda response_text, prompt_text: told(prompt_text, response_text),
+        lambda context, prediction: told(context, prediction),
+        lambda prompt, message: told(prompt, message),
+        lambda input="", output="": told(input, output),
         lambda text, prompt="nothing": told(prompt, text),
         lambda scale=1, answer="", *, question: told(question, answer),
         partial(lambda by, completion, question: told(question, completion), 2),
@@ -142,7 +149,9 @@ class Asked:
     ],
 )
 def test_arguments_are_given_by_their_names(function):
-    """Bug: a cost of (response, prompt) judged the prompt, and forbidden answers were verified."""
+    """Bug: a cost of (response, prompt), or of (output, input), judged the prompt, and forbidden
+    answers were verified.
+    """
     scorer = of_function(function, "cost")
     assert scorer.score(["P", "Q"], ["A", "B"], [True] * 2) == ["A after P", "B after Q"]
 
@@ -153,6 +162,9 @@ def test_arguments_are_given_by_their_names(function):
         lambda text: text,
         lambda t: t,
         lambda t="": t,
+        lambda input: input,
+        lambda model_output, scale=2, instruction="Rate it": model_output * (instruction[0] == "R"),
+        lambda scale="", reply="": scale + reply,
         lambda *texts: texts[0],
         lambda answer, *_, **__: answer,
         lambda *, completion: completion,
@@ -173,8 +185,23 @@ def test_a_function_of_the_response_alone(function):
         lambda completion="", response="": 0,
         lambda prompt: 0,
         lambda user_prompt: 0,
-        lambda response_text, prompt_text: 0,
+        lambda prompt_text: 0,
+        lambda query: 0,
+        lambda a, b: 0,
+        lambda y, x: 0,
+        lambda hypothesis, premise: 0,
+        lambda content, message: 0,
+        lambda content, prompt: 0,
+        lambda reply, message: 0,
+        lambda reference, candidate_1: 0,
+        lambda reference_answer, response: 0,
+        lambda response, context: 0,
+        lambda prediction, reference: 0,
+        lambda x, output="": 0,
+        lambda input, output="": 0,
         lambda completions: 0,
+        lambda inputs, outputs: 0,
+        lambda prompt, model_outputs: 0,
         lambda prompts, answers, **_: 0,
         lambda: 0,
         lambda a, b, c: 0,
