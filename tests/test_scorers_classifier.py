@@ -3,6 +3,7 @@ and files that do not fit.
 """
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -198,6 +199,20 @@ def test_units_are_the_formulas_by_hand(hub, family, unit, labels, formula):
     assert scorer.unit == ("logit" if unit == "logit" else "probability")
     found = scorer.score(*zip(*TEXTS, strict=True), [True] * len(TEXTS))
     assert found == pytest.approx([formula(row) for row in z], **EXACT)
+
+
+def test_the_page_on_scorers_reads_a_pipeline_by_the_name_of_a_class(tmp_path):
+    """Bug: the page advised the score of the most probable class, be it the harmless one."""
+    save(tmp_path, "bert", 2, id2label={0: "neutral", 1: "toxic"})
+    page = Path(__file__).parent.parent / "docs" / "scorers.md"
+    _, found, code = page.read_text(encoding="utf-8").partition("def toxic(")
+    with quiet_transformers():
+        given = {"pipe": transformers.pipeline("text-classification", str(tmp_path))}
+    exec(found + code.partition("```")[0], given)
+    scorer = load(tmp_path, labels=["toxic"], unit="softmax", reads="response")
+    texts = ["It is dry.", "Tea", "a"]
+    expected = scorer.score(texts, texts, [True] * 3)
+    assert list(map(given["toxic"], texts)) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
