@@ -89,7 +89,7 @@ def structure(model: nn.Module) -> list[Any]:
     for module in model.modules():
         kind = type(module)
         found.append((id(module), id(kind), id(kind.forward)))
-        for name, value in vars(module).items():
+        for name, value in list(vars(module).items()):
             # not `training`: a view is in evaluation mode
             if isinstance(value, PLAIN) and name != "training":
                 found.append((name, repr(value)))
