@@ -226,7 +226,6 @@ def test_the_page_on_scorers_reads_a_pipeline_by_the_name_of_a_class(tmp_path):
     [
         ("multi_label_classification", 4, None, "sigmoid"),
         ("multi_label_classification", 4, "logit", "logit"),
-        ("multi_label_classification", 1, None, "sigmoid"),
         ("single_label_classification", 4, None, "softmax"),
         ("regression", 4, None, "logit"),
         ("regression", 1, "sigmoid", None),
