@@ -241,7 +241,7 @@ MISUSES = {
     ),
     "a cost of the prompt alone": (
         lambda: a_guard(lambda question: 0.0),
-        r"takes \(question\), which does not say what it is to be given; give a function of one",
+        r"takes \(question\), which does not say what it is to be given; name its",
     ),
     "a cost of lists": (lambda: a_guard(lambda prompts, completions: []), "returns a list$"),
     "a cost that is a class": (lambda: a_guard(dict), "cost dict is a class; make an instance"),

@@ -6,6 +6,7 @@ of the cached folders contain it.
 
 import contextlib
 import json
+import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -18,6 +19,16 @@ import numpy as np
 from ..errors import needs
 
 _LOADING = threading.RLock()
+
+
+def _forget_lock() -> None:
+    """Use a new lock: in a forked child, no thread is left that could release the old one."""
+    global _LOADING
+    _LOADING = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forget_lock)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from .hub import snapshot
 from .pretrained import (
     DTYPES,
     automatic_dtype,
+    check_backend,
     check_vocabulary,
     contents_of,
     load_model,
@@ -227,6 +228,7 @@ def _check_pair(model: Any, tokenizer: Any) -> None:
             f"policy is a pair ({kind}, {type(tokenizer).__name__}); give (model, tokenizer), both "
             "loaded by transformers and in this order, or the folder alone"
         )
+    check_backend(tokenizer, "the pair")
     wrong = ""
     if model.config.is_encoder_decoder:
         wrong = "is an encoder-decoder model; the search needs a decoder-only one"
@@ -242,11 +244,19 @@ def _check_prompt(policy: Policy, place: str) -> None:
     with one_sentence(place):
         policy.tokenizer(HARD)
         ids = policy.tokenizer(opening, add_special_tokens=policy.template.special)["input_ids"]
+        plain = policy.tokenizer(opening, add_special_tokens=False)["input_ids"]
     rows = getattr(policy.model.get_input_embeddings(), "num_embeddings", 2**31)
     if not ids or max(ids) >= rows:
         raise AssetError(
             f"{place} turns the prompt {PROBE!r} into the ids {ids}, but its model has embeddings "
             f"for {rows}; call model.resize_token_embeddings(len(tokenizer)), and save both again"
+        )
+    # an end that the template itself writes, as DialoGPT's does, is what the model was trained on
+    if ids[-1] in policy.eos_ids and ids[-1:] != plain[-1:]:
+        raise AssetError(
+            f"the tokenizer of {place} writes the end token {policy.tokenizer.decode(ids[-1:])!r} "
+            "after every prompt; set its add_eos_token to False, or leave the token out of the "
+            "post_processor in tokenizer.json"
         )
 
 
