@@ -30,10 +30,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from igcore.errors import IgcoreError, RunError
+from igcore.errors import IgcoreError, RunError, one_line
 from igcore.files import digest_of, file_digest, replace_file, root, writing
 from igstudy.commands import ERROR, FAILS, HOLDS, verdict
-from igstudy.linefile import read_record, without_texts
+from igstudy.linefile import read_record, unpacked, without_texts
 from igstudy.provenance import UNPACKED, commit
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.paramfiles import ParamFiles, runs_of
@@ -163,12 +163,12 @@ def unpack(base: Path, into: Path, only: str = "") -> list[str]:
             # beside its place, so that a stop or a full disk leaves no half of it there
             with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=into / "runs") as half:
                 try:
-                    with tarfile.open(archive) as tar:
+                    with tarfile.open(fileobj=io.BytesIO(unpacked(archive)), mode="r:") as tar:
                         tar.extractall(half, filter=partial(_only, profile))
                 except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
                     raise RunError(
-                        f"records/{archive.name} is no archive of files ({error}); get it again "
-                        "from the repository, and see who has changed it"
+                        f"records/{archive.name} is no archive of files ({one_line(error)}); get "
+                        "it again from the repository, and see who has changed it"
                     ) from error
                 for manifest in Path(half).rglob("manifest.json"):
                     manifest.with_name(UNPACKED).touch()
@@ -213,11 +213,15 @@ def unpack_job(job: Path, base: Path) -> list[str]:
 
 
 def _only(profile: str, member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
-    """Refuse a member of an archive that is no regular file below the runs of its profile."""
-    parts = PurePosixPath(member.name).parts
-    if not member.isreg() or parts[:2] != ("runs", profile) or ".." in parts:
+    """Refuse a member of an archive that is no record below the runs of its profile."""
+    path = PurePosixPath(member.name)
+    below = path.parts[:2] == ("runs", profile) and ".." not in path.parts
+    whole = member.isreg() and not member.issparse()  # a sparse file may be of any size
+    packed = any(map(path.match, RECORDS))
+    if not (below and whole and packed):
+        kind = "record" if below and whole else "file"
         raise RunError(
-            f"records/{profile}.tar.xz holds {member.name!r}, which is no file below "
+            f"records/{profile}.tar.xz holds {member.name!r:.100}, which is no {kind} below "
             f"runs/{profile}; get it again from the repository, and see who has changed it"
         )
     # the present time, not 1970: what is older than its table would not be read again
