@@ -42,8 +42,6 @@ class RunError(IgcoreError):
 
 
 SHORT = reprlib.Repr()
-SHORT.maxlevel = 3
-SHORT.maxlist = SHORT.maxtuple = SHORT.maxdict = 34  # as many as 100 characters show
 SHORT.maxstring = SHORT.maxlong = SHORT.maxother = 300  # they are cut in the middle
 
 

@@ -24,9 +24,7 @@ from typing import Any
 import igcore
 from igcore.errors import RunError, one_line
 from igcore.files import DIGITS, digest_of
-from igcore.models.registry import load_scorer
 from igcore.scorers import FunctionScorer
-from igcore.settings import Named
 
 # the packages, whose code counts as a whole, see `igstudy.runs.identity`
 HOMES = {"igcore": Path(igcore.__file__).parent, "igstudy": Path(__file__).parent}
@@ -127,11 +125,6 @@ def source_of(name: str) -> Path | None:
 
 
 # --- functions ------------------------------------------------------------------------------------
-
-
-def loaded(scorer: Named | None, role: str = "cost") -> Any:
-    """Load a scorer as `igcore.load_scorer`, `identified` before it has scored anything."""
-    return None if scorer is None else identified(load_scorer(scorer, role))
 
 
 def identified(scorer: Any) -> Any:

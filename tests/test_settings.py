@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, field, fields, replace
+from functools import reduce
 from typing import Annotated, Literal
 
 import numpy as np
@@ -46,11 +47,8 @@ class Sampling:
             raise ParameterError(f"count is {self.count}, too much for width {self.width}")
 
 
-def deep(levels):
-    value = []
-    for _ in range(levels):
-        value = [value]
-    return value
+def nested(levels):
+    return reduce(lambda value, _: [value], range(levels), [])
 
 
 @pytest.mark.parametrize(
@@ -83,8 +81,8 @@ def deep(levels):
         ({"folder": "/x"}, "parameter folder is '/x'; give a folder inside the repository"),
         ({"count": 900}, "count is 900, too much for width 1"),
         # RecursionError, ValueError, and a megabyte of sentences
-        ({"parts": deep(2000)}, "a parameter is nested too deeply; give a flat one"),
-        ({"folder": deep(500)}, "parameter folder is [[[[...]]]]: it must be a valid string"),
+        ({"parts": nested(2000)}, "a parameter is nested too deeply; give a flat one"),
+        ({"model": nested(300)}, "parameter model is [[[[[[[...]]]]]]]; give a name as text"),
         ({"count": 16**5000}, "parameter count is a huge number: it must be less than"),
         ({"kind": "y" * 10**7}, f"unknown kind '{'y' * 99}; allowed: half, whole"),
     ],
