@@ -139,7 +139,7 @@ def read_fitted(path: Path) -> Any:
         When the file names anything but the classes in `FITTED`.
     """
     needs("sklearn", "scikit-learn==1.9.1")  # which has these classes
-    joblib: Any = needs("joblib.numpy_pickle")
+    joblib: Any = needs("joblib.numpy_pickle", "joblib")
 
     class Unpickler(NamesOnly, joblib.NumpyUnpickler):  # type: ignore[misc]  # it has no types
         known = dict.fromkeys(FITTED.split())

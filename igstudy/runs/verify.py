@@ -197,7 +197,8 @@ def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) 
     yield from _compared("params.json", given, expected, "parts", "device")
     expected = summary(found.lines) | {"params": found.params, "root": found.root}
     yield from _compared("manifest.json", found.manifest, expected)
-    yield from odd_seconds("manifest.json", found.manifest["seconds"])
+    if isinstance(seconds := found.manifest["seconds"], dict):
+        yield from odd_seconds("manifest.json", seconds)
 
 
 def _compared(file: str, found: Fields, expected: Fields, *besides: str) -> Iterator[str]:
