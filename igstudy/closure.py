@@ -116,7 +116,8 @@ def source_of(name: str) -> Path | None:
         spec = importlib.util.find_spec(top)
     except ValueError:  # of a module that no file has
         return None
-    home = Path(getattr(spec, "origin", None) or "").resolve()
+    folders = getattr(spec, "submodule_search_locations", None) or [""]
+    home = Path(getattr(spec, "origin", None) or Path(next(iter(folders)), "__init__.py")).resolve()
     if home.suffix != ".py" or INSTALLED & set(home.parts):
         return None
     place = home.parent.joinpath(*rest)

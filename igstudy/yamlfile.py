@@ -67,7 +67,7 @@ def parsed(text: str, source: object) -> Any:
         line = f"line {mark.line + 1}: " if mark else ""
         # the lines of other errors than a parser's are about Python
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise ParameterError(f"{source} cannot be read ({line}{problem})") from None
+        raise ParameterError(f"{source} cannot be read ({line}{problem:.300})") from None
 
 
 def read_yaml(path: Path | str, form: str = "it must be a mapping of settings") -> dict[str, Any]:

@@ -448,7 +448,7 @@ def test_a_critic_that_a_walk_trains_leaves_its_run_undecided(monkeypatch):
         asked.append(replay)
         return verify.Report()
 
-    monkeypatch.setattr("docs.records.verify", scored)
+    monkeypatch.setattr("igstudy.runs.verify.verify", scored)
     for critic, undecided in (
         ("runs/x/critics/c/terminal", 1),
         ("params/networks/c", 0),
