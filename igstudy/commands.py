@@ -279,7 +279,8 @@ def main(arguments: list[str] | None = None) -> int:
         status, lines = run(**given)
     except IgcoreError as error:
         status, lines = ERROR, [str(error)]
-    os.environ[MODULES] = before  # modules are admitted for one command
+    finally:
+        os.environ[MODULES] = before  # modules are admitted for one command
     failed = status in (FAILS, ERROR)
     for line in lines:
         print(f"{'error: ' * failed}{printable(line)}", file=sys.stderr if failed else sys.stdout)

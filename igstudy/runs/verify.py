@@ -27,7 +27,7 @@ from igcore.policy import Prompt
 from ..linefile import SETTINGS, Fields, Record, current, has_texts, key, like, read_record
 from ..prompts import load_prompts
 from ..provenance import processor, versions
-from ..trust import loaded
+from ..trust import admit, loaded
 from ..yamlfile import read_yaml
 from .decode_params import DecodeParams
 from .decode_run import Experiment, guard_of, identity_of, settings_of, summary, with_sampling
@@ -87,10 +87,12 @@ def request_of(file: Path, params: Path) -> DecodeParams:
     Raises
     ------
     ParameterError
-        When the params file cannot be read, makes no run of that name, or asks for something
-        invalid.
+        When the params file cannot be read, makes no run of that name, asks for something invalid,
+        or names a module that is not allowed, see `igstudy.trust.admit`.
     """
-    runs = dict(runs_of(read_yaml(params), params))
+    given = read_yaml(params)
+    admit(given, params)
+    runs = dict(runs_of(given, params))
     # realpath, as resolve raises an error for a link to itself
     name, _, suffix = Path(os.path.realpath(file)).parent.name.partition(".")
     if len(runs) == 1:
