@@ -134,6 +134,7 @@ REFUSED = {
     "another profile": [entry("runs/other/decode/manifest.json")],
     "a profile of a longer name": [entry("runs/mine-2/manifest.json")],
     "an absolute path": [entry("/runs/other/evil.json")],
+    "a sparse file": [entry("runs/mine/decode/a.json", tarfile.GNUTYPE_SPARSE)],
     "a module": [entry("runs/mine/conftest.py")],
     "a notebook": [entry("runs/mine/decode/executed.ipynb")],
 }  # fmt: skip

@@ -42,7 +42,7 @@ def project(tmp_path, monkeypatch):
         Path(f"{path}.py").write_text("raise ValueError('imported')")
     Path("params/mine/site-packages/installed_here.py").write_text("")
     Path("params/mine/torch.py").write_text("raise ValueError('imported')")
-    Path("params/mine/led_away.py").symlink_to(tmp_path / "in_project.py")
+    Path("params/mine/kit/led_away.py").symlink_to(tmp_path / "in_project.py")
     for name in ("beside", "kit/__init__", "kit/inner", "bare/inner"):
         Path(f"params/mine/{name}.py").write_text(SOURCE)
     Path("params/mine/textual_aid.py").write_text("def twice(number):\n    return 2 * number\n")
@@ -51,7 +51,7 @@ def project(tmp_path, monkeypatch):
 
 FOREIGN = """
     statistics:mean pickle:loads builtins:exec posixpath:os.popen in_parent:f in_project:f
-    house.in_house:f installed_here:f led_away:f torch:load pydantic:create_model
+    house.in_house:f installed_here:f kit.led_away:f torch:load pydantic:create_model
     igcore.files:replace_file nowhere:f
 """
 
@@ -117,7 +117,7 @@ def test_a_module_of_the_project_needs_the_option(project, name):
     assert sys.path == before
 
 
-IMPORTED = "os.system shutil.rmtree escape twice os.environ.get Counting.__class__"
+IMPORTED = "os.system shutil.rmtree escape twice os.environ os.environ.get Counting.__class__"
 
 
 @pytest.mark.parametrize("path", [*IMPORTED.split(), "Counting.commas.__globals__.pop"])
@@ -160,7 +160,9 @@ def test_a_users_own_name_needs_nothing(project):
 def test_a_file_is_refused_before_models_are_loaded(project, command):
     """Guards the seconds and the memory that a refusal takes."""
     FILE.write_text("profile: mine\nrun: x\ncost: os:system\n")
-    Path("30.ipynb").write_text("{}")
+    for name in ("30.ipynb", "params.json", "manifest.json"):
+        Path(name).write_text("{}")
+    Path("no.jsonl").touch()
     words = [*command.split(), str(FILE)]
     code = "import sys; from igstudy.commands import main\n"
     code += f"print(main({words}), 'torch' in sys.modules)"
