@@ -37,10 +37,10 @@ from igcore.settings import written
 
 from ..baselines.re_control import ValueNetwork, load_value
 from ..baselines.value_training import train_value
-from ..closure import loaded
 from ..linefile import read_mapping
 from ..prompts import load_prompts
 from ..provenance import UNPACKED, made_by, versions
+from ..trust import loaded
 from .critic_params import CriticParams
 from .folders import first_start, open_run
 from .identity import code_of

@@ -20,11 +20,11 @@ from igcore.models.templates import dated
 from igcore.policy import Prompt
 from igcore.settings import written
 
-from ..closure import loaded
 from ..linefile import Fields
 from ..pool import pool_at
 from ..prompts import load_prompts
 from ..scorers import scoring_options
+from ..trust import loaded
 from .decode_params import DecodeParams, network_of
 from .folders import Run, first_start, open_run
 from .identity import file_stamps, models_identity

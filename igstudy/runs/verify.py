@@ -8,6 +8,7 @@ report says what was certified and what was not, and claims no more.
 
 import json
 import math
+import os
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -24,10 +25,10 @@ from igcore.files import root
 from igcore.models.templates import dated
 from igcore.policy import Prompt
 
-from ..closure import loaded
 from ..linefile import SETTINGS, Fields, Record, current, has_texts, key, like, read_record
 from ..prompts import load_prompts
 from ..provenance import processor, versions
+from ..trust import admit, loaded
 from ..yamlfile import read_yaml
 from .decode_params import DecodeParams
 from .decode_run import Experiment, guard_of, identity_of, settings_of, summary, with_sampling
@@ -36,7 +37,7 @@ from .identity import part_identity, prompts_digest
 from .networks import load_networks
 from .paramfiles import runs_of
 from .records import RECORD_FIELDS
-from .rescore import RECORD_ERRORS, TOLERANCE, close, differing_fields, rescored
+from .rescore import RECORD_ERRORS, TOLERANCE, close, differing_fields, odd_seconds, rescored
 
 UNCHECKED = (
     "of lines that were not replayed: that the policy gives these answers with this work, and its "
@@ -87,11 +88,14 @@ def request_of(file: Path, params: Path) -> DecodeParams:
     Raises
     ------
     ParameterError
-        When the params file cannot be read, makes no run of that name, or asks for something
-        invalid.
+        When the params file cannot be read, makes no run of that name, asks for something invalid,
+        or names a module that is not allowed, see `igstudy.trust.admit`.
     """
-    runs = dict(runs_of(read_yaml(params), params))
-    name, _, suffix = file.resolve().parent.name.partition(".")
+    given = read_yaml(params)
+    admit(given, params)
+    runs = dict(runs_of(given, params))
+    # realpath, as resolve raises an error for a link to itself
+    name, _, suffix = Path(os.path.realpath(file)).parent.name.partition(".")
     if len(runs) == 1:
         (name,) = runs
     if name not in runs:
@@ -197,6 +201,8 @@ def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) 
     yield from _compared("params.json", given, expected, "parts", "device")
     expected = summary(found.lines) | {"params": found.params, "root": found.root}
     yield from _compared("manifest.json", found.manifest, expected)
+    if isinstance(seconds := found.manifest["seconds"], dict):
+        yield from odd_seconds("manifest.json", seconds)
 
 
 def _compared(file: str, found: Fields, expected: Fields, *besides: str) -> Iterator[str]:
