@@ -319,13 +319,8 @@ def test_an_end_token_can_be_chosen_and_ends():
 
     for method in ("args", "args-lagrangian"):
         (r,) = mock_answers(method, ["fed"], reward=Ended(), token_top_k=7)
-        assert (r.text, r.tokens, r.finished, r.counts.forward_tokens, r.counts.samples_drawn) == (
-            "",
-            [EOS],
-            True,
-            3,
-            7,
-        )
+        work = r.counts.forward_tokens, r.counts.samples_drawn
+        assert (r.text, r.tokens, r.finished, work) == ("", [EOS], True, (3, 7))
         assert r.reward == 1.0 and len(r.finals) == 1
 
 
@@ -338,13 +333,9 @@ def test_a_token_that_could_not_be_scored_is_the_last_choice(method, lam, more):
     """Guards 0 times infinity and infinity minus infinity, with the failing token often the most
     probable: first in the list.
     """
-
-    class Failing(LetterCost):
-        def score(self, prompts, responses, finished):
-            return [math.nan if "e" in r or "f" in r else letter_cost(r) for r in responses]
-
+    cost = LetterCost(lambda text: math.nan if {"e", "f"} & {*text} else letter_cost(text))
     texts = ["ab", "fed", "c", "dd", "eae", "fcb"]
-    out = mock_answers(method, texts, cost=Failing(), lagrange_multiplier=lam, **more)
+    out = mock_answers(method, texts, cost=cost, lagrange_multiplier=lam, **more)
     assert not any({"e", "f"} & set(r.text) for r in out)
     first = []  # the most probable token at every position
     for prompt, r in zip(texts, out, strict=True):
@@ -355,12 +346,8 @@ def test_a_token_that_could_not_be_scored_is_the_last_choice(method, lam, more):
 
 def test_where_nothing_could_be_scored_the_policy_decides():
     """Guards the order of what is equally bad: the most probable token comes first."""
-
-    class Short(LetterReward):
-        def score(self, prompts, responses, finished):
-            return [letter_reward(r) if len(r) < 3 else math.nan for r in responses]
-
-    for r in mock_answers("args", ["ab", "fed", "dd"], reward=Short(), token_top_k=3):
+    reward = LetterReward(lambda text: letter_reward(text) if len(text) < 3 else math.nan)
+    for r in mock_answers("args", ["ab", "fed", "dd"], reward=reward, token_top_k=3):
         prefix = tuple(LETTERS.index(c) for c in r.prompt)
         for n in range(3, len(r.tokens)):
             p = probabilities(prefix + tuple(r.tokens[:n]))
