@@ -9,12 +9,8 @@ from igcore import PolicyError
 from igcore.engine.kv_cache import DynamicRows, cache_name, forward, padded
 from igcore.engine.local import LocalEngine
 
-HELD = [
-    "llama",
-    "mistral-window",
-    "lfm2",
-    "falcon-h1",
-]  # keys, a window of them, convolutions, recurrent states
+# keys, a window of them, convolutions, recurrent states
+HELD = ["llama", "mistral-window", "lfm2", "falcon-h1"]
 
 
 def tensors(x):

@@ -42,13 +42,9 @@ PATHWISE = ["inferenceguard", "inferenceguard-mix", "beam-augmented"]  # can loo
 
 
 def answers(method, seed=0, cost=None, on_block=None, critic=None, **changes):
-    guard = Guard(
-        word_policy(),
-        cost or LastWordCost(),
-        LetterReward(),
-        Settings(**(SETTINGS | changes)),
-        critic or LetterCritic(),
-    )
+    config = Settings(**(SETTINGS | changes))
+    scorers = cost or LastWordCost(), LetterReward()
+    guard = Guard(word_policy(), *scorers, config, critic or LetterCritic())
     return list(decode(method, guard, PROMPTS, seed=seed, on_block=on_block))
 
 

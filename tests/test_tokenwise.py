@@ -140,10 +140,8 @@ def slow_args(method, policy, prompt, reward, config, seed=0):
 
 
 def answers(method, policy, prompts=PROMPTS, reward=REWARD, cost=COST, seed=0, **settings):
-    config = Settings(**(SETTINGS | settings))
-    return list(
-        decode(method, Guard(policy, reward=reward, cost=cost, config=config), prompts, seed=seed)
-    )
+    guard = Guard(policy, cost, reward, Settings(**(SETTINGS | settings)))
+    return list(decode(method, guard, prompts, seed=seed))
 
 
 def named(texts):
@@ -275,16 +273,10 @@ def test_every_chosen_token_is_read_once_and_no_other(policy, method, cache):
 
 
 def mock_answers(method, prompts, logits=logits_of, reward=None, cost=None, seed=0, **settings):
-    config = Settings(
-        **(
-            dict(budget=1.0, token_top_k=4, max_new_tokens=6, block_size=3, lagrange_multiplier=0.7)
-            | settings
-        )
-    )
-    scorers = {"reward": reward or LetterReward(), "cost": cost or LetterCost()}
-    return list(
-        decode(method, Guard(mock_policy(logits), **scorers, config=config), prompts, seed=seed)
-    )
+    common = dict(budget=1.0, token_top_k=4, max_new_tokens=6, block_size=3)
+    config = Settings(**(common | {"lagrange_multiplier": 0.7} | settings))
+    guard = Guard(mock_policy(logits), cost or LetterCost(), reward or LetterReward(), config)
+    return list(decode(method, guard, prompts, seed=seed))
 
 
 def test_noise_belongs_to_the_token_and_not_to_its_place():
