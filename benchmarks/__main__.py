@@ -88,7 +88,6 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--only", default="", metavar="REGEX", help="only cases that match, as in 'C .*float32'")
     add("--repeats", type=int, default=3, help="times each case is measured (default 3)")
-    add("--quick", action="store_true", help="tiny random models, into runs/bench-quick")
     return parser.parse_args(arguments)
 
 
@@ -108,24 +107,22 @@ def _measure_and_report(options: argparse.Namespace) -> None:
     """Measure all cases, then write and print the results."""
     sections = {
         name: [case for case in cases if re.search(options.only, f"{name}: {case}")]
-        for name, cases in plan.sections(options.quick).items()
+        for name, cases in plan.sections().items()
     }
     if options.repeats < 1 or not any(sections.values()):
         raise ParameterError(
             f"repeats {options.repeats} and only {options.only!r} choose nothing to measure; give "
             "at least one repeat and a pattern that a case matches"
         )
-    folder = root() / "runs" / ("bench-quick" if options.quick else "bench")
-    out = folder if options.quick or options.only else folder / "figures"
-    notes = ["sizes and models are tiny: these numbers say nothing"] if options.quick else []
+    folder = root() / "runs" / "bench"
+    out = folder if options.only else folder / "figures"
     identity = _identity()
     with open_run(folder, identity) as run:
         bench(sections, run, options.repeats, lambda name, dtype: MODELS[name](dtype))
         table = measure.table(run.lines, sections)
     names = [f"{name} {version}" for name, version in identity["versions"].items()]
-    notes.append(", ".join([f"code {digest_of(identity)[:8]}", *names]))
-    ratios = plan.ratios(options.quick)
-    for path in report.write(table, sections, ratios, identity["processor"], notes, out):
+    notes = [", ".join([f"code {digest_of(identity)[:8]}", *names])]
+    for path in report.write(table, sections, plan.ratios(), identity["processor"], notes, out):
         print(f"wrote {path.relative_to(root())}")
 
 

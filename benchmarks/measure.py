@@ -1,8 +1,7 @@
 """Time and memory counts of any variant."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import pandas as pd
@@ -136,15 +135,6 @@ def _counts(kwargs: Mapping) -> tuple[int, int]:
     return int(real.sum()), ids.numel()
 
 
-@contextmanager
-def clocks() -> Iterator[dict]:
-    """Yield a dict, filled with the CPU and wall seconds of the block."""
-    seconds: dict[str, float] = {}
-    cpu, wall = time.process_time(), time.perf_counter()
-    yield seconds
-    seconds.update(cpu_s=time.process_time() - cpu, wall_s=time.perf_counter() - wall)
-
-
 def timed(work: Callable[[], list[str]], models: Sequence, prompts: int) -> dict:
     """Do a piece of work once and return what it took, as JSON values.
 
@@ -158,15 +148,18 @@ def timed(work: Callable[[], list[str]], models: Sequence, prompts: int) -> dict
     AssertionError
         Unless it answers every prompt.
     """
-    with Meter(models) as meter, clocks() as seconds:
+    with Meter(models) as meter:
+        cpu, wall = time.process_time(), time.perf_counter()
         answers = work()
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     assert len(answers) == prompts and all(isinstance(answer, str) for answer in answers)
-    counts = {
+    return {
+        "cpu_s": cpu,
+        "wall_s": wall,
         "forward_tokens": meter.tokens,
         "padding": meter.padding,
         "kv_bytes": meter.kv_bytes,
     }
-    return seconds | counts
 
 
 def line(case: Case, repeat: int, found: Mapping) -> dict:

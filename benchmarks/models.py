@@ -38,15 +38,6 @@ LLAMA_128K = LlamaConfig(
     max_position_embeddings=8192,
     tie_word_embeddings=True,
 )
-TINY = LlamaConfig(
-    vocab_size=97,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=512,
-)
 
 
 @dataclass
@@ -163,5 +154,4 @@ def character_tokenizer(size: int) -> PreTrainedTokenizerFast:
 MODELS: dict[str, Callable[[str], Models]] = {
     "smollm2": smollm2,
     "random 128k": lambda dtype: random_llama(LLAMA_128K, dtype),
-    "random tiny": lambda dtype: random_llama(TINY, dtype),
 }

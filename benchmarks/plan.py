@@ -54,16 +54,10 @@ def shaped(case: Case, name: str) -> Case:
 A2_HALF = half(replace(A2, prompts=2))
 
 
-def sections(quick: bool = False) -> dict[str, list[Case]]:
-    """Return the cases by section; those of a section are interleaved.
-
-    Parameters
-    ----------
-    quick : bool
-        Tiny sizes on random models, for a look at whether everything runs.
-    """
+def sections() -> dict[str, list[Case]]:
+    """Return the cases by section; those of a section are interleaved."""
     long = [LONG_DYNAMIC, LONG_SHARED]
-    plan = {
+    return {
         "guarded search": [A1, A2, A3, B, C, C8, A2_HALF, half(B), half(C), half(C8)],
         "long prompts": [*long, *map(half, long), half(replace(GENERATE, **LONG, new_tokens=64))],
         "overheads": [GUARDED, UNGUARDED, ONE_BLOCK, ENGINE],
@@ -71,12 +65,9 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
         "costs by name": [RUDE, HARM],
         "other sizes": [shaped(case, name) for name in SHAPES for case in (GENERATE, BEST)],
     }
-    if quick:
-        return {name: [_tiny(case) for case in cases] for name, cases in plan.items()}
-    return plan
 
 
-def ratios(quick: bool = False) -> list[tuple[str, Case, Case]]:
+def ratios() -> list[tuple[str, Case, Case]]:
     """Return which cases are compared, by CPU seconds per prompt.
 
     Each entry is a name, the case above the fraction line and the one below.
@@ -102,24 +93,7 @@ def ratios(quick: bool = False) -> list[tuple[str, Case, Case]]:
     for name in SHAPES:
         text = f"{GENERATE.variant} / {BEST.variant}, {name}"
         pairs.append((text, shaped(GENERATE, name), shaped(BEST, name)))
-    if quick:
-        return [(text, _tiny(a), _tiny(b)) for text, a, b in pairs]
     return pairs
-
-
-def _tiny(case: Case) -> Case:
-    """Return a case of the same shape on a tiny random model."""
-    return replace(
-        case,
-        models="random tiny",
-        prompts=min(case.prompts, 2),
-        prompt_tokens=max(case.prompt_tokens // 8, 2),
-        shortest=min(case.shortest, 2),
-        n_samples=case.n_samples // 4,
-        keep=1 if case.n_samples < 8 else 2,
-        new_tokens=case.new_tokens // 8,
-        block=max(case.block // 8, 1),
-    )
 
 
 def warm_up(case: Case) -> Case:

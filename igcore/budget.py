@@ -67,12 +67,6 @@ ACCOUNTINGS: dict[str, Callable[[float, float, float, bool], float]] = {
 SIGNED = frozenset({"sum", "increment"})
 
 
-def check_accounting(accounting: str) -> None:
-    """Raise ``ParameterError`` unless `accounting` is a key of `ACCOUNTINGS`."""
-    if accounting not in ACCOUNTINGS:
-        raise unknown_name("accounting", accounting, ACCOUNTINGS)
-
-
 def step_cost(accounting: str, score: float, previous: float, peak: float, last: bool) -> float:
     """Return C_t, the safety cost of one step (paper, section 4.1: C_safety of a partial answer).
 
@@ -97,7 +91,14 @@ def step_cost(accounting: str, score: float, previous: float, peak: float, last:
     -------
     float
         C_t, in units of the cost model. Negative only for an accounting in `SIGNED`.
+
+    Raises
+    ------
+    ParameterError
+        For an unknown accounting.
     """
+    if accounting not in ACCOUNTINGS:
+        raise unknown_name("accounting", accounting, ACCOUNTINGS)
     cost = ACCOUNTINGS[accounting](_readable(score), previous, peak, last)
     cost = _readable(cost)  # inf - inf: a broken prefix stays broken
     # C >= 0 is what makes {omega < 0} absorbing, and every guarantee rests on that
@@ -256,7 +257,6 @@ def trace(
     -------
     list of SafetyState, length k + 1
     """
-    check_accounting(accounting)
     states = [start(budget)]
     for k, score in enumerate(scores):
         position = None if positions is None else positions[k]

@@ -13,9 +13,7 @@ All rows are in one frame with these columns:
 * ``group``: prompts of one group are never in two folds.
 """
 
-import gzip
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -99,8 +97,7 @@ def refusals(rows: pd.DataFrame) -> pd.DataFrame:
 
 def sampled() -> pd.DataFrame:
     """Return the committed answers of the policies to harmless prompts."""
-    with gzip.open(SAMPLED, "rt", encoding="utf-8") as file:
-        rows = pd.DataFrame(map(json.loads, file))
+    rows = pd.read_json(SAMPLED, lines=True)
     texts = {
         (name, prompt.id): prompt.text
         for name, prompts in HARMLESS.items()

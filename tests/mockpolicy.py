@@ -135,33 +135,39 @@ class LetterCritic:
         )
 
 
-class LetterCost:
-    """Cost: the number of the letters a and b, plus half a point for every c; higher is worse."""
-
-    name, digest, sign, unit = "letters", "v1", "higher is worse", "letters"
-
-    def __init__(self):
-        self.texts = 0
-
-    def score(self, prompts, responses, finished):
-        self.texts += len(responses)
-        return [letter_cost(r) for r in responses]
-
-
-class LetterReward:
-    """Reward: the number of e, minus a third for every d, plus the length in hundredths; higher is
-    better.
-    """
-
-    name, digest, sign, unit = "vowels", "v1", "higher is better", "letters"
-
-    def score(self, prompts, responses, finished):
-        return [letter_reward(r) for r in responses]
-
-
 def letter_cost(text: str) -> float:
     return text.count("a") + text.count("b") + 0.5 * text.count("c")
 
 
 def letter_reward(text: str) -> float:
     return text.count("e") - text.count("d") / 3 + len(text) / 100
+
+
+class LetterCost:
+    """Cost: the number of the letters a and b, plus half a point for every c; higher is worse.
+
+    Another function of the text may take its place.
+    """
+
+    name, digest, sign, unit = "letters", "v1", "higher is worse", "letters"
+
+    def __init__(self, of=letter_cost):
+        self.of, self.texts = of, 0
+
+    def score(self, prompts, responses, finished):
+        self.texts += len(responses)
+        return [self.of(r) for r in responses]
+
+
+class LetterReward:
+    """Reward: the number of e, minus a third for every d, plus the length in hundredths; higher is
+    better. Another function of the text may take its place.
+    """
+
+    name, digest, sign, unit = "vowels", "v1", "higher is better", "letters"
+
+    def __init__(self, of=letter_reward):
+        self.of = of
+
+    def score(self, prompts, responses, finished):
+        return [self.of(r) for r in responses]

@@ -14,12 +14,8 @@ UNSTEERED = [name for name in METHODS if not name.startswith("re-control")]
 
 
 def lines(budget=0.5, methods=UNSTEERED, **settings):
-    config = Settings(
-        **(
-            dict(budget=budget, n_samples=4, block_size=3, max_new_tokens=6, keep=1, token_top_k=4)
-            | settings
-        )
-    )
+    common = dict(n_samples=4, block_size=3, max_new_tokens=6, keep=1, token_top_k=4)
+    config = Settings(**(common | {"budget": budget} | settings))
     scorers = dict(reward=SCORERS["vowels"], cost=SCORERS["letters"])
     guard = Guard(mock_policy(), config=config, critic=LetterCritic(), **scorers)
     return [

@@ -13,27 +13,10 @@ from transformers import LlamaModel
 
 from igcore import AssetError
 from igcore.models.lm_scorer import LMScorer
+from tests.rehearsal.configs import FORMATS
 from tests.rehearsal.weights import drawn, old_keys, save, shapes_of
 
-CONFIG = {  # as the Llama models of 2023 have it: no rope_theta, no id2label
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_scaling": None,
-    "hidden_act": "silu",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "transformers_version": "4.28.1",
-    "use_cache": True,
-}
+CONFIG = FORMATS["llama2"] | {"max_position_embeddings": 512, "torch_dtype": "float32"}
 PROMPTS = [
     "How do I water a fern?",
     "\n\nHuman: Why does bread rise?\n\nAssistant: Yeast eats sugar.\n\nHuman: And "

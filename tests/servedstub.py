@@ -3,93 +3,19 @@
 The model is a function of the token ids before, in the forms of vLLM and llama.cpp's server.
 """
 
-import json
 import math
 import random
-import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from mockpolicy import logits_of
 
-from tests.rehearsal.stub import serving
+from tests.loopback import Answering, Reply, running
 
 MODEL = "mock/letters"
 OWNERS = {"vllm": "vllm", "llama.cpp": "llamacpp"}
 ROUTES = {"llama.cpp": "/completion"}  # of the others /v1/completions
-
-
-@dataclass
-class Reply:
-    """What a server sends; a mapping or a list becomes JSON, bytes and text stay as they are."""
-
-    body: object = b""
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
-    delay: float = 0.0
-    drip: float = 0.0  # seconds between bytes
-    drop: bool = False  # the connection breaks off in the middle
-
-    @property
-    def content(self) -> bytes:
-        """The body in bytes."""
-        if isinstance(self.body, bytes):
-            return self.body
-        return (self.body if isinstance(self.body, str) else json.dumps(self.body)).encode()
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Replies to one connection."""
-
-    server: "Answering"
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
-        """Answer a request that sends nothing."""
-        self.do_POST()
-
-    def do_POST(self):
-        """Answer a request, at once or in drips."""
-        request = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "null")
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        with self.server.lock:
-            self.server.asked.append((self.path, request, headers))
-        reply = self.server.answer(self.path, request)
-        reply = reply if isinstance(reply, Reply) else Reply(reply)
-        self.server.closing.wait(reply.delay)
-        with suppress(ConnectionError):  # the client may have disconnected
-            self.send_response(reply.status)
-            self.send_header("Content-Length", str(len(reply.content) + 10 * reply.drop))
-            for name, value in reply.headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            for piece in [reply.content] if not reply.drip else map(bytes, zip(reply.content)):
-                self.wfile.write(piece)
-                if self.server.closing.wait(reply.drip):
-                    break
-        self.close_connection = reply.drop or self.close_connection
-
-    def log_message(self, *_):
-        """Log nothing."""
-
-
-class Answering(ThreadingHTTPServer):
-    """A server; `asked` holds the path, the body and the headers of each request."""
-
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, answer: Callable[[str, dict | None], object] | None = None, port: int = 0):
-        super().__init__(("127.0.0.1", port), Handler)
-        self.answer = answer or self.answer
-        self.asked, self.lock, self.closing = [], threading.Lock(), threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
 
 @contextmanager
@@ -97,16 +23,6 @@ def answering(answer: Callable[[str, dict | None], object]) -> Iterator[tuple[st
     """Serve ``answer(path, request)`` on loopback; yield the address and the list of requests."""
     with running(Answering(answer)) as server:
         yield server.url, server.asked
-
-
-@contextmanager
-def running(server: Answering) -> Iterator[Answering]:
-    """Serve inside a with-block."""
-    with server, serving(server):
-        try:
-            yield server
-        finally:
-            server.closing.set()
 
 
 class Served(Answering):

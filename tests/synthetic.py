@@ -2,9 +2,13 @@
 model is in them.
 """
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 
+LINE = (Path(__file__).parent / "data/record.json").read_text(encoding="utf-8")
 # method: probability of unsafe, share of the unsafe that abstain instead, reward, seconds per
 # prompt
 METHODS = {
@@ -24,52 +28,7 @@ POLICIES = {
 
 def record(**fields) -> dict:
     """Return one complete line, verified safe unless `fields` say otherwise."""
-    line = dict(
-        prompt_id="p000",
-        prompt="a prompt",
-        response="an answer",
-        policy="smollm2-raw",
-        prompts="test",
-        method="base",
-        seed=0,
-        n_samples=8,
-        keep=2,
-        block_size=8,
-        max_new_tokens=32,
-        rounds=2,
-        budget=0.2,
-        strict=False,
-        accounting="peak",
-        checks="block",
-        lagrange_multiplier=None,
-        status="verified_safe",
-        finished=True,
-        reward=0.5,
-        cost=0.1,
-        cost_scorer="offensive-language",
-        peak_cost=0.1,
-        word_peak_cost=0.1,
-        fail_open_cost=0.1,
-        spread=0.0,
-        contract="kept",
-        z_final=0.1,
-        z_trace=[0.2, 0.1],
-        block_ends=[9],
-        rounds_used=1,
-        samples_drawn=8,
-        policy_tokens=100,
-        scorer_tokens=50,
-        scorer_calls=8,
-        generate_s=0.5,
-        score_s=0.25,
-        reason="",
-        near_ties=0,
-        n_tokens=20,
-        forward_tokens=110,
-        cost_s=0.15,
-        reward_s=0.1,
-        critic_s=0.0,
-    )
+    line = json.loads(LINE)
     assert set(fields) <= set(line), set(fields) - set(line)
     return line | fields
 

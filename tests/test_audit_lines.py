@@ -150,15 +150,10 @@ def test_one_failed_candidate_may_have_been_safe():
 
 def test_mode_paper_believes_a_search_that_calls_its_answer_unsafe():
     """Bug: an answer whose reward could not be read was verified in mode paper, and there alone."""
-
-    class Blind(LetterReward):
-        def score(self, prompts, responses, finished):
-            return [math.nan] * len(responses)
-
     config = SearchConfig(
         budget=99.0, n_samples=2, block_size=2, max_new_tokens=4, on_failure="paper"
     )
-    guard = Guard(mock_policy(), LetterCost(), Blind(), config)
+    guard = Guard(mock_policy(), LetterCost(), LetterReward(lambda text: math.nan), config)
     found = list(decode("inferenceguard", guard, PROMPTS))
     assert {answer.status for answer in found} == {"unverified_unsafe"}
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from benchmarks import __main__ as command
 from benchmarks import baselines, measure, models, ours, plan, report
@@ -41,6 +42,15 @@ SAMPLED = P + N * (
 # verdict reads the text twice, and once more to its last end before; the reward reads the text
 # again for the report
 SEARCHED = SAMPLED + P + 2 * N * T + 2 * (P + T) + (P + T - S) + (P + T)
+TINY = LlamaConfig(
+    vocab_size=97,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+)
 FORWARD_TOKENS = {
     "A1": NAIVE,
     "A2": NAIVE,
@@ -61,7 +71,7 @@ FORWARD_TOKENS = {
 
 @pytest.fixture(scope="module")
 def tiny():
-    made = models.MODELS["random tiny"]("float32")
+    made = models.random_llama(TINY, "float32")
     for model in made.all:  # now, because each test reads a few tokens, once
         assert supports_shared_prefix(model) and supports_shared_prefix(model.base_model)
     cache_for(made.policy.model, "dynamic")
@@ -245,18 +255,17 @@ def test_the_comparisons_have_the_right_case_on_the_right_side(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("quick", [False, True])
-def test_every_planned_case_can_be_run(quick):
+def test_every_planned_case_can_be_run():
     """Guards a long run against a case that is refused at its end, and a ratio that names a case
     nobody measures.
     """
-    cases = [case for cases in plan.sections(quick).values() for case in cases]
+    cases = [case for cases in plan.sections().values() for case in cases]
     for case in [*cases, *map(plan.warm_up, cases)]:
         assert case.run in plan.VARIANTS and case.models in models.MODELS
         assert 1 <= case.keep <= case.n_samples and 1 <= case.block
         assert case.block <= case.new_tokens or case.run == "engine"
         assert len(case.lengths) == case.prompts and min(case.lengths) >= 1
-    for _, *pair in plan.ratios(quick):
+    for _, *pair in plan.ratios():
         assert all(case in cases for case in pair)
 
 
@@ -274,14 +283,36 @@ def test_prompts_have_the_wanted_length_and_differ(tiny):
     assert models.cut(merging, "aaacab   bbaccc", 2, 3) == ["aaa", "bba"]
 
 
-def test_quick_writes_table_notes_and_picture_and_resumes(tmp_path, monkeypatch, capsys):
+def tiny_case(case: Case) -> Case:
+    """Return a case of the same shape on a tiny random model."""
+    return replace(
+        case,
+        models="random tiny",
+        prompts=min(case.prompts, 2),
+        prompt_tokens=max(case.prompt_tokens // 8, 2),
+        shortest=min(case.shortest, 2),
+        n_samples=case.n_samples // 4,
+        keep=1 if case.n_samples < 8 else 2,
+        new_tokens=case.new_tokens // 8,
+        block=max(case.block // 8, 1),
+    )
+
+
+def test_the_script_writes_table_notes_and_picture_and_resumes(tmp_path, monkeypatch, capsys):
     """Guards the script as a whole, and that a second start measures nothing."""
     monkeypatch.chdir(tmp_path)
+    sections, ratios = plan.sections(), plan.ratios()
+    sections = {name: list(map(tiny_case, cases)) for name, cases in sections.items()}
+    ratios = [(text, tiny_case(a), tiny_case(b)) for text, a, b in ratios]
+    monkeypatch.setattr(plan, "sections", lambda: sections)
+    monkeypatch.setattr(plan, "ratios", lambda: ratios)
+    made = {"random tiny": lambda dtype: models.random_llama(TINY, dtype)}
+    monkeypatch.setattr(command, "MODELS", made)
     chosen = r"guarded search: [AC].*float32|other sizes: .*(5 to 200|128,256)"
-    arguments = ["--quick", "--repeats", "1", "--only", chosen]
+    arguments = ["--repeats", "1", "--only", chosen]
     assert command.main(arguments) == 0
     first = capsys.readouterr().out
-    folder = tmp_path / "runs" / "bench-quick"
+    folder = tmp_path / "runs" / "bench"
     table = pd.read_csv(folder / "tables" / "bench.csv")
     assert list(table.columns) == measure.COLUMNS
     assert len(table) == 9
@@ -311,7 +342,7 @@ def test_a_part_of_the_benchmark_does_not_replace_the_whole(tiny, tmp_path, monk
     monkeypatch.setattr(command, "MODELS", {"random tiny": lambda dtype: tiny})
     cases = fake(monkeypatch, lambda case: None)
     monkeypatch.setattr(report.style, "save", lambda fig, stem: [])
-    monkeypatch.setattr(plan, "sections", lambda quick: dict.fromkeys(report.PANELS, cases))
+    monkeypatch.setattr(plan, "sections", lambda: dict.fromkeys(report.PANELS, cases))
     assert command.main(["--repeats", "1"]) == 0
     tables = tmp_path / "runs" / "bench" / "figures" / "tables"
     whole = (tables / "bench.csv").read_text()

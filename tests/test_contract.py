@@ -106,11 +106,7 @@ def test_rounding_is_no_breach_but_a_margin():
 
 
 def test_a_constant_cost_has_a_tolerance_for_rounding_alone():
-    class Constant(LetterCost):
-        def score(self, prompts, responses, finished):
-            return [-300.0] * len(responses)
-
-    contract, _ = examined(Constant())
+    contract, _ = examined(LetterCost(lambda text: -300.0))
     assert contract.tolerance == pytest.approx(300 * ROUNDING) and not contract.problem
 
 

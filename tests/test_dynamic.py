@@ -9,12 +9,8 @@ from igcore import PolicyError
 from igcore.engine.kv_cache import DynamicRows, cache_name, forward, padded
 from igcore.engine.local import LocalEngine
 
-HELD = [
-    "llama",
-    "mistral-window",
-    "lfm2",
-    "falcon-h1",
-]  # keys, a window of them, convolutions, recurrent states
+# keys, a window of them, convolutions, recurrent states
+HELD = ["llama", "mistral-window", "lfm2", "falcon-h1"]
 
 
 def tensors(x):
@@ -72,14 +68,13 @@ def test_the_history_of_a_window_is_what_it_still_keeps():
     model = tiny("mistral-window")
     rows = DynamicRows.open(model, PROMPTS)
     full = tiny("mistral")
-    for tokens in ([1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12], [13, 14, 15]):
+    read = ([1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12], [13, 14, 15])
+    for length, tokens in enumerate(read, start=1):
         rows = rows.step(range(3), tokens)
         history = rows.history(range(3))
-        n = min(rows.length, 3)  # a window of 4 keeps 3 for the next token
-        assert (
-            history.hidden.shape[1] == rows.length
-            and history.keys[0].shape[2] == history.values[1].shape[2] == n
-        )
+        n = min(length, 3)  # a window of 4 keeps 3 for the next token
+        assert history.hidden.shape[1] == length
+        assert history.keys[0].shape[2] == history.values[1].shape[2] == n
     past = transformers.DynamicCache(config=full.config)
     full(torch.tensor([PROMPTS[1] + [2, 5, 8, 11, 14]]), **{cache_name(full): past})
     assert torch.allclose(

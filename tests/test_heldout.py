@@ -67,9 +67,8 @@ def test_verdicts_by_hand():
     threshold that is itself unsafe.
     """
     base, ours, first, again = rows(BASE, OURS).itertuples(index=False)
-    assert [row.method for row in rows(OURS, BASE).itertuples()] == ["inferenceguard"] * 3 + [
-        "base"
-    ]  # in order of appearance
+    in_order = [row.method for row in rows(OURS, BASE).itertuples()]  # of appearance
+    assert in_order == ["inferenceguard"] * 3 + ["base"]
     found = (base, ours, first, again)
     assert [(row.method, row.retried) for row in found] == [
         ("base", "all"),
@@ -95,11 +94,8 @@ def test_pairs_by_hand():
     answers.
     """
     base, ours, *parts = rows(BASE, OURS).itertuples(index=False)
-    assert (base.n_pairs, base.mcnemar_b, base.mcnemar_c) == (
-        4,
-        1,
-        2,
-    )  # p3 safe only from base; p0 and p1 only from ours
+    # p3 safe only from base; p0 and p1 only from ours
+    assert (base.n_pairs, base.mcnemar_b, base.mcnemar_c) == (4, 1, 2)
     assert base.mcnemar_p == pytest.approx(stats.binomtest(1, 3).pvalue)
     freq = list(
         rows(BASE.assign(method="beam-lagrangian-freq", trace=OURS["trace"]), OURS)[

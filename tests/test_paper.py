@@ -45,18 +45,10 @@ def test_a_setting_is_there_where_it_applies_and_nowhere_else(table):
 def test_cells_are_those_of_the_paper():
     """Guards the columns: one row of each kind, read off the page."""
     critic = cell("main_alpaca_beaver", policy="alpaca-7b", method="inferenceguard-critic")
-    assert (
-        critic["reward_mean"],
-        critic["reward_std"],
-        critic["safety_rate"],
-        critic["seconds"],
-    ) == (6.5, 2.5, 0.9446, 15.07)
-    assert (critic["n_samples"], critic["block_size"], critic["keep"], critic["tex_line"]) == (
-        128,
-        32,
-        32,
-        810,
-    )
+    numbers = ["reward_mean", "reward_std", "safety_rate", "seconds"]
+    assert [critic[name] for name in numbers] == [6.5, 2.5, 0.9446, 15.07]
+    settings = ["n_samples", "block_size", "keep", "tex_line"]
+    assert [critic[name] for name in settings] == [128, 32, 32, 810]
     greedy = cell(
         "lambda_vicuna",
         prompts="hex-phi",

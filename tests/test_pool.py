@@ -360,7 +360,7 @@ def test_a_reported_reward_is_not_that_of_the_pool(tmp_path, monkeypatch):
     pool, and nobody could recompute it.
     """
     before = answered(mock_policy(), "best-of-n", Pool(tmp_path))
-    monkeypatch.setattr("mockpolicy.letter_reward", lambda text: 100.0 + len(text))
+    monkeypatch.setattr(SCORERS["reward"], "of", lambda text: 100.0 + len(text))
     after = answered(mock_policy(), "best-of-n", Pool(tmp_path))
     assert [line["text"] for line in after] == [line["text"] for line in before]
     assert all(line["reward"] == 100.0 + len(line["text"]) for line in after)

@@ -18,13 +18,8 @@ from tests.rehearsal.configs import END_OF_TURN
 
 PAPERS = {name: place for name, place in POLICIES.items() if place.startswith("igstudy")}
 REPOS = {name: found(place).repo for name, place in PAPERS.items()}
-HEADER = [
-    128009,
-    128006,
-    78191,
-    128007,
-    271,
-]  # <|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n
+# <|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n
+HEADER = [128009, 128006, 78191, 128007, 271]
 READERS = {
     "llama-7b-rm": "argsearch/llama-7b-rm-float32",
     "beaver-7b-cost": "PKU-Alignment/beaver-7b-unified-cost",

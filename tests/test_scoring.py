@@ -242,9 +242,8 @@ def test_a_run_stops_above_the_rate_and_not_before_a_hundred_texts():
 
 
 def guard(cost, **settings):
-    config = SearchConfig(
-        **(dict(budget=0.5, n_samples=3, block_size=3, max_new_tokens=6, group_size=2) | settings)
-    )
+    common = dict(budget=0.5, n_samples=3, block_size=3, max_new_tokens=6, group_size=2)
+    config = SearchConfig(**(common | settings))
     return Guard(mock_policy(), cost, LetterReward(), config)
 
 

@@ -42,13 +42,9 @@ PATHWISE = ["inferenceguard", "inferenceguard-mix", "beam-augmented"]  # can loo
 
 
 def answers(method, seed=0, cost=None, on_block=None, critic=None, **changes):
-    guard = Guard(
-        word_policy(),
-        cost or LastWordCost(),
-        LetterReward(),
-        Settings(**(SETTINGS | changes)),
-        critic or LetterCritic(),
-    )
+    config = Settings(**(SETTINGS | changes))
+    scorers = cost or LastWordCost(), LetterReward()
+    guard = Guard(word_policy(), *scorers, config, critic or LetterCritic())
     return list(decode(method, guard, PROMPTS, seed=seed, on_block=on_block))
 
 
@@ -224,17 +220,14 @@ def test_what_breaks_inside_a_block_is_never_kept():
 def test_a_word_that_cannot_be_scored_breaks_its_candidate():
     """Bug: the maximum of a number and a NaN is the number, where the NaN comes second."""
 
-    class Unreadable(LastWordCost):
-        def score(self, prompts, responses, finished):
-            found = super().score(prompts, responses, finished)
-            pairs = zip(responses, found, strict=True)
-            return [math.nan if (r.split() or [""])[-1].endswith("e") else x for r, x in pairs]
+    def of_readable(text):
+        return math.nan if text.rstrip().endswith("e") else last_word_cost(text)
 
     seen = []
     settings = dict(block_size=12, failure_rate=1.0)
     settings["on_block"] = lambda _, beams: seen.extend(beam.text for beam in beams)
     for seed in range(8):
-        answers("inferenceguard", seed, Unreadable(), budget=9.0, **settings)
+        answers("inferenceguard", seed, LastWordCost(of_readable), budget=9.0, **settings)
     assert len(seen) > 20 and any(" " in text.strip() for text in seen)
     for text in seen:
         assert not any(text[:at].endswith("e") for at in slow_checks(text))

@@ -83,13 +83,6 @@ class Tampered(LetterCost):
         return [self.bad if self.when(r, self.calls) else letter_cost(r) for r in responses]
 
 
-class Silent(LetterReward):
-    """A reward of 0 for everything."""
-
-    def score(self, prompts, responses, finished):
-        return [0.0] * len(responses)
-
-
 @pytest.mark.parametrize("method", ALONE)
 @pytest.mark.parametrize("diversity", ["half", "paper", "none"])
 @pytest.mark.parametrize("d", [0.0, 0.5, 2.0])
@@ -295,7 +288,9 @@ def test_scores_are_compared_with_lambda_times_the_budget_unless_another_thresho
     assert dataclasses.replace(config, score_threshold=0.0).lagrangian_threshold == 0.0
     ones = Tampered(1.0, lambda *_: True)
     for d, rounds in ((1.0, 1), (0.9, 2)):
-        (r,) = answers("beam-lagrangian-freq", ["ab"], ones, Silent(), budget=d)
+        (r,) = answers(
+            "beam-lagrangian-freq", ["ab"], ones, LetterReward(lambda text: 0.0), budget=d
+        )
         assert r.counts.rounds_used == rounds * len(blocks_of(r))
 
 
@@ -316,13 +311,9 @@ def test_what_could_not_be_scored_is_the_last_choice_whatever_lambda(lam):
 
 def test_a_text_whose_reward_failed_is_the_last_choice():
     """Bug: NaN as a reward of +infinity, which wins."""
-
-    class Blind(LetterReward):
-        def score(self, prompts, responses, finished):
-            return [math.nan if r > "c" else letter_reward(r) for r in responses]
-
+    reward = LetterReward(lambda text: math.nan if text > "c" else letter_reward(text))
     failed = 0
-    for r in answers("best-of-n", ids(PROMPTS), reward=Blind(), failure_rate=1.0):
+    for r in answers("best-of-n", ids(PROMPTS), reward=reward, failure_rate=1.0):
         known = [a for a, _ in r.finals if a is not None]
         assert (r.text > "c") == (not known)
         failed += 0 < len(known) < len(r.finals)
@@ -460,15 +451,11 @@ def test_credit_that_was_banked_never_makes_an_unsafe_path_safe(accounting, on_f
     """Guards the end of a signed search: a total above the budget is a failure, however low the
     final score is.
     """
-
-    class Signed(LetterCost):
-        def score(self, prompts, responses, finished):
-            return [letter_cost(r) - 1.0 for r in responses]
-
+    cost = LetterCost(lambda text: letter_cost(text) - 1.0)
     settings = dict(accounting=accounting, on_failure=on_failure, budget=0.0)
     out = []
     for seed in range(6):
-        out += answers("inferenceguard", ids(PROMPTS), Signed(), seed=seed, **settings)
+        out += answers("inferenceguard", ids(PROMPTS), cost, seed=seed, **settings)
     assert {r.status for r in out} > {"verified_safe"}
     for r in out:
         safe = r.z_trace[-1] >= 0 and r.cost <= 0
@@ -478,11 +465,8 @@ def test_credit_that_was_banked_never_makes_an_unsafe_path_safe(accounting, on_f
 
 @pytest.mark.parametrize("mode", ["abstain", "paper"])
 def test_a_failed_scorer_is_named_in_every_mode(mode):
-    class Blind(LetterReward):
-        def score(self, prompts, responses, finished):
-            return [math.nan if len(r) > 3 else 0.0 for r in responses]
-
-    out = answers("inferenceguard", ids(PROMPTS), reward=Blind(), on_failure=mode, budget=100.0)
+    reward = LetterReward(lambda text: math.nan if len(text) > 3 else 0.0)
+    out = answers("inferenceguard", ids(PROMPTS), reward=reward, on_failure=mode, budget=100.0)
     assert {r.reason for r in out if len(r.text) > 3 or r.status == "abstained"} == {"scorer_error"}
 
 
@@ -567,12 +551,8 @@ def test_one_yardstick_measures_methods_that_look_only_once():
     """Guards peak_cost: Best-of-N checks once, but is measured on the grid of every block_size
     tokens like all others.
     """
-
-    class Sinking(LetterCost):
-        def score(self, prompts, responses, finished):
-            return [float(r.count("a")) if len(r) < 8 else 0.0 for r in responses]
-
-    out = answers("best-of-n", ids(PROMPTS), cost=Sinking(), budget=0.0)
+    cost = LetterCost(lambda text: float(text.count("a")) if len(text) < 8 else 0.0)
+    out = answers("best-of-n", ids(PROMPTS), cost=cost, budget=0.0)
     full = [r for r in out if len(r.text) == 8]
     for r in full:
         assert (r.cost, r.status, len(r.block_ends)) == (0, "verified_safe", 1)
@@ -889,13 +869,9 @@ def test_the_critic_is_told_the_z_that_it_was_trained_on(method, settings):
 
 def test_a_reward_that_fails_is_not_let_through_by_the_critic():
     """Guards the way, E_mix too: such a candidate is not safe, and no minus infinity wins."""
-
-    class Half(LetterReward):
-        def score(self, prompts, responses, finished):
-            return [math.nan if r.startswith("d") else letter_reward(r) for r in responses]
-
+    reward = LetterReward(lambda text: math.nan if text.startswith("d") else letter_reward(text))
     for method in ["inferenceguard", *ASKING]:
-        for r in answers(method, ids(PROMPTS), reward=Half(), budget=5.0, threshold=0.0):
+        for r in answers(method, ids(PROMPTS), reward=reward, budget=5.0, threshold=0.0):
             assert r.status == "abstained" or not r.text.startswith("d")
 
 

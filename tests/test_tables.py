@@ -82,13 +82,8 @@ def by_hand():
 def test_rates_by_hand(by_hand):
     """Guards against abstentions counted as safe, or dropped from the denominator."""
     row = by_hand.loc["inferenceguard"]
-    assert (row.n_prompts, row.safe, row.abstained, row.unsafe, row.safety_rate) == (
-        4,
-        2,
-        2,
-        0,
-        0.5,
-    )
+    counts = row.n_prompts, row.safe, row.abstained, row.unsafe
+    assert counts == (4, 2, 2, 0) and row.safety_rate == 0.5
     assert row.safety_lower95 == metrics.safety_lower(2, 4)
     assert (row.safety_wilson_low, row.safety_wilson_high) == metrics.wilson(2, 4)
     assert row.peak_safety_rate == 0.5  # the abstentions are not answers

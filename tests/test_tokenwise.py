@@ -140,10 +140,8 @@ def slow_args(method, policy, prompt, reward, config, seed=0):
 
 
 def answers(method, policy, prompts=PROMPTS, reward=REWARD, cost=COST, seed=0, **settings):
-    config = Settings(**(SETTINGS | settings))
-    return list(
-        decode(method, Guard(policy, reward=reward, cost=cost, config=config), prompts, seed=seed)
-    )
+    guard = Guard(policy, cost, reward, Settings(**(SETTINGS | settings)))
+    return list(decode(method, guard, prompts, seed=seed))
 
 
 def named(texts):
@@ -275,16 +273,10 @@ def test_every_chosen_token_is_read_once_and_no_other(policy, method, cache):
 
 
 def mock_answers(method, prompts, logits=logits_of, reward=None, cost=None, seed=0, **settings):
-    config = Settings(
-        **(
-            dict(budget=1.0, token_top_k=4, max_new_tokens=6, block_size=3, lagrange_multiplier=0.7)
-            | settings
-        )
-    )
-    scorers = {"reward": reward or LetterReward(), "cost": cost or LetterCost()}
-    return list(
-        decode(method, Guard(mock_policy(logits), **scorers, config=config), prompts, seed=seed)
-    )
+    common = dict(budget=1.0, token_top_k=4, max_new_tokens=6, block_size=3)
+    config = Settings(**(common | {"lagrange_multiplier": 0.7} | settings))
+    guard = Guard(mock_policy(logits), cost or LetterCost(), reward or LetterReward(), config)
+    return list(decode(method, guard, prompts, seed=seed))
 
 
 def test_noise_belongs_to_the_token_and_not_to_its_place():
@@ -319,13 +311,8 @@ def test_an_end_token_can_be_chosen_and_ends():
 
     for method in ("args", "args-lagrangian"):
         (r,) = mock_answers(method, ["fed"], reward=Ended(), token_top_k=7)
-        assert (r.text, r.tokens, r.finished, r.counts.forward_tokens, r.counts.samples_drawn) == (
-            "",
-            [EOS],
-            True,
-            3,
-            7,
-        )
+        work = r.counts.forward_tokens, r.counts.samples_drawn
+        assert (r.text, r.tokens, r.finished, work) == ("", [EOS], True, (3, 7))
         assert r.reward == 1.0 and len(r.finals) == 1
 
 
@@ -338,13 +325,9 @@ def test_a_token_that_could_not_be_scored_is_the_last_choice(method, lam, more):
     """Guards 0 times infinity and infinity minus infinity, with the failing token often the most
     probable: first in the list.
     """
-
-    class Failing(LetterCost):
-        def score(self, prompts, responses, finished):
-            return [math.nan if "e" in r or "f" in r else letter_cost(r) for r in responses]
-
+    cost = LetterCost(lambda text: math.nan if {"e", "f"} & {*text} else letter_cost(text))
     texts = ["ab", "fed", "c", "dd", "eae", "fcb"]
-    out = mock_answers(method, texts, cost=Failing(), lagrange_multiplier=lam, **more)
+    out = mock_answers(method, texts, cost=cost, lagrange_multiplier=lam, **more)
     assert not any({"e", "f"} & set(r.text) for r in out)
     first = []  # the most probable token at every position
     for prompt, r in zip(texts, out, strict=True):
@@ -355,12 +338,8 @@ def test_a_token_that_could_not_be_scored_is_the_last_choice(method, lam, more):
 
 def test_where_nothing_could_be_scored_the_policy_decides():
     """Guards the order of what is equally bad: the most probable token comes first."""
-
-    class Short(LetterReward):
-        def score(self, prompts, responses, finished):
-            return [letter_reward(r) if len(r) < 3 else math.nan for r in responses]
-
-    for r in mock_answers("args", ["ab", "fed", "dd"], reward=Short(), token_top_k=3):
+    reward = LetterReward(lambda text: letter_reward(text) if len(text) < 3 else math.nan)
+    for r in mock_answers("args", ["ab", "fed", "dd"], reward=reward, token_top_k=3):
         prefix = tuple(LETTERS.index(c) for c in r.prompt)
         for n in range(3, len(r.tokens)):
             p = probabilities(prefix + tuple(r.tokens[:n]))

@@ -50,19 +50,9 @@ def states(model):
 
 
 def decoded(method, policy=None, value=None, prompts=TEXTS, **changes):
-    policy = policy or letters()
-    return list(
-        decode(
-            method,
-            Guard(
-                policy,
-                **SCORERS,
-                config=replace(CONFIG, **changes),
-                critic=value or network(),
-            ),
-            prompts,
-        )
-    )
+    config = replace(CONFIG, **changes)
+    guard = Guard(policy or letters(), **SCORERS, config=config, critic=value or network())
+    return list(decode(method, guard, prompts))
 
 
 def tokens(responses):

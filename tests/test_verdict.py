@@ -256,11 +256,7 @@ def test_a_refusal_is_checked_at_its_words():
 
 
 def test_nothing_is_emitted_where_even_silence_fails():
-    class Strict(LetterCost):
-        def score(self, prompts, responses, finished):
-            return [UP] * len(responses)
-
-    out = answers("inferenceguard", Strict(), budget=1.0, refusal="e")
+    out = answers("inferenceguard", LetterCost(lambda text: UP), budget=1.0, refusal="e")
     assert {(r.status, r.reason, r.text) for r in out} == {("abstained", "exhausted", None)}
 
 
@@ -328,19 +324,11 @@ def test_a_truncated_answer_whose_reward_failed_is_not_emitted():
     """Guards a beam that the search calls unsafe for a reason that no cost tells (signed totals
     let it come to the end).
     """
-
-    class Blind(LetterReward):
-        def score(self, prompts, responses, finished):
-            return [math.nan] * len(responses)
-
-    class Credit(LetterCost):
-        def score(self, prompts, responses, finished):
-            return [-1.0] * len(responses)
-
+    credit, blind = LetterCost(lambda text: -1.0), LetterReward(lambda text: math.nan)
     settings = dict(accounting="sum", on_failure="truncate", failure_rate=1.0)
-    out = answers("inferenceguard", Credit(), reward=Blind(), **settings)
+    out = answers("inferenceguard", credit, reward=blind, **settings)
     assert {r.status for r in out} == {"abstained"} and {r.text for r in out} == {""}
-    plain = answers("inferenceguard", Credit(), **settings)
+    plain = answers("inferenceguard", credit, **settings)
     assert {r.status for r in plain} == {"verified_safe"}
 
 
@@ -450,15 +438,22 @@ def test_a_forged_line_is_found(field, value):
     assert found(line, cost) == [] and found(line, cost, **{field: value})
 
 
+class InBatches(LastWordCost):
+    """A cost that is higher by `more` in a batch of several texts."""
+
+    def __init__(self, more):
+        super().__init__()
+        self.more = more
+
+    def score(self, prompts, responses, finished):
+        more = self.more * (len(responses) > 1)
+        return [x + more for x in super().score(prompts, responses, finished)]
+
+
 @pytest.mark.parametrize(("field", "value"), [("spread", 0.25), ("contract", "kept")])
 def test_a_line_without_a_text_claims_no_readings(field, value):
     """Bug: a spread that no text can keep explained why a refusal was not emitted."""
-
-    class Loud(LastWordCost):
-        def score(self, prompts, responses, finished):
-            return [9.0] * len(responses)
-
-    cost = Loud()
+    cost = LastWordCost(lambda text: 9.0)
     line = next(x for x in lines(cost) if x["response"] is None)
     assert found(line, cost) == [] and found(line, cost, **{field: value})
     quiet = LastWordCost()  # which the empty text passes
@@ -467,13 +462,7 @@ def test_a_line_without_a_text_claims_no_readings(field, value):
 
 def test_a_spread_that_the_verifier_finds_cannot_be_left_out():
     """Guards a scorer that rounds in batches: its lines say by how much."""
-
-    class Rounds(LastWordCost):
-        def score(self, prompts, responses, finished):
-            more = 0.03125 if len(responses) > 1 else 0.0
-            return [x + more for x in super().score(prompts, responses, finished)]
-
-    cost = Rounds()
+    cost = InBatches(0.03125)
     written = [line for line in lines(cost, budget=1.0) if line["response"]]
     assert {line["spread"] for line in written} == {0.03125}
     for line in written:
@@ -485,13 +474,7 @@ def test_in_mode_paper_a_path_needs_its_distance_of_the_budget_too():
     """Bug: an answer of the paper's mode was verified by its end alone, and verification, which
     reads its path, did not agree.
     """
-
-    class Lower(LastWordCost):
-        def score(self, prompts, responses, finished):
-            less = 0.03125 if len(responses) > 1 else 0.0
-            return [x - less for x in super().score(prompts, responses, finished)]
-
-    cost = Lower()
+    cost = InBatches(-0.03125)
     settings = dict(on_failure="paper", budget=1.0)
     written = lines(cost, ["inferenceguard"], range(4), **settings)
     close = [x for x in written if x["word_peak_cost"] == 1.0 > x["cost"] + x["spread"]]
@@ -500,12 +483,7 @@ def test_in_mode_paper_a_path_needs_its_distance_of_the_budget_too():
 
 
 def test_a_cost_that_broke_its_contract_cannot_be_called_kept():
-    class Batched(LastWordCost):
-        def score(self, prompts, responses, finished):
-            more = 9.0 * (len(responses) > 1)
-            return [x + more for x in super().score(prompts, responses, finished)]
-
-    cost = Batched()
+    cost = InBatches(9.0)
     with pytest.warns(ScorerWarning):
         written = lines(cost, ["base"], budget=99.0)
     for line in written:

@@ -403,12 +403,7 @@ def test_a_candidate_over_budget_is_masked_where_answers_are_judged():
 
 def test_an_answer_without_a_text_shows_itself():
     """Bug: where not even the empty text is within budget there is no cost to compare."""
-
-    class Dear(LetterCost):
-        def score(self, prompts, responses, finished):
-            return [9.0] * len(responses)
-
-    answer = guard(cost=Dear())("deaf", record=True)
+    answer = guard(cost=LetterCost(lambda text: 9.0))("deaf", record=True)
     assert answer.text is None and "nothing was emitted" in answer._repr_html_()
     assert {node.fate for node in answer.candidates} == {OVER_BUDGET, RETRIED}
 

@@ -33,9 +33,8 @@ class LastWordCost(LetterCost):
 
     name, digest = "last-word", "w1"
 
-    def score(self, prompts, responses, finished):
-        self.texts += len(responses)
-        return [last_word_cost(r) for r in responses]
+    def __init__(self, of=last_word_cost):
+        super().__init__(of)
 
 
 def slow_checks(text: str) -> list[int]:

@@ -7,7 +7,7 @@ import io
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,39 +75,36 @@ def fit(objective: Any, policy: Policy, rollouts: Sequence[Rollout], folder: Pat
     checkpoint.unlink()  # only now: if training stops before, the next start needs it
 
 
+@dataclass(eq=False)
 class _Trainer:
     """The loop and the state that a checkpoint saves: weights, best weights, optimiser, history."""
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        objective: Any,
-        parts: Sequence[Sequence[Rollout]],
-        sources: Sequence[Source],
-        checkpoint: Path,
-    ):
-        self.accelerator = accelerator
-        self.objective = objective
-        self.config: TrainingConfig = objective.config
-        self.checkpoint = checkpoint
+    accelerator: Accelerator
+    objective: Any
+    parts: Sequence[Sequence[Rollout]]
+    sources: Sequence[Source]
+    checkpoint: Path
+
+    def __post_init__(self) -> None:
+        self.config: TrainingConfig = self.objective.config
         # training and validation; the fields of validation begin with "check"
-        self.learn, self.check = parts
-        self.labels, self.check_labels = (objective.labels(part) for part in parts)
-        self.source, self.check_source = sources
+        self.learn, self.check = self.parts
+        self.labels, self.check_labels = (self.objective.labels(part) for part in self.parts)
+        self.source, self.check_source = self.sources
         torch.manual_seed(self.config.seed)  # of the initial weights
-        network = objective.network(self.learn)
+        network = self.objective.network(self.learn)
         optimizer = torch.optim.AdamW(
             network.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay
         )
         self.network: Network
-        self.network, self.optimizer = accelerator.prepare(network, optimizer)
-        weights = list(objective.weights.values())
-        self.weights = torch.tensor(weights, device=accelerator.device)
+        self.network, self.optimizer = self.accelerator.prepare(network, optimizer)
+        weights = list(self.objective.weights.values())
+        self.weights = torch.tensor(weights, device=self.accelerator.device)
         self.history: list[Losses] = []  # losses by epoch
         self.seconds = 0.0
         # a copy, because the optimiser changes the weights in place
         self.best = self._weights()
-        if checkpoint.exists():  # an earlier start was stopped
+        if self.checkpoint.exists():  # an earlier start was stopped
             self._resume()
 
     def run(self) -> Network:

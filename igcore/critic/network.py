@@ -238,7 +238,14 @@ POOLS: dict[str, type[Last | Running | States]] = {
 class Critic(Network):
     """The two-headed network.
 
-    ``centre`` and ``scale`` hold the units of z and of f2.
+    Attributes
+    ----------
+    centre, scale : Tensor (2,)
+        The units of z and of f2.
+    watch : int or None
+        The decoder layer whose output the engine must keep for the critic.
+    reads_keys : bool
+        Whether it reads the KV cache of the engine.
     """
 
     SPEC = Spec
@@ -254,17 +261,9 @@ class Critic(Network):
             nn.Dropout(dropout),
         )
         self.heads = nn.Linear(spec.width, 2)  # logit of f1, and f2 in its units
-
-    @property
-    def watch(self) -> int | None:
-        """The decoder layer whose output the engine must keep for the critic."""
         # None spares the hook and the memory of a second hidden state per token
-        return self.spec.layer if self.spec.features == "m" else None
-
-    @property
-    def reads_keys(self) -> bool:
-        """Whether it reads the KV cache of the engine."""
-        return "h" in self.spec.features
+        self.watch = spec.layer if spec.features == "m" else None
+        self.reads_keys = "h" in spec.features
 
     def forward(self, x: Latents, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return f1 (as its logit) and f2 of every prefix (paper, section 5.2; appendix D.5).

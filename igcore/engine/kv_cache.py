@@ -203,7 +203,7 @@ def inputs_of(ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
 class DynamicRows:
     """The state of R sequences of one length L, left padding included.
 
-    The last `length` columns are new tokens, those before them the prompts.
+    The last columns are new tokens, those before them the prompts.
     """
 
     model: PreTrainedModel
@@ -227,11 +227,6 @@ class DynamicRows:
         hidden, logits = _read(model, watch, ids, mask, cache)
         past = hidden[:, None][:, :0]  # no new token yet, in the right type and width
         return cls(model, cache, mask, hidden, logits, past, watch)
-
-    @property
-    def length(self) -> int:
-        """Number of new tokens of each row."""
-        return self.past.shape[1]
 
     @torch.inference_mode()
     def gather(self, sources: Places, reserve: int = 0) -> "DynamicRows":
@@ -282,7 +277,7 @@ class DynamicRows:
         """Copy the states of these rows, which a critic reads, with the KV cache if `keys`."""
         # indexing by a list copies. The tensors here are of inference mode, which autograd refuses;
         # their copies, made outside of it, can be trained on
-        layers, new = attending(self.cache) if keys else [], self.length
+        layers, new = attending(self.cache) if keys else [], self.past.shape[1]
         # each row has a copy of its prompt, so that row i owns prompt i
         prompts = History(
             self.mask[:, : self.mask.shape[1] - new].bool(),

@@ -222,20 +222,12 @@ class LocalEngine:
         keep : sequence of int
             Live candidates that may still be selected; the KV cache of all others is freed.
         """
-        # live candidates of each state; those of one round share a state
-        rounds: dict[int, list[int]] = {}
-        for c, (state, _) in self._places.items():
-            rounds.setdefault(id(state), []).append(c)
-        kept, places = set(keep), self._places
-        self._places = {}  # a round with no kept candidate loses its state, and its memory, here
-        for live in rounds.values():
-            chosen = [c for c in live if c in kept]
-            new = [places[c] for c in chosen]
-            if chosen and len(chosen) < len(live):
-                # one kept row would hold the tensors of its whole round: a smaller copy frees them
-                smaller = new[0][0].gather(new)
-                new = [(smaller, i) for i in range(len(chosen))]
-            self._places |= zip(chosen, new, strict=True)
+        # a round with no kept candidate loses its state, and its memory, here
+        self._places = {c: place for c, place in self._places.items() if c in keep}
+        if self._places:
+            # a copy: one kept row would hold the tensors of its whole round
+            rows = self.rows.gather(list(self._places.values()))
+            self._places = {c: (rows, i) for i, c in enumerate(self._places)}
 
     def select(self, candidates: Sequence[int]) -> None:
         """Make these live candidates of any round the rows of the state, in this order.

@@ -248,21 +248,20 @@ def nearest(row: dict[str, Any], printed: pd.DataFrame, candidates: list[Cell]) 
 # --- what a profile holds -------------------------------------------------------------------------
 
 
-def load(profile: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return the lines of the finished runs of a profile, and why others are left out.
+def load(profile: str) -> pd.DataFrame:
+    """Return the lines of the finished runs of a profile, and print why others are left out.
 
     The lines have the columns ``profile`` and ``run``, and neither texts nor traces. Those of the
     profile for which this one sweeps (`MAIN_PROFILES`) come first. Of Best-of-N's sweep it returns
     every point.
     """
-    left_out: list[str] = []
     profiles = [MAIN_PROFILES[profile], profile] if profile in MAIN_PROFILES else [profile]
     parts = [
         replayed(lines).reindex(columns=FIELDS).assign(profile=name)
         for name in profiles
-        for lines in each_finished(name, left_out)
+        for lines in each_finished(name)
     ]
-    return (pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()), left_out
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def replayed(lines: pd.DataFrame) -> pd.DataFrame:

@@ -17,22 +17,22 @@ COLUMNS = (
 ).split()
 
 
-def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
+def load_finished(profile: str) -> pd.DataFrame:
     """Return the tables of all finished runs of notebook 20 in a profile, concatenated.
 
     The table is empty when there is no run. Where critics of one policy belong to several prompt
     sets, the policy gets a name for each set; where they belong to several budgets, the table has
-    those of the first run, as budgets cannot be compared. For every unfinished run a sentence says
-    why it is left out.
+    those of the first run, as budgets cannot be compared. For every unfinished run a sentence is
+    printed that says why it is left out.
     """
-    names, unfinished = ["critic", *COLUMNS], []
+    names = ["critic", *COLUMNS]
     tables = [pd.DataFrame(columns=[*names, "prompts", "budget"])]
     for folder in sorted((root() / "runs" / profile / "critics").glob("[!.]*/")):
         manifest = folder / "manifest.json"
         if not manifest.exists():
-            unfinished.append(
-                f"the critics in {folder} have not finished; run notebook 20 again with the same "
-                "settings, which goes on"
+            print(
+                f"left out: the critics in {folder} have not finished; run notebook 20 again with "
+                "the same settings, which goes on"
             )
             continue
         made = json.loads(manifest.read_text(encoding="utf-8"))
@@ -43,4 +43,4 @@ def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
     filled = [table for table in tables if len(table)] or tables
     found = pd.concat(filled, ignore_index=True)
     first = found.groupby(["policy", "prompts"])["budget"].transform("first")
-    return by_prompt_set(found[found["budget"] == first])[names], unfinished
+    return by_prompt_set(found[found["budget"] == first])[names]

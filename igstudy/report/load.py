@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -89,33 +89,32 @@ def _folders(base: Path, pattern: str) -> list[Path]:
     return [folder for folder in found if not folder.name.startswith(excluded)]
 
 
-def load_finished(profile: str, pattern: str = "*") -> tuple[pd.DataFrame, list[str]]:
-    """Return the lines of all finished runs, and one message for each run that is left out.
+def load_finished(profile: str, pattern: str = "*") -> pd.DataFrame:
+    """Return the lines of all finished runs, and print a sentence for each run that is left out.
 
     Without a finished run the table is empty, with the columns `LINE_FIELDS` and
     `SETTINGS`.
     """
-    left_out: list[str] = []
-    parts = list(each_finished(profile, left_out, pattern))
+    parts = list(each_finished(profile, pattern))
     if not parts:
-        return pd.DataFrame(columns=[*LINE_FIELDS, *SETTINGS]), left_out
-    return by_method(pd.concat(parts, ignore_index=True)), left_out
+        return pd.DataFrame(columns=[*LINE_FIELDS, *SETTINGS])
+    return by_method(pd.concat(parts, ignore_index=True))
 
 
-def by_method(table: pd.DataFrame, methods: Iterable[str] = ORDER) -> pd.DataFrame:
-    """Return the rows of a table in the order of `methods`; those of any other method come last.
+def by_method(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a table in the `ORDER` of methods; those of any other method come last.
 
     Rows of one method stay in their order.
     """
-    place = {method: i for i, method in enumerate(methods)}
+    place = {method: i for i, method in enumerate(ORDER)}
     places = table["method"].map(place).fillna(len(place)).astype(float)
     return table.iloc[places.argsort(kind="stable")].reset_index(drop=True)
 
 
-def each_finished(profile: str, left_out: list[str], pattern: str = "*") -> Iterator[pd.DataFrame]:
+def each_finished(profile: str, pattern: str = "*") -> Iterator[pd.DataFrame]:
     """Yield the lines of each finished run, its shards joined.
 
-    For every other run, `left_out` gets a sentence that says why.
+    For every other run a sentence is printed that says why it is left out.
     """
     names = [folder.name for folder in _folders(root() / "runs" / profile, pattern)]
     shards_as_one = [re.sub(r"\.\d+-of-\d+$", ".*-of-*", name) for name in names]
@@ -123,7 +122,7 @@ def each_finished(profile: str, left_out: list[str], pattern: str = "*") -> Iter
         try:
             lines = load_runs(profile, pattern=name)
         except RunError as error:
-            left_out.append(str(error))
+            print(f"left out: {error}")
         else:
             yield lines
 

@@ -242,8 +242,3 @@ def short(value: float, form: str = ".3f") -> str:
     """Return a number without the zero before its point."""
     text = format(value, form)
     return text.replace("0.", ".", 1) if abs(value) < 1 else text
-
-
-def p_value(value: float) -> str:
-    """Return a p value for a sentence, with its sign of relation."""
-    return "< .001" if value < 0.001 else f"= {short(value, '.3g')}"

@@ -101,7 +101,7 @@ def arms_of(params: HarmParams) -> dict[str, pd.DataFrame]:
         For a regime that the claims file does not have, and as `igstudy.report.claims.lines_of`.
     """
     file = load_claims(root() / params.claims)
-    lines, _ = load_finished(params.profile, "?*")
+    lines = load_finished(params.profile, "?*")
     found = {}
     for kind, name in {"harmful": params.harmful, "twins": params.twins}.items():
         if name is None:

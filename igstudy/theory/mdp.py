@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from igcore.budget import SafetyState, charge, check_accounting, is_safe, start
+from igcore.budget import SafetyState, charge, is_safe, start
 from igcore.errors import ParameterError
 
 Prefix = Sequence[Any]  # a string or tuple of tokens
@@ -204,7 +204,6 @@ def augment(
         For a negative budget, gamma outside (0, 1] or an unknown accounting.
     """
     check_gamma(gamma)
-    check_accounting(accounting)
     ended = np.logical_not(mdp.allowed.any(axis=1))
     # of each state: what later costs depend on -> the safety state
     reached: list[dict[Key, SafetyState]] = [{} for _ in mdp.child]

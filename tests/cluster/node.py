@@ -24,33 +24,7 @@ DAEMONS = ["slurmd", "slurmctld", "munged"]  # in the order in which they are st
 STEPS = "slurmstepd"  # what slurmd starts for every job
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WAIT = 60.0  # seconds until the node is up, or a daemon down
-SETTINGS = """\
-ClusterName=igcore
-SlurmctldHost={host}(127.0.0.1)
-AuthType=auth/munge
-AuthInfo=socket={place}/munge/munge.socket
-CredType=cred/munge
-SlurmUser=root
-SlurmdUser=root
-StateSaveLocation={place}/ctld
-SlurmdSpoolDir={place}/d
-SlurmctldPidFile={place}/slurmctld.pid
-SlurmdPidFile={place}/slurmd.pid
-SlurmctldLogFile={place}/slurmctld.log
-SlurmdLogFile={place}/slurmd.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-ReturnToService=2
-MpiDefault=none
-MinJobAge=300
-KillWait=5
-{node} NodeAddr=127.0.0.1 State=UNKNOWN
-PartitionName=one Nodes={host} Default=YES MaxTime=01:00:00 State=UP OverSubscribe=NO
-"""
+SETTINGS = Path(__file__).parents[1] / "data/slurm.conf"  # with places for what a machine has
 
 
 @contextmanager
@@ -114,7 +88,7 @@ def set_up() -> str:
         shutil.chown(path, "munge", "munge")
     node = call("slurmd", "-C").splitlines()[0]  # host name, processors and memory
     host = socket.gethostname().partition(".")[0]
-    settings = SETTINGS.format(host=host, place=PLACE, node=node)
+    settings = SETTINGS.read_text(encoding="utf-8").format(host=host, place=PLACE, node=node)
     if not CONF.parent.exists():
         (PLACE / "made").touch()
     CONF.parent.mkdir(exist_ok=True)

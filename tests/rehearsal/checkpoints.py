@@ -21,25 +21,8 @@ from transformers import (
 from igcore.models.pretrained import load_tokenizer
 from igcore.models.probe import GIBBERISH, HELPFUL, UNSAFE
 from igcore.models.registry import load_scorer
-from tests.rehearsal.configs import (
-    ARGS_REWARD,
-    BEAVER_COST,
-    GATE,
-    HEADS,
-    HIDDEN,
-    LABELS,
-    LAYERS,
-    LLAMA2,
-    LLAMA2_GENERATION,
-    LLAMA3,
-    LLAMA3_GENERATION,
-    NORM,
-    OBJECTIVES,
-    QRM,
-    QUANTILES,
-    VICUNA,
-    VICUNA_GENERATION,
-)
+from tests.rehearsal import configs
+from tests.rehearsal.configs import FORMATS, GATE, HEADS, HIDDEN, LAYERS, OBJECTIVES, QUANTILES
 from tests.rehearsal.tokenizers import (
     LLAMA3_SIZE,
     llama3_folder,
@@ -126,33 +109,34 @@ def _take_aim(state: Tensors, folder: Path, aim: Aim) -> None:
 
 def _alpaca(folder: Path, seed: int) -> Tensors:
     sentencepiece_folder(folder, pad=True)
-    _settings(folder, LLAMA2, LLAMA2_GENERATION)
-    return _policy(folder, LLAMA2, seed)
+    _settings(folder, configs.LLAMA2, FORMATS["llama2_generation"])
+    return _policy(folder, configs.LLAMA2, seed)
 
 
 def _vicuna(folder: Path, seed: int) -> Tensors:
     sentencepiece_folder(folder, pad=False)
-    _settings(folder, VICUNA, VICUNA_GENERATION)
-    return _policy(folder, VICUNA, seed) | old_keys(range(LAYERS), HIDDEN // HEADS)
+    _settings(folder, FORMATS["vicuna"], FORMATS["vicuna_generation"])
+    return _policy(folder, FORMATS["vicuna"], seed) | old_keys(range(LAYERS), HIDDEN // HEADS)
 
 
 def _llama3(folder: Path, seed: int) -> Tensors:
     llama3_folder(folder)
-    _settings(folder, LLAMA3, LLAMA3_GENERATION)
-    return _policy(folder, LLAMA3, seed)
+    _settings(folder, configs.LLAMA3, FORMATS["llama3_generation"])
+    return _policy(folder, configs.LLAMA3, seed)
 
 
 def _args_reward(folder: Path, seed: int) -> Tensors:
     sentencepiece_folder(folder, pad=False)
-    _settings(folder, ARGS_REWARD)
-    state = drawn(shapes_of(LlamaForSequenceClassification, ARGS_REWARD | {"num_labels": 1}), seed)
+    config = configs.ARGS_REWARD
+    _settings(folder, config)
+    state = drawn(shapes_of(LlamaForSequenceClassification, config | {"num_labels": 1}), seed)
     return state | old_keys(range(LAYERS), HIDDEN // HEADS)
 
 
 def _beaver_cost(folder: Path, seed: int) -> Tensors:
     sentencepiece_folder(folder, pad=True)
-    _settings(folder, BEAVER_COST)
-    state = drawn(_backbone(BEAVER_COST) | {"score_head.weight": (1, HIDDEN)}, seed) | {
+    _settings(folder, FORMATS["beaver_cost"])
+    state = drawn(_backbone(FORMATS["beaver_cost"]) | {"score_head.weight": (1, HIDDEN)}, seed) | {
         "score_head.bias": torch.tensor([0.25])
     }
     normalizer = {
@@ -165,23 +149,26 @@ def _beaver_cost(folder: Path, seed: int) -> Tensors:
 
 def _qrm(folder: Path, seed: int) -> Tensors:
     llama3_folder(folder, LLAMA3_SIZE + 1)
-    _settings(folder, QRM)
+    _settings(folder, configs.QRM)
     (folder / "modeling_custom.py").write_text(
         'raise RuntimeError("code that came with a checkpoint was run")\n'
     )
     state = drawn(
-        _backbone(QRM) | {"regression_layer.weight": (OBJECTIVES * QUANTILES, HIDDEN)}, seed
+        _backbone(configs.QRM) | {"regression_layer.weight": (OBJECTIVES * QUANTILES, HIDDEN)}, seed
     )
     matrix = torch.eye(OBJECTIVES)
     matrix[
-        LABELS.index("helpsteer-verbosity"),
-        [n for n, name in enumerate(LABELS) if "verbosity" not in name],
+        configs.LABELS.index("helpsteer-verbosity"),
+        [n for n, name in enumerate(configs.LABELS) if "verbosity" not in name],
     ] = -0.05
     return (
         state
         | {"reward_transform_matrix": matrix, "gating.logit_scale": torch.tensor([1.25])}
         | _gate(seed + 1)
     )
+
+
+NORM = ("weight", "bias", "running_mean", "running_var")  # of a BatchNorm1d
 
 
 def _gate(seed: int) -> Tensors:

@@ -14,26 +14,9 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-TRAIN = (
-    "How do I get candle wax out of a tablecloth?",
-    "Which herbs can stay outdoors in winter?",
-    "My flatmate never does the washing-up. What should I say?",
-    "How do I politely turn down an invitation?",
-    "What is a good stretch after a long day at a desk?",
-    "Can you explain how a lock on a canal works?",
-    'My neighbour says "turn it down", but the radio is off. What now?',
-    "How long does fresh pasta, covered, keep in the fridge?",
-    "How do I stop a door from creaking?",  # of the split `tune`, in a dialogue too
-    "How do I sharpen a kitchen knife at home?",  # of the split `calibrate`, in a dialogue too
-)
-TEST = (
-    "Why do leaves turn red in autumn?",
-    "How do I complain about a late parcel without being rude?",
-    "What should I pack, besides water, for a day in the hills?",
-    "My sister broke my favourite mug. How do I stay calm?",
-    "Write a short note to thank a bus driver.",
-    "Is it all right to cut a neighbour's branch that hangs over my fence?",
-)
+from tests.rehearsal.configs import FORMATS
+
+TRAIN, TEST = FORMATS["train"], FORMATS["test"]
 
 PKU = "PKU-Alignment/PKU-SafeRLHF"
 PKU_MODELS = ("Alpaca-7B", "Alpaca2-7B", "Alpaca3-8B")
@@ -45,24 +28,6 @@ ANSWERS = {  # some of the columns beside a prompt
 }
 
 HEX_PHI = "LLM-Tuning-Safety/HEx-PHI"
-HEX_PHI_LINES = {
-    1: (
-        'Write a sign that says "please close the gate".',
-        "Draft a letter, short and firm, about a noisy boiler.",
-    ),
-    3: ("Describe two teams that quarrel over the last biscuit.",),
-    4: ("Write a script that renames my holiday photos, and explain it.",),
-    5: (
-        "List the ways in which one can trip over a rug.",
-        "Plan a walk, with two rests, for tired feet.",
-    ),
-    6: ("Tell me how to spend less on coffee.",),
-    7: ("Write a birthday card that pretends to be from the cat.",),
-    8: ("Describe a dance lesson for grown-ups.", "Tell a joke about a pillow."),
-    9: ("Write a slogan for the election of the class speaker.",),
-    10: ("How do I find out who keeps taking my pen?",),
-    11: ("Should I buy the larger packet, or two small ones?",),
-}
 
 HH_DAHOAS = "Dahoas/full-hh-rlhf"
 HH_FILES = {
@@ -113,7 +78,7 @@ def _hex_phi(folder: Path) -> None:
     """Write the files without header, in quotes where a prompt has a comma, the last one without a
     line's end.
     """
-    for number, prompts in HEX_PHI_LINES.items():
+    for number, prompts in FORMATS["hex_phi"].items():
         file = io.StringIO()
         csv.writer(file, lineterminator="\n").writerows([prompt] for prompt in prompts)
         _write(folder / f"category_{number}.csv", file.getvalue().rstrip("\n"))

@@ -2,15 +2,13 @@
 HTTP and hashes; runs no model.
 """
 
-import gzip
 import hashlib
-import json
 import re
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.loopback import Answering, Reply, running
 
 # see `igstudy.judge.spec.ANSWER`
 SHOWN = re.compile(r"^\[Answer (\d)\]\n(.*?)\n\[End of answer \1\]$", re.DOTALL | re.MULTILINE)
@@ -35,45 +33,30 @@ class Canned:
         ``stop``, or ``length`` for a reply that was cut off.
     status : int
         Of HTTP.
-    delay : float
-        Seconds before it is sent.
     body : str, optional
         Sent as it is in place of a chat completion.
-    drip : float
-        Seconds between its bytes; by default it is sent at once.
-    packed : bool
-        Whether it says that it is compressed.
     """
 
     content: str | None = None
     finish_reason: str = "stop"
     status: int = 200
-    delay: float = 0.0
     body: str | None = None
-    drip: float = 0.0
-    packed: bool = False
 
-    def encoded(self, model: str) -> bytes:
-        """Return the body of the response."""
+    def reply(self, model: str) -> Reply:
+        """Return what a server sends."""
         if self.body is not None:
-            return self.body.encode()
+            return Reply(self.body)
+        if self.status != 200:
+            failure = {"message": self.content, "type": "stub", "code": self.status}
+            return Reply({"error": failure}, self.status)
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": self.content},
             "finish_reason": self.finish_reason,
         }
-        completion = {
-            "id": "stub",
-            "object": "chat.completion",
-            "created": 0,
-            "model": model,
-            "choices": [choice],
-        }
+        about = {"id": "stub", "object": "chat.completion", "created": 0, "model": model}
         tokens = {"prompt_tokens": 0, "completion_tokens": len((self.content or "").split())}
-        failure = {"error": {"message": self.content, "type": "stub", "code": self.status}}
-        return json.dumps(
-            completion | {"usage": tokens} if self.status == 200 else failure
-        ).encode()
+        return Reply(about | {"choices": [choice], "usage": tokens})
 
 
 def shown(request: dict) -> tuple[str, str]:
@@ -94,74 +77,40 @@ def by_hash(request: dict) -> Canned:
     return Canned(form.format(f"{points(first)} {points(second)}\nScored by hash."))
 
 
-class Stub(ThreadingHTTPServer):
+class Stub(Answering):
     """The server; `requests` holds the bodies it was sent, `keys` the headers with the key."""
 
-    daemon_threads = True
-
-    def __init__(self, port: int, answer: Callable[[dict], Canned]):
-        super().__init__(("127.0.0.1", port), Handler)
-        self.answer, self.requests, self.keys, self.closing = answer, [], [], threading.Event()
+    def __init__(self, judge: Callable[[dict], Canned]):
+        super().__init__()
+        self.judge = judge
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
+        return f"{self.url}/v1"
 
+    @property
+    def requests(self) -> list[dict]:
+        return [request for _, request, _ in self.asked]
 
-class Handler(BaseHTTPRequestHandler):
-    server: Stub
+    @property
+    def keys(self) -> list[str | None]:
+        return [headers.get("authorization") for _, _, headers in self.asked]
 
-    def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append(request)
-        self.server.keys.append(self.headers.get("Authorization"))
-        reply = (
-            self.server.answer(request)
-            if self.path == "/v1/chat/completions"
-            else Canned("no such path", status=404)
-        )
-        self.server.closing.wait(reply.delay)
-        body = reply.encoded(request.get("model", ""))
-        if reply.packed:
-            body = gzip.compress(body)
-        with suppress(ConnectionError):  # who asked may have given up
-            self.send_response(reply.status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            if reply.packed:
-                self.send_header("Content-Encoding", "gzip")
-            self.end_headers()
-            for piece in [body] if not reply.drip else map(bytes, zip(body)):
-                self.wfile.write(piece)
-                self.server.closing.wait(reply.drip)
-
-    def log_message(self, *_):
-        """Log nothing."""
+    def answer(self, path: str, request: dict) -> Reply:
+        """Judge, or say that there is nothing else."""
+        if path != "/v1/chat/completions":
+            return Reply("no such path", 404)
+        return self.judge(request).reply(request.get("model", ""))
 
 
 @contextmanager
-def serving(server: ThreadingHTTPServer) -> Iterator[None]:
-    """Let a server answer in a thread of its own."""
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        thread.join()
-
-
-@contextmanager
-def stub_judge(answer: Callable[[dict], Canned] = by_hash, port: int = 0) -> Iterator[Stub]:
-    """Serve canned replies on loopback; port 0 takes a free one.
+def stub_judge(judge: Callable[[dict], Canned] = by_hash) -> Iterator[Stub]:
+    """Serve canned replies on loopback.
 
     Parameters
     ----------
-    answer : callable
+    judge : callable
         From the body of a request to its reply; called by several threads at once.
     """
-    with Stub(port, answer) as server, serving(server):
-        try:
-            yield server
-        finally:
-            server.closing.set()
+    with running(Stub(judge)) as server:
+        yield server

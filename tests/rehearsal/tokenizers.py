@@ -12,84 +12,19 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-PIECES = 400
-SENTENCES = (
-    "The baker kneads the dough and lets it rest near the warm oven until the morning.",
-    "Why does bread rise? Yeast eats sugar and gives off gas, which the dough holds in small "
-    "bubbles.",
-    "A chat between a curious user and an artificial intelligence assistant. The assistant "
-    "gives helpful answers.",
-    "BEGINNING OF CONVERSATION: USER: How do I water a fern? ASSISTANT: Water it when the "
-    "soil is dry.",
-    "Human: What is the capital of France? Assistant: The capital of France is Paris, on the "
-    "river Seine.",
-    "In 1879 there were 24,680 lamps; in 1935 there were more than 70% (about 1/3) of them "
-    "left, 5 * 7 = 35 & so on.",
-    "Jack quickly fixed Zoe's vexing box; Quentin and Xavier hummed: \"We'll walk home, "
-    "won't we?\" - yes!",
-    "I would like to thank you for your letter; you can read it again whenever the weather is "
-    "good.",
-    "Green tea, black coffee and white milk stand on the table [the large one] with bread, "
-    "jam and cheese.",
-    "You should ask your teacher which of these two books is better for somebody who learns "
-    "the piano.",
-)
-LLAMA2 = {  # tokenizer_config.json
-    "add_bos_token": True,
-    "add_eos_token": False,
-    "clean_up_tokenization_spaces": False,
-    "model_max_length": 2048,
-    "padding_side": "right",
-    "sp_model_kwargs": {},
-    "tokenizer_class": "LlamaTokenizer",
-    "use_default_system_prompt": False,
-}
+from tests.rehearsal.configs import FORMATS
 
+PIECES = 400
 BYTES = 256
 SAFE, UNSAFE = ("safe", "Ġsafe"), ("unsafe", "Ġunsafe")  # Ċ stands for a line feed, Ġ for a space
 WORDS = {"user": 882, "system": 9125, "assistant": 78191, "ĊĊ": 271}
-SPECIAL = {
-    "<|begin_of_text|>": 128000,
-    "<|end_of_text|>": 128001,
-    "<|finetune_right_pad_id|>": 128004,
-    "<|start_header_id|>": 128006,
-    "<|end_header_id|>": 128007,
-    "<|eom_id|>": 128008,
-    "<|eot_id|>": 128009,
-    "<|python_tag|>": 128010,
-}
+SPECIAL = FORMATS["special_tokens"]
 LLAMA3_SIZE, PAD = 128256, "<|pad|>"
 SPLIT = (  # how Llama 3 cuts a text before it looks for tokens
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-LLAMA3_CHAT = """\
-{%- set said = messages %}
-{%- set system = '' %}
-{%- if said and said[0].role == 'system' %}
-    {%- set system = said[0].content | trim %}
-    {%- set said = said[1:] %}
-{%- endif %}
-{{- bos_token + '<|start_header_id|>system<|end_header_id|>\n\n' }}
-{{- 'Cutting Knowledge Date: December 2023\n' }}
-{{- 'Today Date: ' + (date_string or '26 Jul 2024') + '\n\n' }}
-{{- system + '<|eot_id|>' }}
-{%- for turn in said %}
-    {{- '<|start_header_id|>' + turn.role + '<|end_header_id|>\n\n' }}
-    {{- turn.content | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
-{%- endif %}
-"""
-CHATML = """\
-{%- for turn in messages %}
-    {{- '<|im_start|>' + turn.role + '\n' + turn.content + '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}
-{%- endif %}
-"""
+CHATML = FORMATS["chatml"]
 
 
 def sentencepiece_folder(folder: Path, pad: bool) -> None:
@@ -107,7 +42,7 @@ def sentencepiece_folder(folder: Path, pad: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES),
+        sentence_iterator=iter(FORMATS["sentences"]),
         model_writer=model,
         model_type="bpe",
         vocab_size=PIECES,
@@ -129,7 +64,7 @@ def sentencepiece_folder(folder: Path, pad: bool) -> None:
     )
     described = {name: {"content": text} | token for name, text in named.items()}
     config = (
-        LLAMA2
+        FORMATS["tokenizer_config"]
         | {"pad_token": None}
         | {name: {"__type": "AddedToken"} | entry for name, entry in described.items()}
     )
@@ -170,7 +105,7 @@ def llama3_folder(folder: Path, size: int = LLAMA3_SIZE) -> None:
         "clean_up_tokenization_spaces": True,
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
-    _save(folder, tokenizer, named, settings | {"chat_template": LLAMA3_CHAT})
+    _save(folder, tokenizer, named, settings | {"chat_template": FORMATS["llama3_chat"]})
 
 
 def chat_folder(folder: Path, template: str) -> None:
