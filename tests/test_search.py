@@ -39,12 +39,12 @@ from igcore import (
 from igcore import guard as guard_module
 from igcore.beams import method_of
 from igcore.critic.network import Critic
-from igcore.critic.rollouts import Rollout, targets
-from igcore.critic.training import CriticConfig, spec_of
 from igcore.engine.agreement import cache_for
 from igcore.engine.kv_cache import History, cache_name
 from igcore.policy import PROBE, Policy
 from igstudy.runs.decode_params import Settings
+from igstudy.training.critic import CriticConfig, spec_of
+from igstudy.training.rollouts import Rollout, targets
 
 ASKING = [method for method in METHODS if method_of(method).asks_critic]
 ALONE = [method for method in METHODS if not method_of(method).network]

@@ -31,7 +31,6 @@ from igcore.beams import method_of
 from igcore.catalog import PROMPT_SETS
 from igcore.contract import TEXTS, Contract
 from igcore.critic.network import Critic, save_critic
-from igcore.critic.training import CriticConfig, spec_of
 from igcore.errors import RunError
 from igcore.models.registry import SCORERS
 from igcore.policy import Prompt, as_prompt
@@ -41,6 +40,7 @@ from igstudy.linefile import SETTINGS
 from igstudy.runs import decode_run, records, verify
 from igstudy.runs.decode_params import DecodeParams, Settings
 from igstudy.runs.identity import prompts_digest
+from igstudy.training.critic import CriticConfig, spec_of
 
 UNASKING = [name for name in METHODS if not method_of(name).network]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "f\ncb"]

@@ -21,11 +21,8 @@ from typing import Any, TypeVar
 import pandas as pd
 import torch
 
-from igcore.critic.config import TrainingConfig
 from igcore.critic.files import Network
 from igcore.critic.network import Critic, load_critic
-from igcore.critic.rollouts import Rollout
-from igcore.critic.training import SharedSources, names_of, train
 from igcore.engine.prepack import use_prepacked
 from igcore.errors import ParameterError
 from igcore.files import digest_of, replace_file, root
@@ -34,6 +31,9 @@ from igcore.models.templates import dated
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
 from igcore.settings import written
+from igstudy.training.config import TrainingConfig
+from igstudy.training.critic import SharedSources, names_of, train
+from igstudy.training.rollouts import Rollout
 
 from ..baselines.re_control import ValueNetwork, load_value
 from ..baselines.value_training import train_value
@@ -93,7 +93,7 @@ def critic_run(params: CriticParams) -> CriticRun:
     AssetError
         When prompts or models cannot be had; a finished run of these settings stays as it is.
     ParameterError, RunError
-        See `igstudy.runs.rollout_run` and `igcore.critic.training.train`.
+        See `igstudy.runs.rollout_run` and `igstudy.training.critic.train`.
     """
     torch.set_num_threads(params.threads)
     folder = root() / "runs" / params.profile / "critics" / params.run

@@ -21,7 +21,7 @@ from ..linefile import Fields
 from ..provenance import versions
 
 # modules and folders of igstudy that make records or decide how a line is stored
-RECORDING = ("runs", "scorers", "prompts", "baselines", "closure", "linefile", "trust")
+RECORDING = ("runs", "scorers", "prompts", "baselines", "training", "closure", "linefile", "trust")
 
 
 def code_of(*modules: str) -> dict[str, str]:
