@@ -1,5 +1,6 @@
 """Prompt sets: counts and ids computed again here, and every way a file can be wrong."""
 
+import csv
 import gzip
 import hashlib
 import io
@@ -149,13 +150,16 @@ def test_datasets_leaves_nothing_behind(write, tmp_path):
 
 @pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.tsv.gz", "a.jsonl", "a.json"])
 def test_text_needs_no_library(write, name, monkeypatch):
-    """Guards a plain installation: "this needs datasets", also for a file that was missing."""
+    """Guards a plain installation: "this needs datasets", also for a file that was missing. And the
+    limit that the user's own code reads tables under.
+    """
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ParameterError, match=rf"\({name} is missing\); give valid UTF-8"):
         load_prompts(name)
     content = b'{"prompt": "one"}' if "json" in name else b"prompt\none\n"
     path = write(name, gzip.compress(content) if ".gz" in name else content)
     assert load_prompts(path)[-1].text in ("one", "prompt")
+    assert csv.field_size_limit() == 131072  # as Python has it
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.csv.gz", "a.jsonl", "a.parquet"])
