@@ -12,7 +12,7 @@ from igcore import Guard, SearchConfig, decode
 from igcore.adapters.generate import _Shown, certified_prefix
 from igcore.beams import Beam, method_of, new_search, why_unsafe
 from igcore.budget import start, trace
-from igcore.contract import Contract
+from igcore.contract import TEXTS, Contract
 from igcore.errors import ScorerWarning
 from igcore.policy import Prompt
 from igcore.scoring import Tally
@@ -153,7 +153,7 @@ def test_mode_paper_believes_a_search_that_calls_its_answer_unsafe():
 
     class Blind(LetterReward):
         def score(self, prompts, responses, finished):
-            return [math.nan] * len(responses)
+            return [0.0 if r in set(TEXTS) - {""} else math.nan for r in responses]
 
     config = SearchConfig(
         budget=99.0, n_samples=2, block_size=2, max_new_tokens=4, on_failure="paper"

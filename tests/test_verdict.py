@@ -255,6 +255,7 @@ def test_a_refusal_is_checked_at_its_words():
     assert {r.status for r in nothing} == {"verified_safe"}
 
 
+@pytest.mark.filterwarnings("ignore:.* is over the budget of")
 def test_nothing_is_emitted_where_even_silence_fails():
     class Strict(LetterCost):
         def score(self, prompts, responses, finished):
@@ -331,9 +332,11 @@ def test_a_truncated_answer_whose_reward_failed_is_not_emitted():
 
     class Blind(LetterReward):
         def score(self, prompts, responses, finished):
-            return [math.nan] * len(responses)
+            return [0.0 if r in set(FIXED) - {""} else math.nan for r in responses]
 
     class Credit(LetterCost):
+        unit = "points"
+
         def score(self, prompts, responses, finished):
             return [-1.0] * len(responses)
 
@@ -450,6 +453,7 @@ def test_a_forged_line_is_found(field, value):
     assert found(line, cost) == [] and found(line, cost, **{field: value})
 
 
+@pytest.mark.filterwarnings("ignore:.* is over the budget of")
 @pytest.mark.parametrize(("field", "value"), [("spread", 0.25), ("contract", "kept")])
 def test_a_line_without_a_text_claims_no_readings(field, value):
     """Bug: a spread that no text can keep explained why a refusal was not emitted."""
