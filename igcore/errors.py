@@ -31,7 +31,7 @@ class ScorerError(IgcoreError):
 
 
 class ScorerWarning(UserWarning, ScorerError):
-    """A scorer failed on a text, or its scores depend on more than the text.
+    """A scorer failed, its scores depend on more than the text, or they do not fit the budget.
 
     It is a ``ScorerError``, too, so that ``python -W error`` ends a run as any error of a scorer.
     """

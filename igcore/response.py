@@ -59,6 +59,9 @@ class Response:
         have been safe), ``scorer_contract`` (the cost depends on more than the text),
         ``over_budget`` (a method that never abstains). ``truncated`` marks a
         certified prefix.
+    text : str or None
+        None, as is the cost, where an abstention emits nothing: not even the empty text is within
+        budget.
     cost, peak_cost, word_peak_cost : float or None
         U_K of the emitted text, and the maximum of U over the common grid of prefixes, and over
         that and all ends of words; higher is worse.

@@ -100,6 +100,7 @@ def test_a_record_does_not_say_what_is_imported(home, module, capsys):
     assert module not in sys.modules
 
 
+@pytest.mark.filterwarnings("ignore:.* (mixes the units|is a probability)")
 def test_several_costs_and_no_reward(home, module, capsys):
     """Bug: `cost: [a, b]` and `reward: null`, which `Guard` takes, were refused."""
     own = dict(cost=[f"{module}:vowels", "offensive-language"], reward=None)

@@ -324,7 +324,8 @@ def test_dtype_and_device_are_for_policies_that_are_loaded_by_name(tmp_path, mon
         (torch.float32, True, torch.float32),
     ):
         assert dtype_of(saved, has_units) == expected
-    assert dtype_of(torch.float32, False, dtype="bfloat16") == torch.bfloat16
+    for name in ("bfloat16", torch.bfloat16):
+        assert dtype_of(torch.float32, False, dtype=name) == torch.bfloat16
     assert ig.load_policy(tmp_path).model.dtype == torch.float32  # as params files name it
     for given in (dict(device="cpu"), dict(dtype="bfloat16")):
         with pytest.raises(ig.ParameterError, match="was loaded before; move it yourself"):

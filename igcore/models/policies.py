@@ -17,7 +17,7 @@ from ..files import digest_of
 from ..policy import PROBE, Policy
 from ..settings import Named, Options, settings, written
 from . import assets
-from .hub import snapshot
+from .hub import PATHS, snapshot
 from .pretrained import (
     DTYPES,
     automatic_dtype,
@@ -86,7 +86,7 @@ class PolicyOptions:
 
 def load_policy(
     name: str | Path | Mapping[str, Any] | Named,
-    dtype: str = "float32",
+    dtype: str | torch.dtype = "float32",
     device: str = "auto",
 ) -> Policy:
     """Load a policy by name, from a local Hugging Face folder, or from the hub.
@@ -101,7 +101,7 @@ def load_policy(
         such as ``{"enable_thinking": False}``; and ``revision``, see `igcore.models.hub.snapshot`.
         A mapping with a ``server`` names a model in a server, see
         `igserve.policy.ServedOptions`; the server then sets dtype and device.
-    dtype : str
+    dtype : str or torch.dtype
         ``float32``, ``bfloat16`` or ``float16``; or ``auto``: the type in which the weights were
         saved if the device computes in it, see `igcore.models.pretrained.automatic_dtype`.
     device : str
@@ -121,6 +121,7 @@ def load_policy(
         served: Policy = room("load_served")(written(chosen))
         return served
     name, options = chosen.name, PolicyOptions(**chosen.options)
+    dtype = str(dtype).removeprefix("torch.")
     if dtype not in ("auto", *DTYPES):
         raise unknown_name("dtype", dtype, ("auto", *DTYPES))
     entry: PolicyEntry = found(POLICIES.get(name)) or _unnamed(name)
@@ -151,9 +152,13 @@ def load_policy(
 def _unnamed(name: str) -> PolicyEntry:
     """Return an entry for a folder or a repository on the hub."""
     path = os.path.expanduser(name)
-    on_hub = HUB_NAME.fullmatch(name) and not os.path.isfile(path)
+    # of a path, loading says that there is no folder
+    on_hub = name.startswith(PATHS) or HUB_NAME.fullmatch(name) and not os.path.isfile(path)
     if not on_hub and not os.path.isdir(path):  # False for a file and for an impossible path
-        places = "; or a folder with config.json, or owner/name on the hub; igstudy has the paper's"
+        places = (
+            "; or a folder with config.json, or owner/name on the hub, such as "
+            "openai-community/gpt2; igstudy has the paper's"
+        )
         raise unknown_name("policy", name, POLICIES, places)
     return PolicyEntry(repo=name)
 
