@@ -47,7 +47,7 @@ help:
 	@echo "make records    unpack the raw records behind the committed tables into runs/, where python -m igstudy verify reads them"
 	@echo "make verify     score every text of these records again, and decode three groups of every run again (REPLAY=3);"
 	@echo "                it continues where it was stopped, and RUNS=12 takes twelve runs, chosen by a hash"
-	@echo "make docs       the site, with the notebooks of the last run of a profile, else as committed, into site/ (no network)"
+	@echo "make docs       the site of the committed pages, notebooks, pictures and tables, into site/ (no network)"
 	@echo "make publish    for maintainers: copy the tables and pictures of a profile into figures, pack its records, then make readme"
 	@echo "make readme     write the numbers of figures/tables into the pages, and ro-crate-metadata.json"
 
@@ -141,7 +141,7 @@ lab: assets
 	@$(BIN)/python -m jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/scratch/00_start_here.ipynb
 
 docs: $(VENV)/installed
-	@$(BIN)/python -m docs.site --profile $(PROFILE)
+	@$(BIN)/python -m docs.site
 
 publish: $(VENV)/installed
 	@$(BIN)/python -m docs.compare --publish $(PROFILE)
