@@ -27,8 +27,6 @@
 #       the same with functions of mycosts.py, which lies beside this file, see docs/runs.md
 #   snakemake --profile profiles/slurm --config profile=paper shards=4 gpu=1
 #       the same on a cluster, see docs/runs.md
-#   snakemake --nolock --report report.html --config profile=small
-#       a page with claims, main table and pictures, after the walk
 #   docker build --tag igcore . && docker run --rm --volume "$PWD/runs:/igcore/runs" igcore
 #       the first of these commands in the container of the Dockerfile
 
@@ -153,8 +151,7 @@ def wanted():
         return CRITICS
     walk = [*TABLES, *PICTURES] if FILES.files("figures") else []
     taught = [f"runs/{PROFILE}/{name}.ipynb" for name in TEACHING] if PARAMS in ("small", "ci") else []
-    shown = [f"runs/{PROFILE}/shown/{name}.html" for name in ("claims", "main") if {*tables(name)} <= {*walk, *DECIDED}]
-    return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *HARM, *DECIDED, *shown, *taught]
+    return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *HARM, *DECIDED, *taught]
 
 
 def trained(folder):
@@ -282,8 +279,6 @@ MADE_FROM_RUNS = {  # rule -> what it makes, the executed notebook, and the file
     "harm": (HARM, "harm", "harm"),
 }
 
-REPORTED = [path for path in pictures("outcomes", "tradeoff", "distributions") if path.endswith(".png")]  # on the page of `snakemake --report`
-
 for name, (made, executed, file) in MADE_FROM_RUNS.items():
 
     rule:
@@ -295,24 +290,12 @@ for name, (made, executed, file) in MADE_FROM_RUNS.items():
             claims=[] if file else CLAIMS,
             job=lambda w, name=name, file=file: job(name, name, FILES.read(f"params/{PARAMS}/{file}.yaml") if file else DECIDING),
         output:
-            [report(path, category="Results") if path in REPORTED else path for path in made] or f"runs/{PROFILE}/{name}/none",
+            made or f"runs/{PROFILE}/{name}/none",
         log:
             notebook=f"runs/{PROFILE}/{executed}.ipynb",
         priority: int(name == "figures")  # the longest of what remains when all runs are done
         shell:
             RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
-
-
-rule shown:  # as a page, because `snakemake --report` shows pages and pictures, and only offers to save other files
-    input:
-        FIGURES + "/tables/{name}.md",
-    output:
-        report(f"runs/{PROFILE}/shown/{{name}}.html", category="Results"),
-    run:
-        from nbconvert.filters import markdown2html
-
-        head = "<meta charset='utf-8'><style>td, th {padding: 2px 8px}</style>"
-        Path(output[0]).write_text(head + markdown2html(Path(input[0]).read_text(encoding="utf-8")), encoding="utf-8")
 
 
 rule judge:
