@@ -203,40 +203,13 @@ def test_a_deleted_line_is_decoded_anew_and_the_run_ends_as_a_fresh_run(tmp_path
 # --- what a run is known by -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            dict(load_prompts=lambda *_: [*PROMPTS[1:], Prompt("10", "fade", "mock")]),
-            "chosen.digest changed",
-        ),
-        (dict(load_prompts=lambda *_: PROMPTS[2:]), "chosen.digest, chosen.n changed"),
-        (
-            dict(load_policy=lambda *_: dataclasses.replace(letters(), eos_ids=frozenset({0, 3}))),
-            "parts.policy.ends changed",
-        ),
-        (dict(versions=lambda: {"torch": "0"}), "versions.igcore, .* changed"),
-    ],
-)
-def test_what_changed_under_the_same_parameters_starts_a_run_anew(
-    tmp_path, mocked, monkeypatch, capsys, change, said
-):
-    """Bug: lines of other prompts, end tokens or versions stayed in the file, and a table mixed
-    them.
-    """
+def test_other_versions_start_a_run_anew(tmp_path, mocked, monkeypatch, capsys):
+    """Bug: lines of other versions stayed in the file, and a table mixed them."""
     p = params(methods=["base"], **SIZE)
     decode_run.decode_run(p, tmp_path / "run")
-    for name, value in change.items():
-        where = {"versions": identity, "load_policy": policies}.get(name, decode_run)
-        monkeypatch.setattr(where, name, value)
-    capsys.readouterr()
-    now, fresh = (
-        decode_run.decode_run(p, tmp_path / "run"),
-        decode_run.decode_run(p, tmp_path / "fresh"),
-    )
-    assert differences(now.lines, fresh.lines) == []
-    out = capsys.readouterr().out
-    assert re.search(f"{said} since the last run in run", out), out
+    monkeypatch.setattr(identity, "versions", lambda: {"torch": "0"})
+    decode_run.decode_run(p, tmp_path / "run")
+    assert re.search("versions.igcore, .* changed since the last run", capsys.readouterr().out)
 
 
 def test_an_embedded_run_from_parameters_to_verification(tmp_path, capsys):

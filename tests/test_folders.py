@@ -180,35 +180,12 @@ def test_other_parameters_never_mix_with_old_lines(tmp_path, capsys):
     assert aside.read_bytes() == old
 
 
-def test_other_code_starts_a_run_anew(tmp_path, capsys):
-    """Guards a resume that would mix two samplers in one file, and says which module it was."""
-    with folders.open_run(
-        tmp_path / "run", {"code": {"igcore.search": "a", "igcore.budget": "b"}}
-    ) as run:
-        run.append({"method": "base", "prompt_id": "x"})
-    with folders.open_run(
-        tmp_path / "run", {"code": {"igcore.search": "c", "igcore.budget": "b"}}
-    ) as run:
-        assert run.lines == []
-    assert "code.igcore.search changed since the last run in run" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("damage", ["", "{", "[1]", "7", "[" * 100_000])
 def test_a_damaged_params_file_starts_a_run_anew(tmp_path, capsys, damage):
     filled(tmp_path / "run")
     (tmp_path / "run/params.json").write_text(damage)
     assert opened_again(tmp_path / "run") == []
     assert json.loads((tmp_path / "run/params.json").read_text()) == {"seed": 0}
-    assert "params.json was missing or damaged in run" in capsys.readouterr().out
-
-
-def test_lines_without_params_are_not_adopted(tmp_path, capsys):
-    """Bug: with params.json deleted, lines of whatever settings were taken over, and counted."""
-    run = filled(tmp_path / "run")
-    (tmp_path / "run/params.json").unlink()
-    old = run.responses.read_bytes()
-    assert opened_again(tmp_path / "run", {"seed": 1}) == []
-    assert kept_aside(tmp_path / "run")["responses.jsonl"] == old
     assert "params.json was missing or damaged in run" in capsys.readouterr().out
 
 

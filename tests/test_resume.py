@@ -261,27 +261,6 @@ def test_changed_code_is_noticed(module, world, stopped, tmp_path, monkeypatch, 
     assert f"code.{package} changed since the last run in run" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        first('"""', '"""Another word. '),
-        lambda text: "# a remark\n" + text.replace("\n\n\n", "\n\n\n# another\n\n"),
-        lambda text: text.replace(", ", ",  ").replace("    ", "     "),
-    ],
-    ids=["docstring", "comment", "layout"],
-)
-def test_what_alters_nothing_costs_nothing(change, world, stopped, tmp_path, pretend, capsys):
-    """Bug: one word in a docstring threw away hours of runs."""
-    folder, whole = stopped
-    pretend("igcore.search", change)
-    run = decode_run(params(world), folder)
-    assert differences(run.lines, whole) == []
-    assert run.responses.read_text().startswith(
-        "".join(json.dumps(line) + "\n" for line in whole[:5])
-    )
-    assert "changed" not in capsys.readouterr().out and not (tmp_path / ".replaced").exists()
-
-
 FOLDER = {  # what happens to the folder -> how, and what is said
     "params.json deleted": (
         lambda f: (f / "params.json").unlink(),
