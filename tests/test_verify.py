@@ -22,8 +22,8 @@ import torch
 from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
 from mockruns import SCORERS as MOCKS
 from mockruns import lines
-from tokenizers import Tokenizer, decoders, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny import tiny_tokenizer
+from tinymodels import tiny as tiny_model
 
 from docs.records import _verify_run, pack, unpack, verified, without_texts_of
 from igcore import METHODS, Guard, decode, load_policy
@@ -93,26 +93,10 @@ def tables():
 def tiny(tmp_path_factory):
     """A folder with a random model over the letters a to f."""
     path = tmp_path_factory.mktemp("policies") / "tiny"
-    letters = Tokenizer(models.BPE({letter: i for i, letter in enumerate("abcdef")}, merges=[]))
-    letters.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=letters, eos_token="</s>", pad_token="</s>"
-    )
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        initializer_range=0.3,
-    )
+    tokenizer = tiny_tokenizer("abcdef")
     tokenizer.save_pretrained(path)
-    LlamaForCausalLM(config).save_pretrained(path)
+    ends = tokenizer.eos_token_id
+    tiny_model("llama", vocab_size=ends + 1, eos_token_id=ends).save_pretrained(path)
     return path
 
 

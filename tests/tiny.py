@@ -21,9 +21,11 @@ RESPONSES = [[7, 2, 9, 1], [4], [11, 6, 3]]
 LAYER = 0
 
 
-def tiny_tokenizer(**more):
-    """A byte-level tokenizer without merges: one byte, one token; special tokens at the end."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+def tiny_tokenizer(letters="", **more):
+    """A byte-level tokenizer without merges: one byte, one token; special tokens at the end. It
+    knows all bytes, or some letters.
+    """
+    alphabet = letters or sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
