@@ -42,5 +42,4 @@ html_theme_options = {
     "show_toc_level": 2,
     "home_page_in_toc": True,
     "use_download_button": False,
-    "use_fullscreen_button": False,
 }
