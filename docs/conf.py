@@ -19,6 +19,7 @@ extensions = [
 root_doc = FRONT
 # the whole repository is the source, of which these are pages
 include_patterns = ["[RCS]*.md", "docs/*.md", "notebooks/*.ipynb", "figures/tables/*.md"]
+exclude_patterns = [".*", "runs"]  # large folders, through which Sphinx would look
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
 nb_execution_mode = "off"  # the notebooks were executed by the walk
@@ -33,7 +34,6 @@ autodoc_typehints = "none"  # the docstrings name the types
 autodoc_member_order = "bysource"
 
 html_theme = "sphinx_book_theme"
-html_title = "igcore"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
