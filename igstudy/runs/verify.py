@@ -201,7 +201,7 @@ def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) 
     yield from _compared("params.json", given, expected, "parts", "device")
     expected = summary(found.lines) | {"params": found.params, "root": found.root}
     yield from _compared("manifest.json", found.manifest, expected)
-    if isinstance(seconds := found.manifest["seconds"], dict):
+    if isinstance(seconds := found.manifest.get("seconds"), dict):
         yield from odd_seconds("manifest.json", seconds)
 
 
