@@ -117,7 +117,7 @@ OF_EXPERIMENTS = {  # profile -> tables and pictures of notebook 45, see `igstud
     "ablations": (
         "lambda lambda_tests ndk ndk_tests strict strict_tests "
         "literal seeds compute over_refusal over_refusal_tests critic",
-        "lambda ndk compute critic",
+        "critic",
     ),
     "critic-search": ("critic_search", "critic_search"),
     "tune": ("tune checks weights", ""),
