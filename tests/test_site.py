@@ -31,7 +31,7 @@ def executed(path, name, duration=3.0):
 def base(tmp_path_factory):
     """The repository after a quick walk, with some of its notebooks."""
     folder = tmp_path_factory.mktemp("repository")
-    for name in [*PARTS, *FILES.split(), ".pre-commit-config.yaml", "ro-crate-metadata.json"]:
+    for name in [*PARTS, *FILES.split(), ".pre-commit-config.yaml"]:
         (folder / name).symlink_to(ROOT / name)
     runs = folder / "runs/ci"
     executed(runs / "start.ipynb", "00_start_here")
