@@ -23,6 +23,8 @@
 #       the paper's systems; `hub` holds models and prompt sets as <owner>/<name>
 #   snakemake --cores 2 --config profile=paper with=my.yaml
 #       the same with other settings, see `igstudy.runs.paramfiles`
+#   snakemake --cores 2 --config profile=mine allow=mycosts
+#       the same with functions of mycosts.py, which lies beside this file, see docs/runs.md
 #   snakemake --profile profiles/slurm --config profile=paper shards=4 gpu=1
 #       the same on a cluster, see docs/runs.md
 #   snakemake --nolock --report report.html --config profile=small
@@ -53,7 +55,8 @@ def one_sentence():
 
 
 with one_sentence():
-    FILES = ParamFiles(str(config.get("profile", "small")), configured(config), config.get("limit", 0))
+    ALLOWED = str(config.get("allow", "")).split(",")
+    FILES = ParamFiles(str(config.get("profile", "small")), configured(config), config.get("limit", 0), allow=ALLOWED)
     RUNS = FILES.runs()
 PARAMS, PROFILE = FILES.folder, FILES.profile
 SHARDS = config.get("shards", 0) or 1

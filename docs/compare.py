@@ -8,6 +8,7 @@ it copies tables and pictures into ``figures``, which no walk does.
 """
 
 import argparse
+import io
 import json
 import math
 import re
@@ -20,7 +21,7 @@ import pandas as pd
 
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import replace_file, root
-from igstudy.linefile import key, like, read
+from igstudy.linefile import key, like, read, unpacked
 from igstudy.provenance import UNPACKED
 from igstudy.runs.rescore import TOLERANCE
 from igstudy.runs.verify import differences
@@ -58,11 +59,11 @@ def compared_answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]
     found, archive = {}, base / f"records/{profile}.tar.xz"
     if not archive.is_file():
         return found
-    with tarfile.open(archive) as records:
+    with tarfile.open(fileobj=io.BytesIO(unpacked(archive)), mode="r:") as records:
         for entry in records:
             run, file = Path(entry.name).parent, Path(entry.name).name
-            unpacked = (base / run / UNPACKED).exists()
-            if unpacked or file != "responses.jsonl" or run.parts[:-1] != ("runs", profile):
+            from_records = (base / run / UNPACKED).exists()
+            if from_records or file != "responses.jsonl" or run.parts[:-1] != ("runs", profile):
                 continue  # neither a judge nor a critic
             parts = [path / file for path in (base / run, *base.glob(f"{run}.*-of-*"))]
             again = {key(line): line for part in parts if part.is_file() for line in read(part)}

@@ -77,8 +77,14 @@ def arms(regime: str, base: Path) -> str:
         When the claims were not decided.
     """
     path = committed("claims_arms.csv", base)
-    rows = pd.read_csv(path).query("regime == @regime").set_index("arm").loc[list(FRONT)]
+    every = pd.read_csv(path)
+    rows = every.query("regime == @regime").set_index("arm").loc[list(FRONT)]
     n = rows["n_prompts"].iloc[0]
+    plain = every.query("arm == 'base'").set_index("regime")
+    over = (n * (1 - plain["answered_path_safe"])).round().astype(int)
+    twins = ""
+    if regime == "harm":
+        twins = f" and {over['twins']} of {n} harmless twins ({100 * over['twins'] / n:.0f} %)"
 
     def percent(name: str) -> pd.Series:
         return (100 * rows[name]).map("{:.1f}".format)
@@ -97,7 +103,8 @@ def arms(regime: str, base: Path) -> str:
     return shown.to_markdown(index=False, disable_numparse=True) + (
         f"\n\n{n} prompts of the regime *{regime}*, 95 % intervals; an abstention is not safe. The "
         f"budget is {meant['budget']:g}: {100 * meant['at_a_word']:.0f} % of harmless answers "
-        f"exceed it at some word, and the empty answer costs {meant['empty']:.3f}. *As printed* "
+        f"exceed it at some word, and the empty answer costs {meant['empty']:.3f}. Plain answers "
+        f"exceed it for {over[regime]} of {n} prompts{twins}. *As printed* "
         f"keeps its own constraint, the summed costs of blocks, for "
         f"{rows['own_constraint_kept']['InferenceGuard as printed']} prompts."
     )
@@ -122,13 +129,16 @@ def outside_judge(regime: str, base: Path) -> str:
     arms = pd.read_csv(folder / "claims_arms.csv").query("regime == @regime").set_index("arm")
     within = (arms["answered_path_safe"] * arms["n_prompts"]).round().astype(int)
     over = arms["answered"] - within
+    judges = pd.read_csv(folder / "harm_judges.csv").set_index("judge")
     return (
         f"{plain['n']} harmful requests went to the plain model and to the guard, which refuses "
         f"{guarded['abstained']:.0f} of them. An outside judge ({judge}, AUROC "
         f"{guarded['auroc']:.2f}) finds harm in {plain['harm']:.0f} plain answers and in "
-        f"{guarded['harm']:.0f} guarded ones; the claim of less harm is {row['verdict']}. Over the "
-        f"budget are {over['base']} plain answers and {over[GUARD]} guarded ones; beam search with "
-        f"a tuned λ answers {within[TUNED]} requests within the budget."
+        f"{guarded['harm']:.0f} guarded ones. Its rate of false alarms, on answers that people "
+        f"call harmless, is {judges['false_alarms'][judge]:.3f}; the claim of less harm is "
+        f"{row['verdict']}. Over the budget are {over['base']} plain answers and {over[GUARD]} "
+        f"guarded ones; beam search with a tuned λ answers {within[TUNED]} requests within the "
+        "budget."
     )
 
 

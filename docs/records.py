@@ -29,16 +29,18 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
-from igcore.errors import IgcoreError, RunError
+from igcore.errors import IgcoreError, RunError, one_line
 from igcore.files import digest_of, file_digest, replace_file, root, writing
 from igstudy.commands import ERROR, FAILS, HOLDS, verdict
-from igstudy.linefile import read_record, without_texts
+from igstudy.linefile import read_record, unpacked, without_texts
 from igstudy.provenance import UNPACKED, commit
-from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.paramfiles import ParamFiles, runs_of
-from igstudy.runs.verify import Report, verify
 from igstudy.yamlfile import read_yaml
+
+if TYPE_CHECKING:  # it loads torch, which unpacking does not need
+    from igstudy.runs.verify import Report
 
 RECORDS = ("*.jsonl", "*.json", "*.csv")
 # sets of harmful prompts, and of what resembles them: their texts are in no archive
@@ -163,12 +165,12 @@ def unpack(base: Path, into: Path, only: str = "") -> list[str]:
             # beside its place, so that a stop or a full disk leaves no half of it there
             with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=into / "runs") as half:
                 try:
-                    with tarfile.open(archive) as tar:
+                    with tarfile.open(fileobj=io.BytesIO(unpacked(archive)), mode="r:") as tar:
                         tar.extractall(half, filter=partial(_only, profile))
                 except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
                     raise RunError(
-                        f"records/{archive.name} is no archive of files ({error}); get it again "
-                        "from the repository, and see who has changed it"
+                        f"records/{archive.name} is no archive of files ({one_line(error)}); get "
+                        "it again from the repository, and see who has changed it"
                     ) from error
                 for manifest in Path(half).rglob("manifest.json"):
                     manifest.with_name(UNPACKED).touch()
@@ -213,11 +215,15 @@ def unpack_job(job: Path, base: Path) -> list[str]:
 
 
 def _only(profile: str, member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
-    """Refuse a member of an archive that is no regular file below the runs of its profile."""
-    parts = PurePosixPath(member.name).parts
-    if not member.isreg() or parts[:2] != ("runs", profile) or ".." in parts:
+    """Refuse a member of an archive that is no record below the runs of its profile."""
+    path = PurePosixPath(member.name)
+    below = path.parts[:2] == ("runs", profile) and ".." not in path.parts
+    whole = member.isreg() and not member.issparse()  # a sparse file may be of any size
+    packed = any(map(path.match, RECORDS))
+    if not (below and whole and packed):
+        kind = "record" if below and whole else "file"
         raise RunError(
-            f"records/{profile}.tar.xz holds {member.name!r}, which is no file below "
+            f"records/{profile}.tar.xz holds {member.name!r:.100}, which is no {kind} below "
             f"runs/{profile}; get it again from the repository, and see who has changed it"
         )
     # the present time, not 1970: what is older than its table would not be read again
@@ -226,7 +232,7 @@ def _only(profile: str, member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo
 
 def verified(
     base: Path, replay: int, profiles: Sequence[str] = (), some: int | None = None
-) -> Iterator[tuple[str, Report]]:
+) -> "Iterator[tuple[str, Report]]":
     """Yield every run of the archives and what a verification found, groups decoded again.
 
     The files in ``params`` of this repository ask for the runs. Runs are verified side by side, one
@@ -248,6 +254,8 @@ def verified(
     RunError
         See `unpack`; and for a record of a run that no file of ``params`` requests.
     """
+    from igstudy.runs.verify import Report
+
     notes, sums = base / "runs/verified.txt", known_hashes(base)
     notes.parent.mkdir(exist_ok=True)  # a fresh clone has none
     before = notes.read_text().splitlines() if notes.exists() else []
@@ -283,13 +291,16 @@ def verified(
                 yield run, report
 
 
-def _verify_run(task: tuple[str, Path, dict, int | None]) -> tuple[str, Report]:
+def _verify_run(task: tuple[str, Path, dict, int | None]) -> "tuple[str, Report]":
     """Verify one run on one thread; a record that cannot be compared is a problem of this run.
 
     A critic below ``runs`` is trained by a walk, and another processor trains another one: a run
     with such a critic is scored again, but not decoded.
     """
     import torch
+
+    from igstudy.runs.decode_params import DecodeParams
+    from igstudy.runs.verify import Report, verify
 
     torch.set_num_threads(1)
     name, lines, given, replay = task
@@ -332,7 +343,7 @@ def main() -> None:
         sys.exit(ERROR)
 
 
-def _print(found: Iterator[tuple[str, Report]]) -> int:
+def _print(found: "Iterator[tuple[str, Report]]") -> int:
     """Print the verdict on every run; return the exit status."""
     statuses = {HOLDS}
     for run, report in found:

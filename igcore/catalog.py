@@ -41,6 +41,8 @@ PARTS = {  # name used by the core -> where it is defined
     "fetched": "igcore.models.assets:fetched",
     "load_policy": "igcore.models.policies:load_policy",
     "policy_of": "igcore.models.policies:policy_of",
+    "rendered": "igcore.models.templates:rendered",
+    "written_by": "igcore.models.templates:written_by",
     "load_scorer": "igcore.models.registry:load_scorer",
     "maximum_of": "igcore.models.maximum:maximum_of",
 }

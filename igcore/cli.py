@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,15 +13,17 @@ from .catalog import room
 from .contract import Contract
 from .errors import IgcoreError, ScorerError, ScorerWarning
 from .policy import PROBE
-from .scorers import Scorer, as_scorer, uncached
+from .scorers import FunctionScorer, Scorer, as_scorer, uncached
 from .scoring import Tally, checked_score
 
 TEXTS = {
     "plain text": "They need light and water.",
     "empty text": "",
     "emoji": "Thanks \U0001f331\u200d\U0001f33b!",
-    "long text": "word " * 20_000,
 }
+LENGTHS = (125, 250, 500, 1000, 2000, 4000, 8000)  # words of a long text
+ENOUGH = 1000  # words, beyond which a model alone is tried, which may have a limit
+PATIENCE = 5  # seconds of a reading, after which no longer text is tried
 
 
 def check(cost: str) -> Iterator[str]:
@@ -36,7 +39,7 @@ def check(cost: str) -> Iterator[str]:
         yield f"{name:14}{found}{f'  FAILS: {problem}' if problem else ''}"
         problems += bool(problem)
     if problems:
-        raise ScorerError(f"cost {cost!r} fails {problems} of {len(TEXTS) + 1} checks")
+        raise ScorerError(f"cost {cost!r} fails {problems} of {len(TEXTS) + 2} checks")
     yield f"cost {cost!r} can guard a model"
 
 
@@ -47,14 +50,36 @@ def examine(scorer: Scorer) -> Iterator[tuple[str, str, str]]:
         contract = Contract.examined(scorer, Tally())
     yield "scored twice", f"differs by up to {contract.spread:.6g}", contract.problem
     for name, text in TEXTS.items():
-        # the two may differ: a scorer may treat a prefix differently
-        scores = [
-            checked_score(uncached(scorer), [PROBE], [text], [finished])[0]
-            for finished in (True, False)
-        ]
-        readable = np.isfinite(scores).all()
-        shown = f"{scores[0]:.6g}, unfinished {scores[1]:.6g}"
-        yield name, shown, "" if readable else f"it has no number for {name}"
+        found, readable = read(scorer, text)
+        yield name, found, "" if readable else f"it has no number for {name}"
+    yield "long text", *longest(scorer)
+
+
+def read(scorer: Scorer, text: str) -> tuple[str, bool]:
+    """Return the scores of a text, finished and unfinished, and whether both are numbers."""
+    # the two may differ: a scorer may treat a prefix differently
+    scores = [
+        checked_score(uncached(scorer), [PROBE], [text], [finished])[0]
+        for finished in (True, False)
+    ]
+    return f"{scores[0]:.6g}, unfinished {scores[1]:.6g}", bool(np.isfinite(scores).all())
+
+
+def longest(scorer: Scorer) -> tuple[str, str]:
+    """Return what the longest text shows that a scorer reads, and the problem or ``""``."""
+    found, most = "", 0
+    for words in LENGTHS:
+        start = time.monotonic()
+        scores, readable = read(scorer, "word " * words)
+        if not readable and not most:
+            return scores, f"it has no number for {words} words"
+        if not readable:
+            return f"{found}; reads {most} words, not {words}: a longer answer is unsafe", ""
+        found, most = scores, words
+        slow = time.monotonic() - start > PATIENCE
+        if words >= ENOUGH and (slow or isinstance(scorer, FunctionScorer)):
+            break
+    return f"{found}; reads at least {most} words", ""
 
 
 def add_fetch_options(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,9 @@
 """The settings of the search."""
 
+from dataclasses import field
 from typing import Annotated, Literal
+
+from pydantic import Field
 
 from .budget import ACCOUNTINGS
 from .engine.diversity import DIVERSITIES
@@ -95,6 +98,9 @@ class SearchConfig:
         certified prefix, ``paper`` the least unsafe candidate, marked as such.
     refusal : str
         The text of an abstention.
+    stop : list of str
+        An answer ends before the first of these texts that the policy writes, such as ``"\\nQ:"``
+        after a prompt with examples.
     probe_fail_open : bool
         After a failure, go on searching as ``paper`` would, only to record the cost of the text
         that it would have emitted. These samples and scores are not counted; their seconds are.
@@ -131,6 +137,7 @@ class SearchConfig:
     diversity_penalty: Weight | None = None
     on_failure: Literal["abstain", "truncate", "paper"] = "abstain"
     refusal: str = "I am sorry, I cannot help with that."
+    stop: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
     probe_fail_open: bool = False
     failure_rate: Probability = 0.5
     group_size: Count = 8

@@ -7,16 +7,17 @@ twice, alone and in batches: fixed texts at loading, and the answer's text in th
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .config import SearchConfig
 from .errors import ParameterError, ScorerWarning
 from .policy import PROBE
-from .scorers import Scorer, keeps_cache, uncached
+from .scorers import FunctionScorer, Scorer, keeps_cache, uncached
 from .scoring import Cached, Tally, checked_score, score_once
 
 # mild texts of several lengths and scripts, with and without an end; the empty one is a prefix, too
@@ -33,6 +34,8 @@ TEXTS = (
 ROUNDING = 1e-5
 # bfloat16 moves a score by up to some hundredths of its range; a larger move is no rounding
 ROUNDING_SHARE = 0.05
+# of costs that may be below 0 for every harmless text
+SIGNED_UNITS = {"logit", "logit gap", "points", "trained scale"}
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Contract:
         under such a scorer are never called verified.
     tally : Tally
         Counts its failures in a run.
+    costs : tuple of float
+        The scores of the fixed texts, NaN where it failed; empty if it was not examined.
     """
 
     scorer: Scorer
@@ -59,6 +64,7 @@ class Contract:
     tolerance: float = math.inf
     problem: str = ""
     tally: Tally = field(default_factory=Tally, compare=False, repr=False)
+    costs: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def examined(cls, scorer: Scorer, tally: Tally) -> "Contract":
@@ -76,10 +82,10 @@ class Contract:
         reverse = _read(scorer, TEXTS[::-1], len(TEXTS))[::-1]
         known = alone[0][np.isfinite(alone[0])]
         if not len(known):
-            raise ParameterError(_why_refused(scorer))
+            raise ParameterError(_why_refused(scorer, "cost"))
         rounding = ROUNDING * max(1.0, float(np.abs(known).max()))
         tolerance = max(ROUNDING_SHARE * float(np.ptp(known)), rounding)
-        contract = cls(scorer, tolerance=tolerance, tally=tally)
+        contract = cls(scorer, tolerance=tolerance, tally=tally, costs=tuple(alone[0].tolist()))
         contract = contract.compared(alone[0], alone[1], "the call: asked twice, alone,")
         for other in (batch, reverse):
             contract = contract.compared(alone[0], other, "the batch: asked alone and with others,")
@@ -121,14 +127,14 @@ def _read(scorer: Scorer, texts: Sequence[str], size: int) -> npt.NDArray[np.flo
     return np.array(list(halving(texts, size, score)))
 
 
-def _why_refused(scorer: Scorer) -> str:
-    """Return the error message for a cost that failed on every fixed text."""
+def _why_refused(scorer: Scorer, role: str) -> str:
+    """Return the error message for a scorer that failed on every fixed text."""
     text = TEXTS[2]
     parts = [uncached(part) for part in getattr(scorer, "parts", [scorer])]
     whys = [score_once(part, [PROBE], [text], [True])[1] for part in parts]
     why = next(filter(None, whys), "returned no finite number")
     return (
-        f"cost {scorer.name!r} failed on all of {len(TEXTS)} short texts, and must have a number "
+        f"{role} {scorer.name!r} failed on all of {len(TEXTS)} short texts, and must have a number "
         f"for any text: for {text!r} it {why}"
     )
 
@@ -138,16 +144,63 @@ def contracts_of(
 ) -> dict[str, Contract]:
     """Return the contract of each scorer by role: a known one, or what an examination finds.
 
-    A reward decides no verdict, so only the cost is examined.
+    A reward decides no verdict, so it need only have a number for one of the fixed texts.
+
+    Raises
+    ------
+    ParameterError, PolicyError
+        As `Contract.examined`.
     """
     contracts = {}
     for role, scorer in scorers.items():
         contract = known.get(role)
         if contract is None or contract.scorer is not scorer:
             contract = Contract.examined(scorer, Tally()) if role == "cost" else Contract(scorer)
+            if role == "reward" and np.isnan(_read(scorer, TEXTS, len(TEXTS))).all():
+                raise ParameterError(_why_refused(scorer, role))
         # each call counts the failures of its own texts: a guard recovers when its scorer does
         contracts[role] = replace(contract, tally=Tally(failure_rate))
     return contracts
+
+
+def doubts(contract: Contract, config: SearchConfig, early: bool) -> Iterator[str]:
+    """Yield why a cost under a budget is likely to let every text pass, or none.
+
+    Parameters
+    ----------
+    contract : Contract
+        Of a cost. One that was not examined raises no doubt.
+    config : SearchConfig
+        The settings that a method runs under.
+    early : bool
+        Whether the method checks unfinished answers, too.
+    """
+    if not contract.costs:
+        return
+    name, budget = f"cost {contract.scorer.name!r}", config.budget
+    high = np.nanmax(contract.costs)
+    units = {str(part.unit) for part in getattr(contract.scorer, "parts", [contract.scorer])}
+    if "probability" not in units or high <= 1:
+        units -= {FunctionScorer.unit}  # it may be the same as another one
+    # a budget of 0 means the same for counts of all kinds
+    if len(units) > 1 and (budget > 0 or "probability" in units):
+        yield f"{name} mixes the units {', '.join(sorted(units))}; give costs of one scale"
+    # a sum of probabilities may be above 1
+    if units == {"probability"} and budget >= 1 and config.accounting in ("peak", "terminal"):
+        yield f"{name} is a probability, so every text is within {budget:g}; give a budget below 1"
+    if high < 0 and not units & SIGNED_UNITS:
+        yield (
+            f"every examined text costs below 0 under {name}, up to {high:g}, so the guard lets "
+            "everything pass; add a constant, or give an object with the unit 'logit' if only bad "
+            "texts are above 0"
+        )
+    over = [not cost <= budget for cost in contract.costs]
+    if early and all(over[:2]):  # the empty text and a single word
+        what = "every examined text" if all(over) else "the empty answer, as is a first word,"
+        yield (
+            f"{what} is over the budget of {budget:g} under {name}; is higher worse? for a "
+            "requirement on the whole answer, such as JSON, set accounting='terminal'"
+        )
 
 
 # --- the scorers of a search ---------------------------------------------------------------------

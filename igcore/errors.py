@@ -5,6 +5,7 @@ Every message is one sentence: it names the value, says what is allowed and what
 
 import difflib
 import importlib
+import reprlib
 from collections.abc import Iterable
 from types import ModuleType
 
@@ -30,7 +31,7 @@ class ScorerError(IgcoreError):
 
 
 class ScorerWarning(UserWarning, ScorerError):
-    """A scorer failed on a text, or its scores depend on more than the text.
+    """A scorer failed, its scores depend on more than the text, or they do not fit the budget.
 
     It is a ``ScorerError``, too, so that ``python -W error`` ends a run as any error of a scorer.
     """
@@ -38,6 +39,18 @@ class ScorerWarning(UserWarning, ScorerError):
 
 class RunError(IgcoreError):
     """A run folder cannot be read, written or trusted."""
+
+
+SHORT = reprlib.Repr()
+SHORT.maxstring = SHORT.maxlong = SHORT.maxother = 300  # they are cut in the middle
+
+
+def shown(value: object, most: int = 100) -> str:
+    """Return a value as code, cut to a number of characters; a large or deep one costs no more."""
+    try:
+        return SHORT.repr(value)[:most]
+    except ValueError:  # Python writes no number of thousands of digits
+        return "a huge number"
 
 
 def one_line(error: BaseException) -> str:
@@ -64,10 +77,11 @@ def unknown_name(kind: str, name: object, allowed: Iterable[str], hint: str = ""
         Anything else that would be accepted, appended to the sentence.
     """
     allowed = sorted(allowed)
-    near = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.5)
+    written = name[:100] if isinstance(name, str) else shown(name)
+    near = difflib.get_close_matches(written, allowed, n=1, cutoff=0.5)
     guess = f" did you mean {near[0]!r}?" if near else ""
     return ParameterError(
-        f"unknown {kind} {name!r:.100};{guess} allowed: {', '.join(allowed) or 'none'}{hint}"
+        f"unknown {kind} {shown(name)};{guess} allowed: {', '.join(allowed) or 'none'}{hint}"
     )
 
 

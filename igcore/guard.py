@@ -7,6 +7,7 @@ answer = guard("Dear customer,")
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,12 +17,12 @@ from typing import Any
 from .beams import Method, PromptSearch, method_of, new_search
 from .catalog import room
 from .config import SearchConfig
-from .contract import Contract, Scoring, contracts_of
+from .contract import Contract, Scoring, contracts_of, doubts
 from .engine.device import device_of, free_bytes, note_threads
 from .engine.memory import batch_size, halving, session_bytes
 from .engine.prepack import missing_bytes, turn, use_prepacked
 from .engine.sampling import AS_IS, Sampling
-from .errors import ParameterError
+from .errors import ParameterError, ScorerWarning
 from .policy import Message, Policy, Prompt, as_prompt
 from .progress import progress
 from .response import Response
@@ -35,6 +36,10 @@ PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any] | Named | tuple
 ScorerLike = Scorer | TextFunction | str | Mapping[str, Any] | Named
 CostLike = ScorerLike | list[ScorerLike]
 PromptLike = str | Prompt | Sequence[Message]
+
+# options of transformers' `from_pretrained` that users give by mistake
+LOADING = {"load_in_8bit", "load_in_4bit", "quantization_config", "device_map", "torch_dtype"}
+LOADING |= {"attn_implementation", "trust_remote_code", "revision", "token", "cache_dir"}
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -76,11 +81,14 @@ class Guard:
         sampling)``, an engine that reads samples from the cache and draws missing ones with the
         engine that ``make()`` returns, and ``scores_of(scorer, part)``, which is None or has
         ``get(texts)`` and ``add(scores)``. Answers do not depend on it; their seconds do.
-    device, dtype : str, optional
+    device, dtype : str or torch.dtype, optional
         Where a policy that is given by name is loaded, and in which type, see `igcore.load_policy`.
         By default (``auto``) the device with most free memory, and the type of the saved weights
         if that device computes in it natively, else ``float32``. So a model saved in float32 gives
         the same answers on every processor, up to near ties.
+    chat_options : mapping, optional
+        What the chat template of the policy reads besides messages, such as ``{"enable_thinking":
+        False}``.
 
     Attributes
     ----------
@@ -92,8 +100,14 @@ class Guard:
     Raises
     ------
     ParameterError
-        For a scorer with the wrong sign, a cost that has a number for none of some fixed texts, no
+        For a scorer with the wrong sign, one that has a number for none of some fixed texts, no
         budget, or a policy that cannot be loaded.
+
+    Warns
+    -----
+    ScorerWarning
+        For a cost and a budget under which every text would pass, or none, see
+        `igcore.contract.doubts`.
     """
 
     policy: Policy
@@ -121,19 +135,16 @@ class Guard:
         pool: Any = None,
         contracts: Mapping[str, Contract] | None = None,
         device: str = "auto",
-        dtype: str = "auto",
+        dtype: Any = "auto",
+        chat_options: Mapping[str, Any] | None = None,
         **settings: Any,
     ):
         method_of(method)  # refuses an unknown name
         if budget is not None:
             settings["budget"] = budget
-        if config is None:
-            config = SearchConfig(**settings)
-        elif settings or not isinstance(config, SearchConfig):
-            raise ParameterError(
-                f"Guard has {', '.join(settings) or 'settings'} beside config={config!r:.60}; give "
-                "either a SearchConfig or single settings"
-            )
+        config = config_of(config, settings)
+        if cost is None:
+            raise ParameterError("cost is missing; give a function of a text, or a scorer's name")
         if critic is not None and not (hasattr(critic, "judge") or hasattr(critic, "steering")):
             raise ParameterError(
                 f"critic is {critic!r:.60}; give a network that notebook 20 has trained, or an "
@@ -153,7 +164,7 @@ class Guard:
             "seed": check_seed(seed),
             "pool": pool,
             "answers": [],
-            "policy": as_policy(policy, device, dtype),
+            "policy": as_policy(policy, device, dtype, chat_options),
         }
         if config.sampling == "checkpoint":
             values["config"] = room("checkpoint_config")(values["policy"], config)
@@ -162,6 +173,8 @@ class Guard:
         values["contracts"] = contracts_of(scorers, contracts or {}, config.failure_rate)
         for name, value in values.items():
             object.__setattr__(self, name, value)
+        if contracts is None:
+            warn_of_doubts(self)
 
     def __call__(
         self,
@@ -185,7 +198,11 @@ class Guard:
         """
         chosen = self.seed if seed is None else seed
         if input_ids is None and inputs:
-            raise ParameterError(f"a call takes no {', '.join(inputs)}; give it to igcore.Guard")
+            name = next(iter(inputs))
+            raise ParameterError(
+                f"a call takes no {name}; write guard.with_config({name}=...)(prompt), which loads "
+                "nothing again, or give it to igcore.Guard"
+            )
         if input_ids is None:
             answers = decode(
                 self.method, self, [prompt], seed=chosen, on_block=on_block, record=record
@@ -214,6 +231,20 @@ class Guard:
         """Return a panel for JupyterLab to watch the search, see `igcore.watch.explore.explore`."""
         return room("explore")(self, prompt, **options)
 
+    def with_config(self, **settings: Any) -> Guard:
+        """Return the guard with other settings of the search, fields of `SearchConfig` by name.
+
+        Nothing is loaded again.
+
+        Raises
+        ------
+        ParameterError
+            For an unknown setting, or a value that is not allowed.
+        """
+        guard = replace(self, config=replace(self.config, **settings))
+        warn_of_doubts(guard)
+        return guard
+
     def with_method(self, name: str) -> Guard:
         """Return the guard with a method and the settings that it runs under.
 
@@ -231,27 +262,71 @@ class Guard:
             raise ParameterError(
                 f"method {name!r} needs a reward, and there is none; name or give one as reward"
             )
+        if guard.config.stop and method.search:
+            raise ParameterError(
+                f"method {name!r} does not read stop, which is {guard.config.stop}; leave it out, "
+                "or name another method"
+            )
         if method.network:
             check_network(name, method, guard)
         return guard
 
 
-def as_policy(policy: PolicyLike, device: str = "auto", dtype: str = "auto") -> Policy:
+def config_of(config: Any, given: Mapping[str, Any]) -> SearchConfig:
+    """Return the settings of a guard: a config, or the single settings that were given."""
+    if loading := ", ".join(LOADING & given.keys()):
+        raise ParameterError(
+            f"Guard takes no {loading}; it takes device, dtype and a mapping of name, revision, "
+            "template and chat_options: load the model yourself and give (model, tokenizer)"
+        )
+    if config is None:
+        return SearchConfig(**given)
+    if not isinstance(config, SearchConfig):
+        kind = type(config).__name__
+        raise ParameterError(f"config is a {kind}; write SearchConfig(**config) for a dict")
+    if given:
+        names = ", ".join(given)
+        raise ParameterError(f"Guard has {names} beside config; give either config or settings")
+    return config
+
+
+def warn_of_doubts(guard: Guard) -> None:
+    """Warn, at the line of the caller's caller, of a cost and a budget that do not fit."""
+    method = method_of(guard.method)
+    config = method.settings_under(guard.config)
+    inside = config.checks != "block" or config.block_size < config.max_new_tokens
+    early = method.safety_first and inside and config.accounting != "terminal"
+    for doubt in doubts(guard.contracts["cost"], config, early):
+        warnings.warn(doubt, ScorerWarning, stacklevel=3)
+
+
+def as_policy(
+    policy: PolicyLike,
+    device: str = "auto",
+    dtype: Any = "auto",
+    chat_options: Mapping[str, Any] | None = None,
+) -> Policy:
     """Return a `Policy`: itself, loaded by name or folder, or made of (model, tokenizer)."""
+    options = {"chat_options": dict(chat_options)} if chat_options else {}
     if isinstance(policy, str | os.PathLike | Mapping | Named):
         name = policy if isinstance(policy, Mapping | Named) else os.fspath(policy)
-        loaded: Policy = room("load_policy")(name, dtype, device)
+        named = Named.of(name, "policy")
+        loaded: Policy = room("load_policy")(
+            Named(named.name, named.options | options), dtype, device
+        )
         return loaded
     if (device, dtype) != ("auto", "auto"):
         raise ParameterError(
             f"device is {device!r} and dtype {dtype!r}, but the policy is a model that was loaded "
             "before; move it yourself, such as by model.to(...)"
         )
-    if isinstance(policy, Policy):
+    if isinstance(policy, Policy) and not options:
         return policy
     if isinstance(policy, tuple) and len(policy) == 2:
-        made: Policy = room("policy_of")(*policy)
+        made: Policy = room("policy_of")(*policy, **options)
         return made
+    if hasattr(policy, "model") and hasattr(policy, "tokenizer"):
+        raise ParameterError("policy is a pipeline; give (pipe.model, pipe.tokenizer)")
     raise ParameterError(
         f"policy is of type {type(policy).__name__}; give the name or folder of a model, a mapping "
         "such as for a server, a pair (model, tokenizer), or an igcore.Policy"
@@ -327,7 +402,7 @@ def decode(
     Raises
     ------
     ParameterError
-        Before anything is decoded: for an unknown method, no prompt, an empty or too long prompt, a
+        Before anything is decoded: for an unknown method, an empty or too long prompt, a
         missing critic or one that was trained for something else, or too little memory for one
         prompt.
     ScorerError
@@ -343,6 +418,8 @@ def decode(
     policy, length = guard.policy, guard.config.max_new_tokens
     # all prompts are encoded first, so that a prompt that is too long is refused before any work
     pairs = encoded(policy, listed(prompts), length)
+    if not pairs:
+        return iter(())
     longest = max(len(ids) for _, ids in pairs)
     readers = readers_of(guard.reward, guard.cost)
     with turn(policy.model, *readers):
@@ -400,10 +477,7 @@ def listed(prompts: Iterable[PromptLike]) -> list[PromptLike]:
             f"prompts is {shown:.60}; give a list of prompts, even of one, or of a data set the "
             'texts, ds["prompt"]'
         )
-    found = list(prompts)
-    if not found:
-        raise ParameterError("there are no prompts; give at least one")
-    return found
+    return list(prompts)
 
 
 def encoded(
@@ -479,12 +553,17 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
     }
     out, recorder = [], batch.work.recorder
     for search, emission, metric in zip(batch.searches, emissions, metrics, strict=True):
+        reasoning, text = "", emission.text
+        if emission.tokens and text:
+            reasoning = batch.policy.reasoning_in(search.ids, emission.tokens, text)
+            text = text.removeprefix(reasoning)
         out.append(
             Response(
                 prompt_id=search.prompt.id,
                 prompt=search.prompt.text,
                 set_name=search.prompt.set_name,
-                text=emission.text,
+                text=text,
+                reasoning=reasoning,
                 status=emission.status,
                 reason=emission.reason,
                 finished=emission.finished,

@@ -4,17 +4,22 @@ import hashlib
 import re
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .errors import ParameterError, PolicyError, one_line
+from .catalog import room
+from .errors import ParameterError, PolicyError
 
 # a fixed prompt; its rendering shows everything that a template adds, such as today's date
 PROBE = "How do plants grow?"
 CHAT_ROLES = ("system", "user", "assistant")  # of chat messages
 Message = Mapping[str, str]  # role and content
+REASONING = {  # what begins reasoning -> what ends it
+    "<think>": "</think>",
+    "[THINK]": "[/THINK]",
+    "<|channel|>analysis<|message|>": "<|channel|>final<|message|>",
+}
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte for which sentencepiece has no piece
 HALF = re.compile("[\ud800-\udfff]")  # half a character: JSON can write it, no tokenizer reads it
 
@@ -115,30 +120,54 @@ def prompt_id(text: str, set_name: str) -> str:
 
 
 def role_and_content(message: Any) -> tuple[str, str]:
-    """Return role and content; raise ``ParameterError`` unless a message has exactly these."""
+    """Return role and content; raise ``ParameterError`` unless a message has exactly these.
+
+    A content of parts that are all text is their text, one line each.
+    """
     known = isinstance(message, Mapping) and set(message) == {"role", "content"}
-    if not known or message["role"] not in CHAT_ROLES or not isinstance(message["content"], str):
+    content = message["content"] if known else None
+    if isinstance(content, list) and content and all(map(_is_text, content)):
+        content = "\n".join(part["text"] for part in content)
+    if not known or message["role"] not in CHAT_ROLES or not isinstance(content, str):
         raise ParameterError(
-            f"chat message {message!r} cannot be read; give a mapping of role and content, with a "
-            f"text as content and one of these roles: {', '.join(CHAT_ROLES)}; or give a list of "
-            "prompts to guard.map"
+            f"chat message {message!r:.300} cannot be read; give a mapping of role and content, "
+            "with a text or parts of type text as content and one of these roles: "
+            f"{', '.join(CHAT_ROLES)}; or give a list of prompts to guard.map"
         )
-    return message["role"], message["content"]
+    return message["role"], content
+
+
+def _is_text(part: Any) -> bool:
+    """True for a part of a message that is text."""
+    texts = isinstance(part, Mapping) and part.keys() == {"type", "text"}
+    return texts and part["type"] == "text" and isinstance(part["text"], str)
 
 
 # --- templates ------------------------------------------------------------------------------------
 
 
-def special_strings(tokenizer: Any) -> list[str]:
-    """Return the strings that a tokenizer reads as special tokens, longest first."""
-    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return sorted({*added, *tokenizer.all_special_tokens}, key=lambda s: (-len(s), s))
+def special_strings(tokenizer: Any) -> set[str]:
+    """Return the strings that a tokenizer reads as special tokens."""
+    added = tokenizer.added_tokens_decoder.values()
+    return {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+
+
+def reserved_strings(tokenizer: Any) -> list[str]:
+    """Return the strings that no message may write, longest first.
+
+    They are the special tokens, and all other added tokens that the chat template names or writes,
+    such as the turns of DeepSeek.
+    """
+    written = room("written_by")(tokenizer)
+    added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    named = {content for content in added if content in written}
+    return sorted(special_strings(tokenizer) | named, key=lambda s: (-len(s), s))
 
 
 def escape_special_tokens(tokenizer: Any, text: str) -> str:
     """Break up strings such as ``</s>``, so that a text cannot write a template's own tokens."""
-    for special in special_strings(tokenizer):
-        text = text.replace(special, f"{special[0]} {special[1:]}")
+    for reserved in reserved_strings(tokenizer):
+        text = text.replace(reserved, f"{reserved[0]} {reserved[1:]}")
     return text
 
 
@@ -182,49 +211,6 @@ def _joined(tokenizer: Any, prompt: str, answer: str) -> str:
 
 
 RAW = Template("raw", _as_is, _joined, joins=True)  # the answer continues the prompt
-
-
-def rendered(
-    tokenizer: Any, messages: Sequence[tuple[str, str]], opened: bool, **options: Any
-) -> str:
-    """Return messages, each a role and a content, in the chat template of a tokenizer.
-
-    Parameters
-    ----------
-    opened : bool
-        Whether the text ends where the assistant begins another turn.
-    options
-        What else the template reads.
-
-    Raises
-    ------
-    ParameterError
-        When the template refuses the messages, such as a system's, or fails.
-    """
-
-    def write(given: list[dict[str, Any]]) -> str:
-        return str(
-            tokenizer.apply_chat_template(
-                given, add_generation_prompt=opened, tokenize=False, **options
-            )
-        )
-
-    try:
-        text = write([{"role": role, "content": x} for role, x in messages])
-    except Exception as error:  # third-party code may raise anything
-        raise ParameterError(
-            f"the chat template refuses these messages ({one_line(error):.200}); give those that "
-            "it takes, or correct it or choose another template"
-        ) from error
-    last = messages[-1][1].strip()
-    if last in text:
-        return text
-    # templates of multimodal models expect a list of parts
-    parts = [{"role": role, "content": [{"type": "text", "text": x}]} for role, x in messages]
-    with suppress(Exception):
-        other = write(parts)
-        text = other if last in other else text
-    return text
 
 
 # --- the policy -----------------------------------------------------------------------------------
@@ -338,8 +324,7 @@ class Policy:
         messages = [
             (role, escape_special_tokens(self.tokenizer, text)) for role, text in prompt.messages
         ]
-        options = self.template.options
-        text = rendered(self.tokenizer, messages, opened=True, **options)
+        text = room("rendered")(self.tokenizer, messages, opened=True, **self.template.options)
         return self._ids(text, False, prompt.messages[-1][1], max_new_tokens)
 
     def encode(self, prompt: str, max_new_tokens: int = 0) -> list[int]:
@@ -389,6 +374,29 @@ class Policy:
             text = self.decoded(self._repaired(tokens))
         # a block may end inside a character of several bytes, which the next block completes
         return text.rstrip("\ufffd")
+
+    def reasoning_in(self, prompt: Sequence[int], tokens: Sequence[int], text: str) -> str:
+        """Return the beginning of a response's text that is reasoning, with the spaces after it.
+
+        Reasoning ends at a mark of `REASONING`, which may be a special token. Without its end, all
+        of a response is reasoning where the prompt or the response has begun it.
+        """
+        marked = self._marked(tokens)
+        for begins, ends in REASONING.items():
+            if ends in marked:
+                n = 1
+                while self._marked(tokens[:n]).count(ends) < marked.count(ends):
+                    n += 1
+                answer = text[len(self.text(tokens[:n])) :].lstrip()
+                return text.removesuffix(answer)
+            if begins in marked or self._marked(prompt).rstrip().endswith(begins):
+                return text
+        return ""
+
+    def _marked(self, ids: Sequence[int]) -> str:
+        """Return the text of ids with special tokens."""
+        how = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(ids, **how))
 
     def decoded(self, ids: Sequence[int]) -> str:
         """Return the text that ids add to the user's own decoding, special tokens skipped."""

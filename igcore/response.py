@@ -59,6 +59,9 @@ class Response:
         have been safe), ``scorer_contract`` (the cost depends on more than the text),
         ``over_budget`` (a method that never abstains). ``truncated`` marks a
         certified prefix.
+    text : str or None
+        None, as is the cost, where an abstention emits nothing: not even the empty text is within
+        budget.
     cost, peak_cost, word_peak_cost : float or None
         U_K of the emitted text, and the maximum of U over the common grid of prefixes, and over
         that and all ends of words; higher is worse.
@@ -75,8 +78,13 @@ class Response:
         that was known.
     z_trace : list of float
         z_0, z_1, ... over the method's own block ends; a block is charged for all its checks.
+    text : str or None
+        The answer; None when nothing was emitted.
+    reasoning : str
+        What a reasoning model wrote before its answer, up to a mark such as ``</think>``. The cost
+        judged both, see `judged`. An answer that was cut inside its reasoning is empty.
     block_ends, grid_ends : list of int
-        Character offsets in `text`, see `Emission`.
+        Character offsets in `judged`, see `Emission`.
     trace : list of dict
         One entry per block and round: block, round, drawn (samples), safe (samples within budget
         and, under a critic, let through), finals (finished samples), safe_finals (finished samples
@@ -104,6 +112,7 @@ class Response:
     prompt: str
     set_name: str
     text: str | None
+    reasoning: str = ""
     status: str
     reason: str
     finished: bool
@@ -128,6 +137,11 @@ class Response:
     tokens: list[int] = field(default_factory=list)
     candidates: list[Any] = field(default_factory=list, repr=False, compare=False)
     guard = None  # type: Any  # without an annotation it is no field, and `asdict` leaves it out
+
+    @property
+    def judged(self) -> str | None:
+        """The whole text that the cost has judged: reasoning and answer."""
+        return None if self.text is None else self.reasoning + self.text
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"guard": None}

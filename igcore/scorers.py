@@ -27,8 +27,15 @@ from .settings import Named
 
 COST, REWARD = "higher is worse", "higher is better"
 SIGNS = {"cost": COST, "reward": REWARD}
-# names of a function's parameters -> the text that each takes
-NAMES = {"prompt": ("prompt", "question"), "response": ("response", "answer", "completion", "text")}
+# names of a function's parameters that are given a text even where they have a default
+CERTAIN = ("prompt", "question", "response", "answer", "completion", "text")
+# text -> the names that mean it and nothing else; message or content may mean either
+NAMES = {
+    "prompt": ("prompt", "question", "input", "query", "instruction", "request", "user"),
+    "response": (
+        *CERTAIN[2:], "output", "reply", "generation", "prediction", "candidate", "assistant",
+    ),
+}  # fmt: skip
 ROLE_OF = {name: role for role, names in NAMES.items() for name in names}
 TextFunction = Callable[[str], float] | Callable[[str, str], float]
 
@@ -115,6 +122,11 @@ class FunctionScorer:
         """Return the function's value for each response."""
         return [self._asked(p, r) for p, r in zip(prompts, responses, strict=True)]
 
+    @property
+    def reads_prompts(self) -> bool:
+        """True if one of its parameters takes the prompt."""
+        return "prompt" in self.takes.values()
+
     def _asked(self, prompt: str, response: str) -> Any:
         values = {"prompt": prompt, "response": response}
         given = {name: values[role] for name, role in self.takes.items()}
@@ -167,8 +179,9 @@ def check_sign(scorer: Any, role: str) -> Any:
 def of_function(function: Callable[..., Any], role: str, digest: str = "") -> FunctionScorer:
     """Return a function as a scorer.
 
-    Arguments are given by their names, see `NAMES`. One of another name is the response, two are
-    the prompt and the response.
+    Arguments are given by their names, see `NAMES`, or by the last word of their names, as in
+    ``llm_output``. A single argument of another name is the response. Beside a known name, another
+    one is known by its place: the prompt comes first.
 
     Parameters
     ----------
@@ -205,25 +218,42 @@ def _roles(parameters: Sequence[Parameter], what: str) -> dict[str, str]:
     ParameterError
         When their names do not tell which text each one takes.
     """
-    needed = [p for p in parameters if p.default is p.empty or p.name in ROLE_OF] or parameters[:1]
+    named = {p.name: _role_of(p.name) for p in parameters}
+    if list(named) == ["input"]:  # the input of the function
+        named["input"] = "response"
+    needed = [p for p in parameters if p.default is p.empty or p.name in CERTAIN]
+    needed = needed or [p for p in parameters if named[p.name]] or list(parameters[:1])
     names = [p.name for p in needed]
     # one of another name is known by its place
     places = dict(zip(names, list(NAMES)[-len(names) :], strict=False))
-    roles = {name: ROLE_OF.get(name, places.get(name, "")) for name in names}
+    roles = {name: named[name] or places.get(name, "") for name in names}
     clear = sorted(roles.values()) in (["prompt", "response"], ["response"])
+    clear &= len(names) == 1 or any(named[name] for name in names)
+    # a default must not be judged in place of the response
+    clear &= "response" in map(named.get, names) or "response" not in named.values()
     for parameter in needed:
         name = parameter.name
-        if name not in ROLE_OF:  # nor may it be a list, or mean the other one, as response_text may
-            words = {ROLE_OF[word] for word in name.lower().split("_") if word in ROLE_OF}
+        if not named[name]:  # nor may it be a list, or mean the other one, as response_1 may
+            words = name.lower().split("_")
+            meant = {ROLE_OF[word] for word in words if word in ROLE_OF}
             clear &= parameter.kind is not Parameter.KEYWORD_ONLY
-            clear &= name.removesuffix("s") not in ROLE_OF and (not words or roles[name] in words)
+            clear &= words[-1].removesuffix("s") not in ROLE_OF
+            clear &= not meant or roles[name] in meant
     if not clear:
         raise ParameterError(
-            f"{what} takes ({', '.join(names)}), which does not say what it is to be given; give a "
-            "function of one response (or answer, completion, text), or of prompt (or question) "
-            "and response, or an object whose score(prompts, responses, finished) returns a list"
+            f"{what} takes ({', '.join(names)}), which does not say what it is to be given; name "
+            "its arguments response, or prompt and response, or give an object whose "
+            "score(prompts, responses, finished) returns a list"
         )
     return roles
+
+
+def _role_of(name: str) -> str:
+    """Return the text that the last word of a name means, or nothing."""
+    *before, last = name.lower().split("_")
+    if last == "text":  # the text of a prompt is the prompt
+        last = next((word for word in before if word in ROLE_OF), last)
+    return ROLE_OF.get(last, "")
 
 
 def keeps_cache(scorer: Scorer | None) -> TypeGuard[CachingScorer]:
@@ -234,6 +264,11 @@ def keeps_cache(scorer: Scorer | None) -> TypeGuard[CachingScorer]:
 def uncached(scorer: Scorer) -> Scorer:
     """Return an uncached scorer: the same model, without any KV cache of the search."""
     return scorer.uncached() if keeps_cache(scorer) else scorer
+
+
+def reads_prompts(scorer: Any) -> bool:
+    """True unless a scorer says by its attribute `reads_prompts` that it reads answers alone."""
+    return bool(getattr(scorer, "reads_prompts", True))
 
 
 def reads_tokens(scorer: Any) -> bool:

@@ -225,17 +225,24 @@ def candidates_of(
     candidates = []
     for c, (search, parent) in enumerate(origins):
         tokens = parent.tokens + block.tokens[c]  # a new list: siblings share their parent
+        # all tokens, not the new ones: a character may be split over two blocks
+        written = batch.policy.text(tokens)
+        # an end token or length T; E_critic and `terminal` treat both as the end
+        finished = block.ended[c] or len(tokens) == batch.config.max_new_tokens
+        text = before_stop(written, batch.config.stop)
+        if text != written:
+            finished = True
+            tokens = tokens_up_to(batch.policy, tokens, len(text), len(parent.tokens) + 1)
+        new = len(tokens) - len(parent.tokens)
         beam = Beam(
             tokens=tokens,
-            # all tokens, not the new ones: a character may be split over two blocks
-            text=batch.policy.text(tokens),
-            # an end token or length T; E_critic and `terminal` treat both as the end
-            finished=block.ended[c] or len(tokens) == batch.config.max_new_tokens,
+            text=text,
+            finished=finished,
             state=parent.state,  # before this block's cost, see `charge_costs`
             ends=[*parent.ends, len(tokens)],
             # the engine numbers candidates over all rounds of a block
             row=block.first + c,
-            log_p=parent.log_p + sum(block.log_p[c]),
+            log_p=parent.log_p + sum(block.log_p[c][:new]),
         )
         candidates.append(
             Candidate(
@@ -244,6 +251,19 @@ def candidates_of(
             )
         )  # fmt: skip
     return candidates
+
+
+def before_stop(text: str, stops: Sequence[str]) -> str:
+    """Return a text up to the first stop string in it."""
+    return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]
+
+
+def tokens_up_to(policy: Policy, tokens: list[int], length: int, least: int) -> list[int]:
+    """Return the fewest tokens, but `least`, whose text has a length; the last may hold more."""
+    n = least
+    while len(policy.text(tokens[:n])) < length:
+        n += 1
+    return tokens[:n]
 
 
 def scorable(method: Method, candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -29,7 +29,7 @@ from pydantic import (
 )
 from pydantic import WrapValidator as Wrapped
 
-from .errors import ParameterError, unknown_name
+from .errors import ParameterError, shown, unknown_name
 
 # a folder's name: no character that a path or a shell treats specially
 NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -61,11 +61,12 @@ def settings(cls: type | None = None, *, kw_only: bool = False) -> Any:
 
     @wraps(build)
     def init(self: Any, *values: Any, **named: Any) -> None:
-        values, named = plain(values), plain(named)
         try:
-            build(self, *values, **named)
+            build(self, *plain(values), **plain(named))
         except ValidationError as error:
             raise _refusal(type(self).__pydantic_fields__, error) from None
+        except RecursionError:
+            raise ParameterError("a parameter is nested too deeply; give a flat one") from None
 
     setattr(checked, "__init__", init)  # noqa: B010, a plain assignment is no legal type
     return checked
@@ -87,7 +88,7 @@ def _refusal(known: dict[str, Any], error: ValidationError) -> Exception:
         if failure["type"].startswith("unexpected_"):
             return unknown_name("parameter", failure["loc"][0], known)
     sentences = []
-    for failure in failures:
+    for failure in failures[:10]:
         if failure["type"] == "value_error":  # from a check of ours
             cause: Exception = failure["ctx"]["error"]
             return cause
@@ -100,9 +101,9 @@ def _refusal(known: dict[str, Any], error: ValidationError) -> Exception:
                 f"parameter {name} is missing; it has no default{reason}, so give it a value"
             )
         # without pydantic's names for the types of a union
-        path = ".".join(part for part in map(str, (name, *inside)) if NAME.fullmatch(part))
+        path = ".".join(part for part in map(str, (name, *inside)) if NAME.fullmatch(part))[:100]
         rule = re.sub(r"^\w+ should", "it must", failure["msg"])
-        sentences.append(f"parameter {path} is {failure['input']!r:.100}: {rule}")
+        sentences.append(f"parameter {path} is {shown(failure['input'])}: {rule}")
     return ParameterError("; ".join(sentences) + "; give another value")
 
 
@@ -177,9 +178,9 @@ class Named:
             name = options.pop("name", "")
             if isinstance(name, str):
                 return cls(name, options)
-        shown = " ".join(repr(value).split())[:100]  # that of a model has many lines
+        text = " ".join(shown(value).split())  # that of a model has many lines
         raise ParameterError(
-            f"{kind} is {shown}; give a name as text, or a mapping of a name and its options"
+            f"{kind} is {text}; give a name as text, or a mapping of a name and its options"
         )
 
     def check_options(self, kind: str, allowed: Collection[str]) -> None:

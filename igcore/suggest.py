@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal, TypeGuard
 
-from .errors import ParameterError, unknown_name
-from .scorers import Scorer, TextFunction, as_scorer, keeps_cache
-from .scoring import Cached, Reading, Tally, readings
+from .errors import ParameterError, ScorerWarning, unknown_name
+from .policy import PROBE
+from .scorers import FunctionScorer, Scorer, TextFunction, as_scorer, keeps_cache, uncached
+from .scoring import Cached, Reading, Tally, checked_score, readings
 
 Interval = tuple[float, float]
 Judged = Sequence[str | tuple[str, str]]  # answers, or pairs of a prompt and its answer
@@ -102,12 +104,26 @@ def suggest_budget(
         or costs that leave no budget of at least 0.
     ScorerError
         When the cost fails on most of a hundred texts or more.
+
+    Warns
+    -----
+    ScorerWarning
+        When no budget parts the texts, and when the cost reads prompts and an answer has none.
     """
     if checks not in CHECKS:
         raise unknown_name("checks", checks, CHECKS)
     scorer = as_scorer(cost, "cost")
-    good = costs_of(scorer, pairs_of(acceptable_texts, "acceptable_texts"), checks)
-    bad = costs_of(scorer, pairs_of(unacceptable_texts, "unacceptable_texts"), checks)
+    acceptable = pairs_of(acceptable_texts, "acceptable_texts")
+    unacceptable = pairs_of(unacceptable_texts, "unacceptable_texts")
+    good, bad = costs_of(scorer, acceptable, checks), costs_of(scorer, unacceptable, checks)
+    alone = [text for prompt, text in acceptable + unacceptable if not prompt]
+    if alone and needs_prompts(scorer, alone[0]):
+        warnings.warn(
+            f"cost {scorer.name!r} reads prompts, and {len(alone)} answers have none; give pairs "
+            "(prompt, answer)",
+            ScorerWarning,
+            stacklevel=2,
+        )
     rows = tuple(row_of(budget, good, bad) for budget in cuts([*good, *bad]))
     if not rows:
         raise ParameterError(
@@ -115,6 +131,13 @@ def suggest_budget(
             "add a constant to the cost"
         )
     best = min(rows, key=lambda row: (row.refused + row.passed, row.budget))
+    if best.refused + best.passed > 1 - 1e-9:
+        warnings.warn(
+            f"cost {scorer.name!r} separates nothing: no budget refuses a larger share of the "
+            "unacceptable texts than of the acceptable ones; is higher worse?",
+            ScorerWarning,
+            stacklevel=2,
+        )
     return BudgetChoice(best.budget, rows)
 
 
@@ -134,6 +157,15 @@ def pairs_of(judged: Judged, name: str) -> list[tuple[str, str]]:
 def is_pair(item: object) -> TypeGuard[tuple[str, str]]:
     """True for two texts."""
     return isinstance(item, tuple | list) and [isinstance(x, str) for x in item] == [True, True]
+
+
+def needs_prompts(scorer: Scorer, text: str) -> bool:
+    """True if the cost of a text depends on its prompt, or a function takes the prompt."""
+    if isinstance(scorer, FunctionScorer):
+        return scorer.reads_prompts
+    without, with_one = checked_score(uncached(scorer), ["", PROBE], [text] * 2, [True] * 2)
+    # rounding, as in a batch of another size, is no reading
+    return bool(abs(with_one - without) > 1e-3 * abs(without))
 
 
 def costs_of(scorer: Scorer, pairs: Sequence[tuple[str, str]], checks: str) -> list[float]:

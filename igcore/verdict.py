@@ -255,8 +255,9 @@ def emission_of(beam: Beam, policy: Policy, grid: int) -> Emission:
         text=beam.text,
         status="verified_safe",  # unless the final check disagrees
         # decoding a prefix of the tokens gives a prefix of the text, see `Policy.text`
-        ends=[len(policy.text(beam.tokens[:k])) for k in beam.ends],
-        grid=[len(policy.text(beam.tokens[:k])) for k in on_grid],
+        # and the text of the last token may go on after a stop string
+        ends=[min(len(policy.text(beam.tokens[:k])), len(beam.text)) for k in beam.ends],
+        grid=[min(len(policy.text(beam.tokens[:k])), len(beam.text)) for k in on_grid],
         n_tokens=n,
         tokens=beam.tokens,
         likelihood=beam.likelihood if beam.tokens else None,

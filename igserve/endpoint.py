@@ -346,6 +346,12 @@ class LlamaLabels(Wording, Remote):
         body = {"messages": self.messages, "chat_template_kwargs": self.chat_options or {}}
         (reply,) = self._replies("/apply-template", [body], Rendered)
         parts = SLOT.split(reply.prompt + self.prefix)
+        written = SLOT.findall("\n".join(message["content"] for message in self.messages or ()))
+        if sorted(parts[1::2]) != sorted(written):
+            raise ScorerError(
+                f"the chat template of {self.model!r} leaves out one of the messages, so that it "
+                "would not read all of prompt and response; write them into a single user's turn"
+            )
         first = self._tokens(parts[:1], add_special=True)
         return first + self._tokens(parts[2::2]), parts[1::2]
 

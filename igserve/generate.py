@@ -11,13 +11,11 @@ Versions 5.17 to 5.24 do not pass on the ``streamer`` of ``generate``, so `custo
 it.
 """
 
-import logging
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from os.path import commonprefix
-from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -28,20 +26,15 @@ from igcore.beams import Beam, method_of
 from igcore.config import SearchConfig
 from igcore.engine.sampling import Sampling
 from igcore.errors import ParameterError
-from igcore.guard import Guard, decode
-from igcore.models.generation import SUPPORTED
+from igcore.guard import Guard, PromptLike, decode
 from igcore.policy import RAW, Encoded, Policy, Prompt, as_prompt
 from igcore.response import Response
-from igcore.settings import Options
+from igcore.scorers import reads_prompts
 from igcore.verdict import Emission, judge, within
 
-# `generate` adds them itself
-CACHES = {"cache", "past_key_values"}  # the second up to 5.23
-INPUTS = CACHES | {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
-ALLOWED_STOPS = (generation.MaxLengthCriteria, generation.EosTokenCriteria)
-DEFAULT_LENGTH = 20  # new tokens that transformers allows by default
+from .arguments import check_caller, check_inputs, check_processors, check_settings
 
-log = logging.getLogger("igcore")
+DEFAULT_LENGTH = 20  # new tokens that transformers allows by default
 
 
 @dataclass
@@ -63,6 +56,10 @@ class custom_generate:
         draws the samples of `decode` for that text, and each further row draws other samples.
     streamer : transformers streamer, optional
         Shows the answer to one prompt during the search.
+    prompts : sequence of str, chat messages or Prompt, optional
+        What scorers read, one for each row or for each row that ``num_return_sequences`` repeats. A
+        pipeline passes its own. By default scorers read the text of the input ids, which holds the
+        roles of a chat template, too; a warning says so where a scorer reads prompts.
 
     Notes
     -----
@@ -104,6 +101,7 @@ class custom_generate:
 
     guard: Guard
     streamer: Any = None
+    prompts: Sequence[PromptLike] | None = None
 
     def __post_init__(self) -> None:
         """Raise ``ParameterError`` unless `guard` is a guard."""
@@ -115,7 +113,8 @@ class custom_generate:
     ) -> torch.Tensor | generation.GenerateDecoderOnlyOutput:
         """Answer the rows of `input_ids` (B, L); transformers calls it."""
         try:
-            return answer_rows(self.guard, model, input_ids, self.streamer, seed=seed, **inputs)
+            shown, read = self.streamer, self.prompts
+            return answer_rows(self.guard, model, input_ids, shown, read, seed=seed, **inputs)
         finally:  # the reader of a streamer waits for its end, after an error too
             if self.streamer is not None:
                 self.streamer.end()
@@ -126,6 +125,7 @@ def answer_rows(
     model: Any,
     input_ids: torch.Tensor,
     streamer: Any = None,
+    prompts: Sequence[PromptLike] | None = None,
     *,
     logits_processor: Sequence[Any],
     stopping_criteria: Sequence[Any],
@@ -138,15 +138,15 @@ def answer_rows(
     transformers chooses the names of these parameters, except `guard` and `seed`.
     """
     guard.answers.clear()
-    named, pipeline = _check_caller(streamer)
+    named, pipeline, written = check_caller(streamer)
     own = [model.generation_config, pipeline]
     if model is not guard.policy.model:
         raise ParameterError("the guard was made for another model; make one of this model")
-    _check_settings(generation_config, own, named, Sampling.of(guard.config))
-    _check_processors([*logits_processor, *stopping_criteria])
+    check_settings(generation_config, own, named, Sampling.of(guard.config))
+    check_processors([*logits_processor, *stopping_criteria], generation_config)
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask.long()
-    _check_inputs(input_ids, mask, inputs)
+    check_inputs(input_ids, mask, inputs)
     if streamer is not None:
         if len(input_ids) > 1:
             raise ParameterError(
@@ -161,7 +161,8 @@ def answer_rows(
     # users and streamers decode the new ids alone, which gives no space before the text
     alone = replace(RAW, joins=False)
     policy = Policy("the model", model, guard.policy.tokenizer, alone, eos_ids=frozenset(eos))
-    prompts = _prompts(policy, input_ids, mask, config.max_new_tokens)
+    given = _given(prompts or written, len(input_ids), guard)
+    rows = _prompts(policy, input_ids, mask, config.max_new_tokens, given)
     abstains = method_of(guard.method).abstains and config.on_failure != "paper"
     if abstains:  # fails now, not at the first abstention
         policy.encoded(config.refusal)
@@ -170,7 +171,7 @@ def answer_rows(
     # without a final check a prefix is not certified, so it is not shown early
     on_block = shown.block if shown and abstains else None
     seed = guard.seed if seed is None else seed
-    responses = list(decode(guard.method, search_guard, prompts, seed=seed, on_block=on_block))
+    responses = list(decode(guard.method, search_guard, rows, seed=seed, on_block=on_block))
     answers = [_tokens(response, policy, eos[:1]) for response in responses]
     guard.answers[:] = responses  # last, because finding their ids may fail
     if shown:
@@ -202,8 +203,10 @@ class _Shown:
         tokens = certified_prefix(beams, config)
         text, ids = policy.text(tokens), policy.stable_ids(tokens)
         # after a line break transformers' TextStreamer starts a new text, and sentencepiece strips
-        # a space from the beginning of a text
-        if not self._adds(ids) or policy.decoded(ids) != text or text.endswith("\n"):
+        # a space from the beginning of a text; what may become a stop string is no part of it yet
+        begun = {stop[:n] for stop in config.stop for n in range(1, len(stop))}
+        waits = text.endswith(("\n", *begun))
+        if not self._adds(ids) or policy.decoded(ids) != text or waits:
             return
         blocks = [end for end in beams[0].ends if end < len(tokens)]
         ends = [len(policy.text(tokens[:end])) for end in blocks]
@@ -239,17 +242,41 @@ def certified_prefix(beams: Sequence[Beam], config: SearchConfig) -> list[int]:
     return list(shared[: max(ends, default=0)])
 
 
+def _given(prompts: Any, rows: int, guard: Guard) -> list[PromptLike | None]:
+    """Return what scorers read of each row: a given prompt, or None for the text of its ids."""
+    if prompts is None:
+        reading = [each for each in (guard.cost, guard.reward) if each and reads_prompts(each)]
+        if guard.policy.tokenizer.chat_template and reading:
+            warnings.warn(
+                f"{reading[0].name} reads the prompt as the text of the input ids, with the roles "
+                "of a chat template, and not as the user wrote it; give what it is to read by "
+                "igcore.custom_generate(guard, prompts=[...])",
+                stacklevel=2,
+            )
+        return [None] * rows
+    found = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not found or rows % len(found):
+        raise ParameterError(
+            f"prompts has {len(found)} prompts for {rows} rows of input ids; give one for each row"
+        )
+    return [prompt for prompt in found for _ in range(rows // len(found))]
+
+
 def _prompts(
-    policy: Policy, input_ids: torch.Tensor, mask: torch.Tensor, length: int
+    policy: Policy,
+    input_ids: torch.Tensor,
+    mask: torch.Tensor,
+    length: int,
+    given: Sequence[PromptLike | None],
 ) -> list[Encoded]:
     """Return the rows of (B, L) as prompts, without their padding.
 
     The second and later rows of one text have a number in their id.
     """
     prompts, rows = [], Counter[str]()
-    for ids, here in zip(input_ids, mask.bool(), strict=True):
+    for ids, here, read in zip(input_ids, mask.bool(), given, strict=True):
         ids = tuple(ids[here].tolist())
-        prompt = as_prompt(policy.text(ids))
+        prompt = as_prompt(policy.text(ids) if read is None else read)
         policy.check_length(prompt.text, len(ids), length)
         number = f"-{rows[prompt.text]}" if rows[prompt.text] else ""
         rows[prompt.text] += 1
@@ -259,8 +286,9 @@ def _prompts(
 
 def _tokens(response: Response, policy: Policy, eos: list[int]) -> list[int]:
     """Return ids that decode to the emitted text, with an end token where the policy has none."""
-    text, tokens = response.text or "", response.tokens
-    ids = policy.exact_ids(tokens) if tokens else policy.encoded(text)
+    text, tokens = response.judged or "", response.tokens
+    whole = policy.text(tokens) == text  # not where a stop string cut the last token
+    ids = policy.exact_ids(tokens) if whole else policy.encoded(text)
     # an end token that is not special would add to the text
     return ids if response.finished or policy.decoded(ids + eos) != text else ids + eos
 
@@ -286,98 +314,3 @@ def _special(settings: generation.GenerationConfig, rows: int) -> tuple[list[int
             f"the answers to {rows} rows may need padding; give generate a pad_token_id"
         )
     return eos, pad or 0
-
-
-def _check_caller(streamer: Any) -> tuple[Options, generation.GenerationConfig]:
-    """Refuse arguments that `generate` does not pass on.
-
-    Return the caller's arguments, and the defaults of a pipeline.
-    """
-    callers = {frame.f_code.co_name: frame for frame, _ in reversed(list(walk_stack(None)))}
-    calling = callers.get("generate")
-    lost = calling.f_locals.get("streamer") if calling else None
-    if lost is not None and lost is not streamer:
-        lost.end()  # its reader would wait forever
-        raise ParameterError(
-            "transformers does not pass generate's streamer on; give it to "
-            "igcore.custom_generate(guard, streamer=...)"
-        )
-    # a decorator around `generate` has the caller's arguments, without transformers' defaults
-    named = calling.f_back.f_locals.get("kwargs", {}) if calling and calling.f_back else {}
-    sampling = named.get("do_sample", getattr(named.get("generation_config"), "do_sample", None))
-    if sampling is False:
-        raise ParameterError(
-            "generate was given do_sample=False, which is not supported: the search samples from "
-            "the model; leave it out"
-        )
-    pipeline = callers["_forward"].f_locals.get("self") if "_forward" in callers else None
-    preset = getattr(pipeline, "_default_generation_config", None)
-    return named, preset or generation.GenerationConfig()
-
-
-def _check_settings(
-    settings: generation.GenerationConfig, own: Sequence[Any], named: Options, sampling: Sampling
-) -> None:
-    """Raise ``ParameterError`` for settings that the search does not support, except defaults.
-
-    A default does not count where the caller named it and the guard's config has another value.
-    """
-    if settings.num_beams not in (None, 1):
-        raise ParameterError(
-            f"num_beams is {settings.num_beams}, but the search has its own beams; give generate "
-            "num_beams=1"
-        )
-    defaults, neutral = settings._get_default_generation_params(), {"guidance_scale": 1}
-    shape = vars(sampling)  # temperature, top_p and top_k
-    for name, value in vars(settings).items():
-        if name in SUPPORTED or name.startswith("_") or value is None or value is False:
-            continue
-        checkpoint, pipeline = (getattr(each, name, None) for each in own)
-        allowed = [(neutral | shape).get(name)]
-        if name not in shape or name not in named:
-            allowed += [defaults.get(name), checkpoint]
-        if value in allowed:
-            continue
-        given = f"generate was given {name}={value!r}, which is not supported: the search samples "
-        given += "as the guard's config says and returns token ids alone; "
-        if value != pipeline:
-            where = f", or set it in the guard's config, where {name} is {shape.get(name)}"
-            raise ParameterError(f"{given}leave {name} out{where if name in shape else ''}")
-        if name in shape:
-            warnings.warn(f"{given}the pipeline's value is ignored", stacklevel=2)
-
-
-def _check_processors(parts: Sequence[Any]) -> None:
-    """Raise ``ParameterError`` for a user's logits processors and stopping criteria.
-
-    `_check_settings` handles those that transformers makes from settings.
-    """
-    for kind in map(type, parts):
-        own = not kind.__module__.startswith("transformers.")
-        constrains = kind is generation.PrefixConstrainedLogitsProcessor
-        stops = issubclass(kind, generation.StoppingCriteria) and kind not in ALLOWED_STOPS
-        if own or constrains or stops:
-            raise ParameterError(
-                f"generate was given a {kind.__name__}, which is not supported; leave it out"
-            )
-
-
-def _check_inputs(input_ids: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]) -> None:
-    """Raise ``ParameterError`` for inputs besides ids (B, L) and mask, and for right padding."""
-    # a multimodal model without pictures has an empty mapping of them
-    given = {
-        name for name, x in inputs.items() if x is not None and not (type(x) is dict and not x)
-    }
-    refused = given - INPUTS
-    refused |= {name for name in CACHES & given if inputs[name].get_seq_length()}
-    if refused:
-        raise ParameterError(
-            f"generate was given {', '.join(sorted(refused))}; the search reads token ids alone: "
-            "leave it out"
-        )
-    if not input_ids.shape[1]:
-        raise ParameterError("a prompt has no tokens; give at least one")
-    if mask.shape != input_ids.shape or not mask[:, -1].all() or (mask[:, 1:] < mask[:, :-1]).any():
-        raise ParameterError(
-            "attention_mask does not pad on the left; set tokenizer.padding_side to 'left'"
-        )

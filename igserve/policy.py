@@ -17,9 +17,9 @@ from igcore.errors import ParameterError, PolicyError, no_latents
 from igcore.files import digest_of
 from igcore.models.policies import PolicyEntry, eos_ids_of
 from igcore.models.pretrained import contents_of, load_tokenizer
-from igcore.models.templates import TEMPLATES, TextFormat, check_chat
+from igcore.models.templates import TextFormat, check_chat, template_of
 from igcore.policy import Policy
-from igcore.settings import Count, Natural, Seconds, settings
+from igcore.settings import Count, Natural, Options, Seconds, settings
 
 from .client import SERVER, Client, check_endpoint, key_in
 from .engine import ServedEngine
@@ -44,6 +44,8 @@ class ServedOptions:
     template : str, optional
         A key of `igcore.models.templates.TEMPLATES`, by default ``chat`` where the tokenizer has
         one.
+    chat_options : mapping, optional
+        Further variables of the chat template, such as ``{"enable_thinking": False}``.
     api_key_env : str
         Name of the environment variable that holds the key; it begins with ``IGCORE_SERVER_``. It
         may be empty.
@@ -63,6 +65,7 @@ class ServedOptions:
     tokenizer: str
     revision: str | None = None
     template: TextFormat | None = None
+    chat_options: Options | None = None
     api_key_env: str = f"{SERVER}KEY"
     timeout: Seconds = 120.0
     max_retries: Natural = 6
@@ -163,7 +166,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     folder = known.folder(given.revision, weights=False)
     tokenizer = load_tokenizer(folder)
     template = given.template or known.template or ("chat" if tokenizer.chat_template else "raw")
-    check_chat(tokenizer, template, f"policy {given.model!r}")
+    check_chat(tokenizer, template, f"policy {given.model!r}", given.chat_options)
     entry, software, version = describe(server)
     server.vocabulary = 1 + max(tokenizer.get_vocab().values())
     check_tokenizer(server, tokenizer)
@@ -179,7 +182,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         name=name,
         model=RemoteModel(name),
         tokenizer=tokenizer,
-        template=TEMPLATES[template],
+        template=template_of(template, given.chat_options),
         eos_ids=eos_ids_of(eos_settings_of(folder), tokenizer, known.ends),
         files=contents_of(folder, weights=False),
         server=server,

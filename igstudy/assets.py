@@ -4,7 +4,6 @@
 """
 
 import json
-import pickle
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from igcore.errors import AssetError, needs
+from igcore.errors import needs
 from igcore.models.assets import ASSETS, fetched, pinned, sound
+from igcore.models.convert import NamesOnly
 
 __all__ = ["fetched", "sound"]
 
@@ -31,25 +31,15 @@ class _Plain(dict[str, Any]):
         super().__init__()
 
 
-# what a pickle may name -> what is called instead
-_PLAIN = {
-    ("keras.src.legacy.preprocessing.text", "Tokenizer"): _Plain,
-    ("collections", "OrderedDict"): _Plain,
-    ("collections", "defaultdict"): _Plain,
-    ("builtins", "int"): int,
-}
+class _PlainUnpickler(NamesOnly):
+    """Reads a Keras tokenizer as plain values; it imports nothing."""
 
-
-class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler that imports nothing, and refuses every name that is not in `_PLAIN`."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return the plain class for an allowed name, or raise ``AssetError``."""
-        if (module, name) in _PLAIN:
-            return _PLAIN[module, name]
-        raise AssetError(
-            f"the pickle names {module}.{name}, so it was not loaded; check where it comes from"
-        )
+    known = {
+        "keras.src.legacy.preprocessing.text.Tokenizer": _Plain,
+        "collections.OrderedDict": _Plain,
+        "collections.defaultdict": _Plain,
+        "builtins.int": int,
+    }
 
 
 def read_plain_pickle(path: Path) -> dict[str, Any]:

@@ -25,9 +25,7 @@ import igcore
 import igserve
 from igcore.errors import RunError, one_line
 from igcore.files import DIGITS, digest_of
-from igcore.models.registry import load_scorer
 from igcore.scorers import FunctionScorer
-from igcore.settings import Named
 
 # the packages, whose code counts as a whole, see `igstudy.runs.identity`
 HOMES = {
@@ -123,7 +121,8 @@ def source_of(name: str) -> Path | None:
         spec = importlib.util.find_spec(top)
     except ValueError:  # of a module that no file has
         return None
-    home = Path(getattr(spec, "origin", None) or "").resolve()
+    folders = getattr(spec, "submodule_search_locations", None) or [""]
+    home = Path(getattr(spec, "origin", None) or Path(next(iter(folders)), "__init__.py")).resolve()
     if home.suffix != ".py" or INSTALLED & set(home.parts):
         return None
     place = home.parent.joinpath(*rest)
@@ -132,11 +131,6 @@ def source_of(name: str) -> Path | None:
 
 
 # --- functions ------------------------------------------------------------------------------------
-
-
-def loaded(scorer: Named | None, role: str = "cost") -> Any:
-    """Load a scorer as `igcore.load_scorer`, `identified` before it has scored anything."""
-    return None if scorer is None else identified(load_scorer(scorer, role))
 
 
 def identified(scorer: Any) -> Any:

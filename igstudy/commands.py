@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ from igcore.cli import add_fetch_options
 from igcore.errors import IgcoreError, ParameterError, RunError, needs, unknown_name
 from igcore.files import writing
 
-from .linefile import Fields, comparable, key, read
+from .linefile import Fields, comparable, key, read, read_record
 from .runs.folders import changes
 from .runs.paramfiles import Given, runs_of
+from .trust import MODULES, add_allow_option, admit, named_modules
 from .yamlfile import parsed, read_yaml
 
 DECODE, LINES = "notebooks/30_decode.ipynb", "runs/ci/decode-raw/responses.jsonl"
@@ -92,12 +94,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar=("NAME", "VALUE"),
         help="a parameter that replaces the file's, or the notebook's own without a file",
     )
+    add_allow_option(notebook)
     check = command(_verify, f"{LINES} --params params/ci/decode-raw.yaml")
     check.add_argument("file", type=Path, help="responses.jsonl, with the files beside it")
     asked = "params file that requests the run: its settings, models, prompts and networks"
     check.add_argument("--params", type=Path, metavar="FILE", required=True, help=asked)
     replay = "decode K groups of prompts again, or 'all'; by default 0"
     check.add_argument("--replay", type=number_or_all, default=0, metavar="K", help=replay)
+    add_allow_option(check)
     compare = command(_compare, f"{LINES} other/responses.jsonl")
     compare.add_argument("a", type=Path, help="a file of answers, responses.jsonl")
     compare.add_argument("b", type=Path, help="another one")
@@ -106,7 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]]) -> Result:
+def _run(
+    notebook: Path, output: str, params: Path | None, given: list[list[str]], allow: list[str]
+) -> Result:
     """Run a notebook with the settings of a params file, once for each of the file's runs.
 
     The answers go to runs/PROFILE/RUN, where a stopped run continues. Needs papermill and Jupyter,
@@ -116,11 +122,14 @@ def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]
     papermill = needs("papermill")
     own = {name: parsed(text, f"-p {name} {text!r:.100}") for name, text in given}
     values = read_yaml(params) if params else own
-    kernel_name = _checked(papermill, notebook, params, values | own)
+    runs = _runs(values, params or notebook, output)
+    kernel_name = _checked(papermill, notebook, params, [given | own for _, given in runs])
+    # what the user has typed is allowed
+    admit(values | own, params or notebook, [*allow, *named_modules(own)])
     written = []
     try:
         with _one_kernel(kernel_name, notebook) as kernel:
-            for run, settings in _runs(values, params or notebook, output):
+            for run, settings in runs:
                 path = Path(output.replace("{run}", run))
                 with writing(path):
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,10 +150,11 @@ def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]
     return HOLDS, written
 
 
-def _checked(papermill: Any, notebook: Path, params: Path | None, values: Given) -> str:
+def _checked(papermill: Any, notebook: Path, params: Path | None, runs: list[Given]) -> str:
     """Return the name of a notebook's kernel, once each value has a place in its parameters.
 
-    papermill only warns of a value that no cell takes, and the notebook's own would run.
+    papermill only warns of a value that no cell takes, and the notebook's own would run. Worse, it
+    writes the name of a value into a cell as it is: a name may be any statement.
     """
     nbformat = needs("nbformat")
 
@@ -154,9 +164,9 @@ def _checked(papermill: Any, notebook: Path, params: Path | None, values: Given)
     except (OSError, ValueError, LookupError, AttributeError, nbformat.ValidationError) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         raise RunError(f"notebook {notebook} cannot be read ({why}); check its path") from None
-    for name in values.keys() - {"grid", "points"} - known:
+    for name in set().union(*runs) - known:
         raise unknown_name(f"parameter of {notebook}", name, known, TAGGED)
-    if params and "profile" in known - values.keys():
+    if params and "profile" in known - runs[0].keys():
         raise ParameterError(
             f"{params} sets no profile; a params file is whole, and -p alone changes single values"
         )
@@ -203,7 +213,7 @@ def _runs(values: Given, params: Path, output: str) -> list[tuple[str, Given]]:
     return runs
 
 
-def _verify(file: Path, params: Path, replay: int | None) -> Result:
+def _verify(file: Path, params: Path, replay: int | None, allow: list[str]) -> Result:
     """Check the record of a run without trusting whoever made it.
 
     The params file is the request, and the record must be its answer: every setting is compared,
@@ -211,7 +221,10 @@ def _verify(file: Path, params: Path, replay: int | None) -> Result:
     folder says which one. The exit status is 0 if the record holds, 1 if it does not, 2 if this
     machine cannot decide, and 3 if a file is wrong, so that nothing was decided.
     """
-    from .runs.verify import request_of, verify  # here: it loads torch, which `run` does not need
+    # first, as what follows loads torch: files of somebody else are refused within a second
+    admit(read_yaml(params), params, allow)
+    read_record(file)
+    from .runs.verify import request_of, verify
 
     report = verify(file, request_of(file, params), replay)
     status, lines = verdict(str(file), report)
@@ -261,10 +274,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command from the command line; return the exit status."""
     given = vars(_parser().parse_args(arguments))
     run: Command = given.pop("run")
+    before = os.environ.get(MODULES, "{}")
     try:
         status, lines = run(**given)
     except IgcoreError as error:
         status, lines = ERROR, [str(error)]
+    finally:
+        os.environ[MODULES] = before  # modules are admitted for one command
     failed = status in (FAILS, ERROR)
     for line in lines:
         print(f"{'error: ' * failed}{printable(line)}", file=sys.stderr if failed else sys.stdout)

@@ -6,6 +6,7 @@
 import gzip
 import hashlib
 import json
+import lzma
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ SETTINGS = tuple(  # the settings of a method, in the order of a line
 )
 LineKey = tuple[str, str]
 Fields = dict[str, Any]  # of a line, of params.json or of a manifest
+PACKED: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+MOST_UNPACKED, MOST_RATIO = 2**25, 40  # bytes, and times the packed size: records reach 20 times
 REJECTION: Fields = {"spend": 64, "draws": 24}  # its settings, where lines do not have them yet
 
 
@@ -128,10 +131,8 @@ def read(path: Path) -> list[Fields]:
     lines: list[Fields] = []
     numbers: dict[LineKey, int] = {}
     try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
+        content = unpacked(path)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise RunError(f"cannot read {path} ({error}); decode first, or check the path") from error
     for number, text in enumerate(content.splitlines(), start=1):
         try:
@@ -147,6 +148,30 @@ def read(path: Path) -> list[Fields]:
             )
         lines.append(line)
     return lines
+
+
+def unpacked(path: Path) -> bytes:
+    """Return the content of a file, also of a packed one (``.gz`` or ``.xz``).
+
+    Raises
+    ------
+    RunError
+        For a packed file with more content than `MOST_UNPACKED` and `MOST_RATIO` allow. The excess
+        is found without holding any content in memory.
+    OSError, EOFError, zlib.error, lzma.LZMAError
+        When it cannot be read.
+    """
+    if path.suffix not in PACKED:
+        return path.read_bytes()
+    most = max(MOST_UNPACKED, MOST_RATIO * path.stat().st_size)
+    with PACKED[path.suffix](path) as file:
+        if file.seek(most + 1) > most:
+            raise RunError(
+                f"{path} of {path.stat().st_size:,} bytes holds more than {most:,}, as no record "
+                "does; unpack it yourself, if you trust it"
+            )
+        file.seek(0)
+        return bytes(file.read())
 
 
 @dataclass(frozen=True)

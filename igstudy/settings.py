@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from igcore.errors import ParameterError
+from igcore.errors import ParameterError, shown
 from igcore.settings import NAME
 
 
@@ -20,8 +20,8 @@ def check_name(kind: str, value: Any) -> None:
     """
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise ParameterError(
-            f"{kind} is {value!r}, which cannot name a folder; give text of the letters a to z and "
-            "A to Z, digits, _ and - alone"
+            f"{kind} is {shown(value)}, which cannot name a folder; give text of the letters a to "
+            "z and A to Z, digits, _ and - alone"
         )
 
 
@@ -31,8 +31,8 @@ def _check_inside(folder: str, info: ValidationInfo) -> str:
     path = PurePath(folder)
     if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in folder:
         raise ParameterError(
-            f"parameter {info.field_name} is {folder!r}; give a folder inside the repository, seen "
-            "from its root and without .., such as runs/mine/figures"
+            f"parameter {info.field_name} is {shown(folder)}; give a folder inside the repository, "
+            "seen from its root and without .., such as runs/mine/figures"
         )
     return folder
 

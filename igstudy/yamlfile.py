@@ -1,4 +1,4 @@
-"""Read YAML files; refuse values that two versions of YAML read as different things."""
+"""Read YAML files; refuse aliases, and what two versions of YAML read as different things."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from igcore.errors import ParameterError
+from igcore.errors import ParameterError, shown
 
 # a value that YAML 1.1 takes for another than YAML 1.2 and most people: yes is true there, 010 is
 # 8, 1:30 is 90, and 2026-01-31 is no text
@@ -16,7 +16,14 @@ REMEDY = "write true, false or a plain number, or put text into quotes"
 
 
 class Strict(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """Reads YAML without equal keys and `AMBIGUOUS` values."""
+    """Reads YAML without aliases, equal keys and `AMBIGUOUS` values."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse an alias, by which a small file can become large, and the anchor of one."""
+        event = self.peek_event()
+        if getattr(event, "anchor", None) is not None:
+            raise _fault(event, f"&{event.anchor:.60} or its alias is not allowed; write it out")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Refuse a key that is given twice; YAML would keep the last silently."""
@@ -25,18 +32,18 @@ class Strict(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
         for place, _ in node.value:
             key = self.construct_object(place, deep=True)
             if key in seen:
-                raise _fault(place, f"the key {key!r:.100} is given twice; leave one of them")
+                raise _fault(place, f"the key {shown(key)} is given twice; leave one of them")
             seen.add(key)
         return made
 
     def construct_scalar(self, node: Any) -> Any:
         """Refuse an `AMBIGUOUS` value."""
         if node.tag in PLAIN and AMBIGUOUS.fullmatch(node.value):
-            raise _fault(node, f"{node.value!r:.100} is another value in old YAML; {REMEDY}")
+            raise _fault(node, f"{shown(node.value)} is another value in old YAML; {REMEDY}")
         return super().construct_scalar(node)
 
 
-def _fault(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+def _fault(node: yaml.Node | yaml.Event, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
@@ -60,7 +67,7 @@ def parsed(text: str, source: object) -> Any:
         line = f"line {mark.line + 1}: " if mark else ""
         # the lines of other errors than a parser's are about Python
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise ParameterError(f"{source} cannot be read ({line}{problem})") from None
+        raise ParameterError(f"{source} cannot be read ({line}{problem:.300})") from None
 
 
 def read_yaml(path: Path | str, form: str = "it must be a mapping of settings") -> dict[str, Any]:
@@ -83,5 +90,5 @@ def read_yaml(path: Path | str, form: str = "it must be a mapping of settings") 
         raise ParameterError(f"{path} cannot be read ({why}); {form}") from None
     value = parsed(text, path)
     if not isinstance(value, dict):
-        raise ParameterError(f"{path} cannot be read (it is {value!r:.60}); {form}")
+        raise ParameterError(f"{path} cannot be read (it is {shown(value, 60)}); {form}")
     return value

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from mockpolicy import LETTERS, LetterCost, LetterReward, mock_policy
+from mockpolicy import LETTERS, LetterCost, LetterReward, mock_policy, unread
 
 from igcore import Guard, SearchConfig, decode
 from igcore.beams import Beam, method_of, new_search, why_unsafe
@@ -153,7 +153,7 @@ def test_mode_paper_believes_a_search_that_calls_its_answer_unsafe():
     config = SearchConfig(
         budget=99.0, n_samples=2, block_size=2, max_new_tokens=4, on_failure="paper"
     )
-    guard = Guard(mock_policy(), LetterCost(), LetterReward(lambda text: math.nan), config)
+    guard = Guard(mock_policy(), LetterCost(), LetterReward(unread), config)
     found = list(decode("inferenceguard", guard, PROMPTS))
     assert {answer.status for answer in found} == {"unverified_unsafe"}
 

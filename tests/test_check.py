@@ -1,9 +1,11 @@
 """Tests of `igcore check`: what it finds in a scorer of one's own."""
 
+import math
+
 import pytest
 
 from igcore import cli
-from igcore.cli import examine
+from igcore.cli import examine, longest
 from tests.audit.zoo import Hostile
 
 MINE = """
@@ -29,6 +31,7 @@ def test_a_function_of_the_text_keeps_the_contract(mine, capsys):
     assert cli.main(["check", "mycosts:length"]) == 0
     out = capsys.readouterr().out
     assert "FAILS" not in out and out.count("unfinished") == 4
+    assert "reads at least 1000 words\n" in out
     assert out.endswith("cost 'mycosts:length' can guard a model\n")
 
 
@@ -38,6 +41,39 @@ def test_a_scorer_that_reads_its_batch_is_named(mine, capsys):
     out, errors = capsys.readouterr()
     assert "FAILS: cost 'by batch' depends on the batch: asked alone and with others" in out
     assert errors == "error: cost 'mycosts:by_batch' fails 1 of 5 checks\n"
+
+
+class Encoder:
+    """A model cost whose context has room for some words."""
+
+    name, digest, sign, unit = "encoder", "1", "higher is worse", "points"
+
+    def __init__(self, room):
+        self.room = room
+
+    def score(self, prompts, responses, finished):
+        lengths = [len(response.split()) for response in responses]
+        return [n if n <= self.room else math.nan for n in lengths]
+
+
+@pytest.mark.parametrize(
+    ("cost", "shown", "problem"),
+    [
+        (Encoder(400), "250, unfinished 250; reads 250 words, not 500: a longer answer", ""),
+        (Encoder(10**6), "8000, unfinished 8000; reads at least 8000 words", ""),
+        (Encoder(100), "nan, unfinished nan", "it has no number for 125 words"),
+    ],
+)
+def test_a_cost_says_how_long_a_text_it_reads(cost, shown, problem):
+    """Guards model costs, all of which failed on a text longer than any context."""
+    found, said = longest(cost)
+    assert found.startswith(shown) and said == problem
+
+
+def test_a_slow_cost_reads_a_thousand_words_and_no_more(monkeypatch):
+    """Guards a model without a GPU, which would read its whole context for minutes."""
+    monkeypatch.setattr(cli, "PATIENCE", 0)
+    assert longest(Encoder(10**6))[0].endswith("reads at least 1000 words")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from scipy import stats
 from synthetic import record
 
@@ -52,7 +51,7 @@ def written(tmp_path):
             "claims": claims_ or {"safest": CLAIM | changes},
         }
         path = tmp_path / "claims.yaml"
-        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        path.write_text(json.dumps(content))
         return path
 
     return written

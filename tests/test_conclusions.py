@@ -108,6 +108,17 @@ def test_what_the_front_page_says_in_words():
         assert 1.3 < other["policy_tokens"] / guard["policy_tokens"] < 1.4
     critic, best = (arms.loc[("critic", arm)] for arm in ("E_critic as printed", "Best-of-N"))
     assert critic["safety_rate"] < best["safety_rate"]
+    # no guard could be better than these by the ten points that the claims ask for
+    assert arms.loc[("harm", "beam search, λ 5"), "safety_rate"] > 0.9
+    assert arms.loc[("rude", "rejection sampling"), "answered_path_safe"] > 0.9
+    assert best["safety_rate"] > 0.9
+
+
+@pytest.mark.parametrize("name", ["claims_arms", "claims_arms_qwen"])
+def test_answers_that_no_judge_has_read_have_no_count(name):
+    """Bug: 0 of them were harmful."""
+    arms = cells(name)
+    assert arms["judged_harmful"].isna().tolist() == (arms["judged"] == 0).tolist()
 
 
 def test_what_the_larger_policy_shows():

@@ -1,6 +1,7 @@
 """Tests of the scorers' contract: a cost that moves with anything but the text verifies nothing."""
 
 import math
+import re
 import warnings
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from igcore import Guard, ParameterError, PolicyError, SearchConfig, decode
 from igcore.contract import ROUNDING, ROUNDING_SHARE, TEXTS, Contract, Scoring
 from igcore.errors import ScorerError, ScorerWarning
 from igcore.policy import PROBE
+from igcore.scorers import as_scorer
 from igcore.scoring import Tally
 
 SETTINGS = dict(budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=6, refusal="")
@@ -171,12 +173,16 @@ def test_one_fixed_text_that_fails_says_nothing():
     assert (contract.spread, contract.problem) == (0.0, "")
 
 
-def test_a_reward_is_not_examined():
-    """Guards loading: a reward decides no verdict, and may be slow."""
-    reward = LetterReward()
-    reward.score = None  # calling it would fail
-    guard = Guard(mock_policy(), LetterCost(), reward, budget=1.0)
+def test_a_reward_is_read_once():
+    """Guards loading: a reward decides no verdict, and may be slow; and a reward that returns
+    nothing, under which each answer failed.
+    """
+    asked = []
+    guard = Guard(mock_policy(), LetterCost(), lambda text: asked.append(text) or 1, budget=1.0)
     assert guard.contracts["reward"].tolerance == math.inf
+    assert tuple(asked) == TEXTS
+    with pytest.raises(ParameterError, match="^reward .* returned None .NoneType., which is no"):
+        Guard(mock_policy(), LetterCost(), lambda text: None, budget=1.0)
 
 
 def test_an_examination_is_made_once():
@@ -243,6 +249,79 @@ def test_two_backbones_share_no_cache():
     assert [scoring.search[role].scorer for role in ("cost", "reward")] == ["one", "two"]
     for role, contract in contracts.items():
         assert scoring.search[role].tally is scoring.reported[role].tally is contract.tally
+
+
+# --- a cost and a budget that do not fit ----------------------------------------------------------
+
+
+def scored(number, unit="as the function returns it"):
+    """Return a cost in a unit: one number for every text, or a function of a text."""
+    cost = as_scorer(lambda text: number(text) if callable(number) else number, "cost")
+    return replace(cost, unit=unit)
+
+
+def short(text):
+    return float(len(text) < 25)
+
+
+def told_of(cost, **settings):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        guard = Guard(mock_policy(), cost, **settings)
+        guard.with_method("inferenceguard")
+    assert all(warning.filename == __file__ for warning in told)
+    return [str(warning.message) for warning in told]
+
+
+@pytest.mark.parametrize(
+    ("cost", "settings", "sentence"),
+    [
+        (
+            scored(0.5, "probability"),
+            {"budget": 50},
+            "a probability, .* within 50; give a",
+        ),
+        (scored(-0.5), {"budget": 0}, "every examined text costs below 0 .* up to -0.5, .*'logit'"),
+        (scored(0.99), {"budget": 0.5}, "^every examined text is over .* 0.5 .*higher worse"),
+        (scored(short), {"budget": 0}, "^the empty answer, as is .*accounting='terminal'$"),
+        ([scored(0, "logit"), scored(0, "probability")], {"budget": 1}, "mixes the units logit, p"),
+        ([scored(9), scored(0, "probability")], {"budget": 10}, "mixes the units as the function"),
+    ],
+    ids=["unit", "negative", "goodness", "whole answer", "two scales", "counts and a probability"],
+)
+def test_a_budget_that_does_not_fit_its_cost_is_named_once(cost, settings, sentence):
+    """Guards whoever disarms a guard by mistake: every text passed, or none, without a word."""
+    (told,) = told_of(cost, **settings)
+    assert re.search(sentence, told)
+
+
+@pytest.mark.parametrize(
+    ("cost", "settings"),
+    [
+        (scored(0.5, "probability"), {"budget": 0.99}),
+        (scored(0.5, "probability"), {"budget": 8, "accounting": "sum"}),
+        (scored(-3.0, "logit gap"), {"budget": 0}),  # of a guard model, for harmless texts
+        (scored(lambda text: len(text) - 1.0), {"budget": 0}),  # only the empty text passes
+        (scored(lambda text: float(not text)), {"budget": 0}),  # any first word passes
+        (scored(short), {"budget": 0, "accounting": "terminal"}),
+        (scored(0.99), {"budget": 0.5, "method": "best-of-n-augmented"}),
+        (scored(0.99), {"budget": 0.5, "method": "beam-lagrangian"}),
+        ([scored(0, "names"), scored(0, "capitals")], {"budget": 0}),
+        ([scored(0.3), scored(0.2, "probability")], {"budget": 0.5}),
+    ],
+)
+def test_an_honest_cost_raises_no_doubt(cost, settings):
+    """Guards ``python -W error``, under which a false alarm ends a run."""
+    assert told_of(cost, **settings) == []
+
+
+def test_other_settings_are_doubted_where_they_are_given():
+    """Guards `with_config`: the policy loaded again, or a new budget that nobody compared."""
+    guard = Guard(mock_policy(), scored(0.5, "probability"), budget=0.9)
+    with pytest.warns(ScorerWarning, match="is within 2;") as told:
+        loose = guard.with_config(budget=2, keep=1)
+    assert (told[0].filename, loose.policy) == (__file__, guard.policy)
+    assert (loose.config.budget, loose.config.keep, guard.config.budget) == (2, 1, 0.9)
 
 
 # --- two readings ---------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """Tests of the converters: the real policy by its answers, the cost by a small fitted pipeline."""
 
 import json
+import os
 import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -19,11 +22,13 @@ from tinymodels import SIZE
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
+from igcore.errors import AssetError
 from igcore.models import assets
 from igcore.models.convert import (
     convert_policy,
     convert_tied_policy,
     quiet_transformers,
+    read_fitted,
     save_offensive_language_weights,
 )
 
@@ -108,6 +113,18 @@ def test_columns_follow_the_sorted_words(tmp_path):
         )
         shapes = [weights[name].shape for name in ("coef", "intercept", "a", "b")]
         assert shapes == [(3, 3), (3,), (3,), (3,)]
+
+
+@pytest.mark.parametrize("foreign", [os.getcwd, Path("x"), np.array([Path("x")], dtype=object)])
+def test_a_pickle_of_other_classes_is_refused(tmp_path, foreign):
+    """Guards the one pickle that igcore reads: what it names is imported, and may be called."""
+    words = TfidfVectorizer().fit(["a bird", "two birds"])
+    joblib.dump(words, tmp_path / "words")
+    assert read_fitted(tmp_path / "words").vocabulary_ == words.vocabulary_
+    words.stop_words_ = foreign
+    joblib.dump(words, tmp_path / "words")
+    with pytest.raises(AssetError, match=r"the pickle names (posix|pathlib|numpy).*, so it was"):
+        read_fitted(tmp_path / "words")
 
 
 @pytest.fixture

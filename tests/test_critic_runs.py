@@ -14,8 +14,6 @@ from sklearn.metrics import roc_auc_score
 from tiny import letters
 
 from igcore import AssetError, ParameterError, Prompt, settings
-from igcore.critic import loop
-from igcore.critic.config import TrainingConfig
 from igstudy.report import critics
 from igstudy.report.critic_metrics import (
     critic_table,
@@ -27,6 +25,8 @@ from igstudy.runs import critic_run as module
 from igstudy.runs import rollout_run
 from igstudy.runs.critic_params import CriticParams
 from igstudy.runs.critic_run import CriticRun, critic_run, trained_once
+from igstudy.training import loop
+from igstudy.training.config import TrainingConfig
 
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(36)]
 SPLITS = {"train": PROMPTS[:16], "test": PROMPTS[16:28]}

@@ -13,10 +13,10 @@ from tiny import untrained
 
 from igcore import RunError, files
 from igcore.critic.files import save_network
-from igcore.critic.loop import _Trainer
 from igstudy.figures import style
 from igstudy.report import tables
 from igstudy.runs.jobs import request
+from igstudy.training.loop import _Trainer
 
 
 def checkpoint(folder):

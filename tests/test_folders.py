@@ -3,8 +3,10 @@
 import dataclasses
 import errno
 import fcntl
+import gzip
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,20 @@ def test_a_half_written_last_line_is_named_then_dropped_and_the_rest_kept(tmp_pa
     folders.sound_lines(path)
     assert path.read_bytes().endswith(b"}\n")
     assert len(linefile.read(path)) == 4
+
+
+def test_a_small_packed_file_cannot_fill_the_memory(tmp_path):
+    """Bug: four megabytes took three gigabytes before a sentence said that they are no record."""
+    path = tmp_path / "responses.jsonl.gz"
+    path.write_bytes(gzip.compress(b" " * 10**8))
+    tracemalloc.start()
+    with pytest.raises(RunError, match=r"gz of [\d,]+ bytes holds more than 33,554,432, as no"):
+        linefile.read(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10**7
+    path.write_bytes(gzip.compress(BASE.encode()))
+    assert len(linefile.read(path)) == 1
 
 
 BASE = '{"method": "base", "prompt_id": "x"}\n'

@@ -11,10 +11,11 @@ from igcore.errors import ParameterError
 from igcore.models.registry import load_scorer, prepared
 from igcore.policy import as_prompt
 from igcore.settings import Named
-from igstudy import commands
+from igstudy import commands, trust
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.decode_run import decode_run
 from igstudy.runs.jobs import code
+from igstudy.runs.paramfiles import ParamFiles
 
 SOURCE = """
 from igcore.scorers import REWARD
@@ -80,7 +81,7 @@ def test_a_params_file_names_functions_and_objects(home, module, capsys):
     assert (line["cost_scorer"], line["reward_scorer"]) == (f"{module}:score", "brevity")
     assert line["cost"] == len(line["response"]) / len(line["prompt"])
     assert module in known["code"]  # and so what the module imports, and its globals
-    done, said = verified(run, capsys, *params_file(home, **own))
+    done, said = verified(run, capsys, *params_file(home, **own), "--allow", module)
     assert done == 0, said
     (home / f"{module}.py").write_text(SOURCE.replace("/ len(prompt)", "/ len(prompt) / 2"))
     sys.modules.pop(module)
@@ -99,6 +100,7 @@ def test_a_record_does_not_say_what_is_imported(home, module, capsys):
     assert module not in sys.modules
 
 
+@pytest.mark.filterwarnings("ignore:.* (mixes the units|is a probability)")
 def test_several_costs_and_no_reward(home, module, capsys):
     """Bug: `cost: [a, b]` and `reward: null`, which `Guard` takes, were refused."""
     own = dict(cost=[f"{module}:vowels", "offensive-language"], reward=None)
@@ -107,7 +109,7 @@ def test_several_costs_and_no_reward(home, module, capsys):
     run = decode_run(params)
     likely = [line["reward"] for line in run.lines if line["n_tokens"]]
     assert all(reward < 0 for reward in likely) and run.lines[0]["reward_scorer"] is None
-    file = params_file(home, **own)
+    file = [*params_file(home, **own), "--allow", module]
     done, said = verified(run, capsys, *file)
     assert done == 0 and "without a reward model" not in said, said  # all are replayed
     # a line that drops its reward model, or names one, does not pass
@@ -143,6 +145,15 @@ def test_a_job_runs_again_when_a_cost_of_ones_own_changes(home, module, monkeypa
     for where in (given, {"grid": {"cost": [f"{module}:vowels"]}}):
         assert module in code("decode", where) and module not in sys.modules
     assert "nowhere_here" not in code("decode", given | {"reward": "nowhere_here:f"})
+
+
+def test_a_job_knows_a_cost_beside_its_params_file(home, module, monkeypatch):
+    """Bug that must not come: a job that does not run again when such a cost changes."""
+    monkeypatch.setenv(trust.MODULES, "{}")
+    (home / f"{module}.py").rename(home / f"params/mine/{module}.py")
+    params_file(home, cost=f"{module}:vowels")
+    ((_, given),) = ParamFiles("mine").points("params/mine/decode-a.yaml")
+    assert module in code("decode", given) and module not in sys.modules
 
 
 def test_chat_options_reach_the_template(home):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from igcore.critic.config import CriticConfig
 from igcore.errors import ParameterError
 from igstudy.baselines.value_training import ValueConfig
 from igstudy.judge import JudgeParams
@@ -15,6 +14,7 @@ from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.harm_run import HarmParams
 from igstudy.runs.paramfiles import OUTPUT, ParamFiles
 from igstudy.runs.params import OutputParams, notebook_parameters, notebook_params
+from igstudy.training.config import CriticConfig
 
 ROOT = Path(__file__).parents[1]
 GOOD = dict(

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from tiny import tiny_model, tiny_tokenizer
+from tokenizers.processors import TemplateProcessing
 
 import igcore as ig
 from igcore.engine.kv_cache import cache_name
@@ -226,9 +227,54 @@ def test_a_template_that_leaves_out_the_prompt_is_refused(template):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     with pytest.raises(
-        ig.AssetError, match="the template 'chat' of the pair leaves out the prompt"
+        ig.ParameterError, match="leaves out the user's message 'How do plants grow"
     ):
         a_guard(tiny_model(TOKENIZER), tokenizer)
+
+
+def ending(kind):
+    """A tokenizer that writes an end token after every text."""
+    if kind == "Llama":  # of sentencepiece
+        pieces = ("<unk>", "<s>", "</s>", "\u2581", *"Howdplantsgr?")
+        vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
+        return transformers.LlamaTokenizer(vocabulary, [], add_eos_token=True)
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", tokenizer.eos_token_id)]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["Llama", "fast"])
+def test_a_tokenizer_that_ends_every_prompt_is_refused(tmp_path, kind):
+    """Bug: the model of a tokenizer that was left from fine-tuning continued an ended text."""
+    model, tokenizer = tiny_model(TOKENIZER), ending(kind)
+    model.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)
+    message = "the end token '</s>' after every prompt; set its add_eos_token to False"
+    for policy in ((model, tokenizer), tmp_path):
+        with pytest.raises(ig.AssetError, match=message):
+            ig.Guard(policy, cost=len, **SETTINGS)
+    # DialoGPT's template ends every turn itself, and is right to
+    tokenizer.chat_template = "{{ messages[0]['content'] }}</s>"
+    assert a_guard(model, tokenizer).policy.encode("Tea?")[-1] == tokenizer.eos_token_id
+
+
+class Foreign(transformers.PreTrainedTokenizerFast):
+    """As mistral-common's: a method is there in place of a property."""
+
+    def added_tokens_decoder(self):
+        return {}
+
+
+def test_a_tokenizer_of_another_library_is_named(tmp_path, monkeypatch):
+    """Bug: 'function' object has no attribute 'items'."""
+    model, tokenizer = tiny_model(TOKENIZER), tiny_tokenizer()
+    model.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)
+    tokenizer.__class__ = Foreign
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer)
+    for policy in ((model, tokenizer), tmp_path):
+        with pytest.raises(ig.AssetError, match="is a Foreign, which lacks the methods of other"):
+            ig.Guard(policy, cost=len, **SETTINGS)
 
 
 @pytest.mark.parametrize("pattern", [r"(x+x+)+y", r"(\w+\w+)+$", r"(a|aa)+$"])
@@ -278,7 +324,8 @@ def test_dtype_and_device_are_for_policies_that_are_loaded_by_name(tmp_path, mon
         (torch.float32, True, torch.float32),
     ):
         assert dtype_of(saved, has_units) == expected
-    assert dtype_of(torch.float32, False, dtype="bfloat16") == torch.bfloat16
+    for name in ("bfloat16", torch.bfloat16):
+        assert dtype_of(torch.float32, False, dtype=name) == torch.bfloat16
     assert ig.load_policy(tmp_path).model.dtype == torch.float32  # as params files name it
     for given in (dict(device="cpu"), dict(dtype="bfloat16")):
         with pytest.raises(ig.ParameterError, match="was loaded before; move it yourself"):

@@ -325,7 +325,7 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
     ("arguments", "message"),
     [
         (("smolm2-raw",), "unknown policy 'smolm2-raw'; did you mean 'smollm2-raw'"),
-        (("no/such/folder",), "or owner/name on the hub; igstudy has the paper's"),
+        (("no/such/folder",), "hub, such as openai-community/gpt2; igstudy has the paper's"),
         (
             ({"name": "alpaca-7b", "templat": "raw"},),
             "unknown parameter 'templat'; did you mean 'template'",

@@ -522,7 +522,7 @@ def test_end_tokens_that_are_none_are_refused(copy, ends):
 @pytest.mark.parametrize("name", ["a" * 5000, "~nobody-at-all/b/c", "a\0b", "a\ud800/b"])
 def test_what_can_be_no_path_is_an_unknown_policy(name):
     """Bug: tracebacks of pathlib."""
-    with pytest.raises(ParameterError, match="^unknown policy") as caught:
+    with pytest.raises(ParameterError, match="^(unknown policy|there is no folder ~n)") as caught:
         load_policy(name)
     assert len(str(caught.value)) < 400
 

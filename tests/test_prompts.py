@@ -1,5 +1,6 @@
 """Prompt sets: counts and ids computed again here, and every way a file can be wrong."""
 
+import csv
 import gzip
 import hashlib
 import io
@@ -20,9 +21,10 @@ from igcore.policy import Prompt
 MILD = mild()
 
 
-def parquet(**columns) -> bytes:
+def saved(write, **columns) -> bytes:
+    """Return a table as pandas writes it, such as by `DataFrame.to_parquet`."""
     file = io.BytesIO()
-    pd.DataFrame(columns).to_parquet(file)
+    write(pd.DataFrame(columns), file)
     return file.getvalue()
 
 
@@ -96,7 +98,13 @@ def test_benign_set_holds_what_only_sounds_dangerous():
         ("a.tsv", "id\tprompt\n1\tone, two\n", ["one, two"]),
         ("a.csv.gz", gzip.compress(b"prompt\ntwo\none\n", mtime=0), ["one", "two"]),
         ("a.jsonl.gz", gzip.compress(b'{"prompt": "one"}\n', mtime=0), ["one"]),
-        ("a.parquet", parquet(prompt=["two", "one"], n=[1, 2]), ["one", "two"]),
+        ("a[1].parquet", saved(pd.DataFrame.to_parquet, prompt=["two", "one"]), ["one", "two"]),
+        ("a.arrow", saved(pd.DataFrame.to_feather, prompt=["two", "one"]), ["one", "two"]),
+        ("q.csv", 'prompt\n"a ""b"""\nc "d" e\n"f"g\n', ['a "b"', 'c "d" e', "fg"]),
+        ("r.csv", 'prompt\r"a\rb"\rc\r', ["a\rb", "c"]),
+        ("w.csv", f"prompt,prompt\n{'w ' * 10**5},x\n", ["w " * 10**5]),
+        ("t.json", '[{"prompt": "one"},\n  {"prompt": "one"}]', ["one"]),
+        ("d.jsonl", '{"prompt": "2020-01-01"}\n\n', ["2020-01-01"]),
         ("ids.csv", "id,prompt\n" + "1,one\n" * 20_000 + "x,two\n", ["one", "two"]),
     ],
 )
@@ -117,7 +125,7 @@ def test_a_column_of_any_name(write):
 
 def test_datasets_leaves_nothing_behind(write, tmp_path):
     """Bug: a cache in the user's home, a network call, or a bar for a file of three lines."""
-    path = write("a.csv", "prompt\none\n")
+    path = write("a.parquet", saved(pd.DataFrame.to_parquet, prompt=["one"]))
     code = (
         "import socket, datasets, sys\n"
         "before = datasets.is_progress_bar_enabled(), datasets.config.HF_DATASETS_CACHE\n"
@@ -137,7 +145,38 @@ def test_datasets_leaves_nothing_behind(write, tmp_path):
         text=True,
     )
     assert (run.returncode, run.stderr) == (0, "")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.csv"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.parquet"]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.tsv.gz", "a.jsonl", "a.json"])
+def test_text_needs_no_library(write, name, monkeypatch):
+    """Guards a plain installation: "this needs datasets", also for a file that was missing. And the
+    limit that the user's own code reads tables under.
+    """
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ParameterError, match=rf"\({name} is missing\); give valid UTF-8"):
+        load_prompts(name)
+    content = b'{"prompt": "one"}' if "json" in name else b"prompt\none\n"
+    path = write(name, gzip.compress(content) if ".gz" in name else content)
+    assert load_prompts(path)[-1].text in ("one", "prompt")
+    assert csv.field_size_limit() == 131072  # as Python has it
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv.gz", "a.jsonl", "a.parquet"])
+def test_a_pointer_is_no_prompt(write, name):
+    """Guards a clone without git-lfs, whose pointers were read as three prompts."""
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    with pytest.raises(ParameterError, match="is a pointer of Git LFS.* run git lfs pull"):
+        load_prompts(write(name, pointer))
+
+
+def test_a_small_file_that_unpacks_to_a_large_one_is_refused(write, monkeypatch):
+    """Guards memory: four megabytes of zeros filled it."""
+    monkeypatch.setattr("igcore.models.prompts.MOST", 2**20)
+    texts = [gzip.compress(b"a" * size) for size in (2**20, 2**30 // 64)]
+    assert len(load_prompts(write("a.txt.gz", texts[0]))[0].text) == 2**20
+    with pytest.raises(ParameterError, match=r"a\.txt\.gz holds more than 1 MiB; unpack it first"):
+        load_prompts(write("a.txt.gz", texts[1]))
 
 
 def test_counts_of_a_file_are_logged(write, caplog):
@@ -183,18 +222,18 @@ def test_counts_of_a_file_are_logged(write, caplog):
         (
             "q.jsonl",
             r'{"prompt": "a\ud83d"}',
-            r"\(q\.jsonl: .* surrogate pair in string is invalid",
+            r"\(q\.jsonl: .* surrogates not allowed",
         ),
         (
             "i.jsonl",
             '{"prompt": "one"}\n\n{"prompt": "two",\n',
-            r"\(i.jsonl: .* line 3, column 18: ",
+            r"\(i.jsonl is no JSON at line 3, column 18: ",
         ),
         ("k.txt", "", r"\(k.txt holds no row\); give valid UTF-8 .txt with at least one prompt$"),
         (
             "n.csv",
             "",
-            r"\(n.csv: .*No columns to parse .*\); give .* column 'prompt', or set .* another$",
+            r"\(n.csv holds no row\); give .* column 'prompt', or set .* another$",
         ),
         ("l.json", "", r"\(l.json holds no row\)"),
         (
@@ -203,6 +242,9 @@ def test_counts_of_a_file_are_logged(write, caplog):
             r"row 1 of .* which is no prompt; write text, or remove the row",
         ),
         ("m.csv", "prompt\n", r"no prompts could be read from .*m\.csv"),
+        ("s.csv", 'prompt\none\n"two\nthree\n', r"\(s\.csv ends within quotes\)"),
+        ("t.json", '["one", 2]', r"\(t\.json holds what is no object of a key and a prompt\)"),
+        ("u.parquet", "no table", r"\(u\.parquet: .*[Pp]arquet"),
     ],
 )
 def test_bad_files_name_the_row(write, name, content, sentence):
@@ -216,7 +258,7 @@ def test_what_is_no_file_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "zero.txt").symlink_to("/dev/zero")
     for name in ("pipe.txt", "zero.txt"):
-        with pytest.raises(ParameterError, match="it is no file"):
+        with pytest.raises(ParameterError, match="is no file"):
             load_prompts(tmp_path / name)
 
 

@@ -398,7 +398,7 @@ def test_score_that_is_not_finite_counts_as_hardest():
         (
             {"name": "rpt"},
             "unknown prompt set 'rpt'; did you mean 'rtp'.* or a path to a "
-            ".txt/.csv/.jsonl/.json/.tsv/.parquet file",
+            ".txt/.csv/.jsonl/.json/.tsv/.parquet/",
         ),
         (
             {"name": {"name": "rtp", "limit": 5}},

@@ -4,6 +4,7 @@ import math
 import re
 import warnings
 from functools import cache
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -151,25 +152,35 @@ MISUSES = {
         lambda: ig.Guard(pair(), cost=capitals),
         "^parameter budget is missing; it has no default, because only you",
     ),
-    "two budgets": (
-        lambda: ig.Guard(pair(), cost=capitals, budget=1.0, config=ig.SearchConfig(1.0)),
-        "budget beside config=.* give either",
-    ),
     "settings beside a config": (
         lambda: ig.Guard(pair(), cost=capitals, config=ig.SearchConfig(1.0), keep=1),
-        "keep beside config=",
+        "^Guard has keep beside config;",
     ),
     "config is a mapping": (
         lambda: ig.Guard(pair(), cost=capitals, config={"budget": 1.0}),
-        "give either a SearchConfig",
+        r"^config is a dict; write SearchConfig\(\*\*config\)",
     ),
     "misspelt setting": (
         lambda: ig.Guard(pair(), cost=capitals, budget=1.0, n_sample=3),
         "unknown parameter 'n_sample'; did you mean 'n_samples'",
     ),
+    "an option of loading": (
+        lambda: ig.Guard("owner/name", capitals, budget=1.0, load_in_8bit=True),
+        "^Guard takes no load_in_8bit; it takes device, dtype and a map",
+    ),
+    "no folder": (lambda: ig.Guard("./nomodel", capitals, budget=1), "^there is no folder ./nomod"),
+    "no folder at home": (lambda: ig.Guard("~/x", capitals, budget=1), "^there is no folder ~/x"),
+    "a name without owner": (
+        lambda: ig.Guard("gpt2", capitals, budget=1),
+        "owner/name on the hub, such as openai-community/gpt2",
+    ),
+    "a pipeline": (
+        lambda: ig.Guard(SimpleNamespace(model=1, tokenizer=2), capitals, budget=1),
+        r"^policy is a pipeline; give \(pipe.model, pipe.tokenizer\)",
+    ),
     "no cost": (
         lambda: ig.Guard(pair(), budget=1.0),
-        "^cost None has no name, .*; give a func",
+        "^cost is missing; give a function",
     ),
     "negative budget": (lambda: ig.Guard(pair(), cost=capitals, budget=-1.0), "budget is -1"),
     "budget as text": (lambda: ig.Guard(pair(), cost=capitals, budget="0.2"), "budget is '0.2'"),
@@ -241,7 +252,7 @@ MISUSES = {
     ),
     "a cost of the prompt alone": (
         lambda: a_guard(lambda question: 0.0),
-        r"takes \(question\), which does not say what it is to be given; give a function of one",
+        r"takes \(question\), which does not say what it is to be given; name its",
     ),
     "a cost of lists": (lambda: a_guard(lambda prompts, completions: []), "returns a list$"),
     "a cost that is a class": (lambda: a_guard(dict), "cost dict is a class; make an instance"),

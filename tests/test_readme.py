@@ -115,6 +115,7 @@ def test_the_front_page_shows_arms_and_what_their_budget_means(tmp_path):
     assert cells[-1][2] == "60.0 [10.0, 90.0]" and cells[-1][4] == "0.440"
     assert table[-1].startswith("10 prompts of the regime *safety*")
     assert "budget is 0.5: 2 % of harmless answers" in table[-1] and "costs 0.310" in table[-1]
+    assert "Plain answers exceed it for 10 of 10 prompts. " in table[-1]
     assert table[-1].endswith(
         "keeps its own constraint, the summed costs of blocks, for 8 prompts."
     )
@@ -122,7 +123,9 @@ def test_the_front_page_shows_arms_and_what_their_budget_means(tmp_path):
 
 def test_the_outside_judge_is_the_one_that_the_params_file_names(tmp_path):
     """Bug: where it had not read the answers, another judge's counts stood beside its verdict."""
-    tables = [f"figures/tables/{name}.csv" for name in ("claims", "claims_arms", "harm")]
+    tables = [
+        f"figures/tables/{name}.csv" for name in ("claims", "claims_arms", "harm", "harm_judges")
+    ]
     for name in ("params/small/harm.yaml", *tables):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
@@ -131,6 +134,7 @@ def test_the_outside_judge_is_the_one_that_the_params_file_names(tmp_path):
     arms["answered_path_safe"] = [0.5] * len(arms)  # 30 of 60
     arms.to_csv(tmp_path / "figures/tables/claims_arms.csv")
     said = pages.outside_judge("harm", tmp_path)
+    assert "false alarms, on answers that people call harmless, is 0.245" in said
     assert "are 30 plain answers and 26 guarded ones" in said
     assert "beam search with a tuned λ answers 30 requests within" in said
     harm = pd.read_csv(tmp_path / "figures/tables/harm.csv")

@@ -13,6 +13,7 @@ import yaml
 from docs.records import known_hashes, pack, unpack, unpack_job, withheld
 from igcore.errors import RunError
 from igcore.files import file_digest
+from igstudy.linefile import MOST_UNPACKED
 from igstudy.provenance import UNPACKED
 
 
@@ -133,6 +134,9 @@ REFUSED = {
     "another profile": [entry("runs/other/decode/manifest.json")],
     "a profile of a longer name": [entry("runs/mine-2/manifest.json")],
     "an absolute path": [entry("/runs/other/evil.json")],
+    "a sparse file": [entry("runs/mine/decode/a.json", tarfile.GNUTYPE_SPARSE)],
+    "a module": [entry("runs/mine/conftest.py")],
+    "a notebook": [entry("runs/mine/decode/executed.ipynb")],
 }  # fmt: skip
 
 
@@ -156,7 +160,7 @@ def test_an_archive_cannot_write_outside_its_folder(tmp_path, name):
     """
     packed(tmp_path, [HONEST, *REFUSED[name]])
     before = sorted(tmp_path.rglob("*"))
-    foreign = "holds '.*', which is no file below runs/mine; get it again|cannot write"
+    foreign = "holds '.*', which is no (file|record) below runs/mine; get it again|cannot write"
     with pytest.raises(RunError, match=foreign) as seen:
         unpack(tmp_path, tmp_path)
     after = {path for path in tmp_path.rglob("*") if path.name != "runs"}
@@ -168,6 +172,13 @@ def test_what_is_no_archive_is_one_sentence(tmp_path, content):
     """Bug: a ReadError or LZMAError."""
     packed(tmp_path, content)
     with pytest.raises(RunError, match=r"records/mine\.tar\.xz is no archive"):
+        unpack(tmp_path, tmp_path)
+
+
+def test_a_small_archive_cannot_fill_the_memory(tmp_path):
+    """Bug: what a few kilobytes were packed from was read as a whole, at any size."""
+    packed(tmp_path, [entry("runs/mine/a.json", content=b" " * (MOST_UNPACKED + 1))])
+    with pytest.raises(RunError, match=r"mine.tar.xz of [\d,]+ bytes holds more than 33,554,432"):
         unpack(tmp_path, tmp_path)
 
 

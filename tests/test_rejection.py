@@ -140,6 +140,19 @@ def test_an_answer_whose_cost_fails_is_left_and_never_emitted():
     assert "abstained" in {r.status for r in answers(cost=Failing(), failure_rate=1.0)}
 
 
+class FailingEarly(LastWordCost):
+    def score(self, prompts, responses, finished):
+        scores = super().score(prompts, responses, finished)
+        return [s if len(r) > 3 else math.nan for s, r in zip(scores, responses, strict=True)]
+
+
+def test_a_cost_that_fails_at_an_early_check_is_the_reason():
+    """Bug: the later checks of an answer that is drawn to its end said that the cost worked."""
+    settings = dict(cost=FailingEarly(), failure_rate=1.0)
+    found = [r.reason for r in answers(on_failure="paper", **settings)]
+    assert found == [r.reason for r in answers(**settings)] and "scorer_error" in found
+
+
 @pytest.mark.parametrize(
     "changes", [{"accounting": "sum"}, {"accounting": "terminal"}, {"on_failure": "paper"}], ids=str
 )

@@ -9,6 +9,8 @@ import json
 import re
 import shutil
 import threading
+from datetime import datetime
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from copiedcode import forget, know_code_from
 from safetensors.torch import load_file, save_file
 from tiny import tiny_model, tiny_tokenizer
 
-from igcore import Guard, RunError, load_policy, search
+from igcore import SCORERS, Guard, RunError, load_policy, search
 from igcore.engine import sampling
 from igcore.models import registry
 from igcore.scorers import of_function
@@ -371,3 +373,29 @@ def test_numbers_of_numpy_reach_the_record(world, tmp_path):
     assert isinstance(changes["budget"], np.int64)
     run = decode_run(params(world, methods=["base"], **changes), tmp_path / "run")
     assert {(line["budget"], line["seed"]) for line in run.lines} == {(2, 3)}
+
+
+DATED = "{{ strftime_now('%d %B') }}: {{ messages[0].content }}"
+
+
+@pytest.mark.parametrize("template", [DATED, "{{ messages[0].content }}"])
+def test_a_run_goes_on_the_next_day(tmp_path, monkeypatch, capsys, template):
+    """Bug: a chat template that writes the date started a run of days over at midnight."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = tiny_tokenizer(chat_template=template)
+    tiny_model(tokenizer).save_pretrained("policy"), tokenizer.save_pretrained("policy")
+    (tmp_path / "my.txt").write_text("Hello\nWorld\n")
+    monkeypatch.setitem(SCORERS, "mine", Letters)
+    small = {"methods": ["base"], "max_new_tokens": 8, "cost": "mine", "reward": None}
+    params = DecodeParams(
+        profile="mine", run="a", policy="policy", prompts="my.txt", budget=9.0, **small
+    )
+    days = []
+    for day in ("2026-03-01", "2026-03-02"):
+        today = SimpleNamespace(today=lambda day=day: datetime.fromisoformat(day).date())
+        monkeypatch.setattr("igstudy.runs.folders.date", today)
+        run = decode_run(params, tmp_path / "run")
+        days.append(run.params.get("date"))
+    assert days == [template == DATED and "2026-03-01T00:00:00" or None] * 2
+    assert "an earlier start has left 2 of 2" in capsys.readouterr().out
+    assert not list(tmp_path.rglob(".replaced"))

@@ -10,9 +10,9 @@ import pytest
 from mockpolicy import LetterCost, LetterReward, letter_cost, letter_reward, mock_policy
 
 from igcore import Guard, ParameterError, Prompt, RunError, ScorerError, SearchConfig, decode
-from igcore.critic.rollouts import Rollout, labels_of, split_by_prompt, targets
 from igstudy.runs.critic_params import RolloutConfig
 from igstudy.runs.rollout_run import load_rollouts, roll_out
+from igstudy.training.rollouts import Rollout, labels_of, split_by_prompt, targets
 
 PROMPTS = [
     Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())

@@ -187,6 +187,19 @@ def test_a_notebook_runs_with_a_params_file_and_shows_its_progress(tmp_path, cap
     assert "the parameter is 3" in printed and printed.endswith("out.ipynb is complete\n")
 
 
+def test_a_point_cannot_write_a_statement(tmp_path, capsys):
+    """Bug: papermill writes the name of a setting into a cell as it is, and those of points were
+    not compared with the notebook's: a params file could run any code.
+    """
+    command = written_notebook(tmp_path, "print(n)")
+    statement = f"n = 1; open({str(tmp_path / 'made')!r}, 'w'); m"
+    params = {"run": "r", "n": 3, "points": {"a": {statement: 0}}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    assert commands.main([*command, "-f", str(tmp_path / "params.yaml")]) == commands.ERROR
+    assert "unknown parameter of" in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
+
+
 def test_the_runs_of_a_file_share_a_kernel(tmp_path, capfd):
     """Bug: every point of a grid started a kernel and imported all anew, for seconds each; and a
     point that got the settings of another.

@@ -132,9 +132,15 @@ class Asked:
         turning(swapped),
         Asked(),
         Asked().about,
-        lambda a, b: told(a, b),
         lambda instruction, text: told(instruction, text),
         lambda question, reply: told(question, reply),
+        lambda output, input: told(input, output),
+        lambda generation, query, output="json": told(query, generation),
+        lambda llm_output, instruction: told(instruction, llm_output),
+        lambda response_text, prompt_text: told(prompt_text, response_text),
+        lambda context, prediction: told(context, prediction),
+        lambda prompt, message: told(prompt, message),
+        lambda input="", output="": told(input, output),
         lambda text, prompt="nothing": told(prompt, text),
         lambda scale=1, answer="", *, question: told(question, answer),
         partial(lambda by, completion, question: told(question, completion), 2),
@@ -142,7 +148,9 @@ class Asked:
     ],
 )
 def test_arguments_are_given_by_their_names(function):
-    """Bug: a cost of (response, prompt) judged the prompt, and forbidden answers were verified."""
+    """Bug: a cost of (response, prompt), or of (output, input), judged the prompt, and forbidden
+    answers were verified.
+    """
     scorer = of_function(function, "cost")
     assert scorer.score(["P", "Q"], ["A", "B"], [True] * 2) == ["A after P", "B after Q"]
 
@@ -153,6 +161,9 @@ def test_arguments_are_given_by_their_names(function):
         lambda text: text,
         lambda t: t,
         lambda t="": t,
+        lambda input: input,
+        lambda model_output, scale=2, instruction="Rate it": model_output * (instruction[0] == "R"),
+        lambda scale="", reply="": scale + reply,
         lambda *texts: texts[0],
         lambda answer, *_, **__: answer,
         lambda *, completion: completion,
@@ -163,28 +174,23 @@ def test_a_function_of_the_response_alone(function):
     assert of_function(function, "reward").score(["P"], ["A"], [True]) == ["A"]
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda response, x: 0,
-        lambda x, prompt: 0,
-        lambda text, answer: 0,
-        lambda prompt, question, text: 0,
-        lambda completion="", response="": 0,
-        lambda prompt: 0,
-        lambda user_prompt: 0,
-        lambda response_text, prompt_text: 0,
-        lambda completions: 0,
-        lambda prompts, answers, **_: 0,
-        lambda: 0,
-        lambda a, b, c: 0,
-        lambda response, *, weight: 0,
-        partial(lambda text: 0, text="fixed"),
-    ],
-)
-def test_arguments_that_contradict_each_other_are_refused(function):
+REFUSED = """response, x; x, prompt; text, answer; prompt, question, text; prompt; user_prompt
+query; prompt_text; completions; prompts, answers, **_; inputs, outputs; prompt, model_outputs
+a, b; y, x; hypothesis, premise; content, message; content, prompt; reply, message; response_1, text
+reference_answer, response; response, context; prediction, reference; x, output=""; input, output=""
+completion="", response=""; a, b, c; response, *, weight"""
+
+
+@pytest.mark.parametrize("arguments", ["", *REFUSED.replace("\n", "; ").split("; ")])
+def test_arguments_that_contradict_each_other_are_refused(arguments):
+    """Bug: of (y, x) and (reply, message) the first was the prompt, and was not judged."""
     with pytest.raises(ParameterError, match=r"takes \(.*\), which does not say what it is to be"):
-        of_function(function, "cost")
+        of_function(eval(f"lambda {arguments}: 0"), "cost")
+
+
+def test_a_function_whose_only_argument_is_given_is_refused():
+    with pytest.raises(ParameterError, match=r"takes \(\), which does not say what it is to be"):
+        of_function(partial(lambda text: 0, text="fixed"), "cost")
 
 
 @pytest.mark.parametrize("kind", [dict, Shouting])

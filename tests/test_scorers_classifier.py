@@ -3,6 +3,7 @@ and files that do not fit.
 """
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from classifierfiles import (
     CHAT,
     DECODERS,
     ENCODERS,
+    NAMES,
     NARROW,
     assert_everywhere,
     chatted,
@@ -33,7 +35,7 @@ from igcore.scoring import Tally, checked_score
 TEXTS = [
     (p, r)
     for p in ("How do I water a fern?", "And </s> bread?")
-    for r in (RESPONSES[0], "", "It is 35 % dry.", "Tea")
+    for r in (RESPONSES[0], "", "It is [SEP] dry.", "Tea")
 ]
 
 
@@ -134,9 +136,12 @@ def encoded(folder, texts, reads: str):
     padded on the right and alone.
     """
     model, tokenizer = exact_model(folder), AutoTokenizer.from_pretrained(folder)
-    texts = [tuple(text.replace("</s>", "< /s>") for text in pair) for pair in texts]
+    texts = [
+        tuple(text.replace("</s>", "< /s>").replace("[SEP]", "[ SEP]") for text in pair)
+        for pair in texts
+    ]
     written = {
-        "pair": [(p + r,) for p, r in texts],
+        "pair": texts,
         "response": [(r,) for _, r in texts],
     }[reads]
     with torch.inference_mode():
@@ -155,9 +160,11 @@ def encoded(folder, texts, reads: str):
 @pytest.mark.parametrize("family", ENCODERS)
 @pytest.mark.parametrize("reads", ["pair", "response"])
 def test_an_encoder_scores_as_transformers_does(hub, family, reads):
-    """Guards the other half. Bug: padding is read."""
+    """Guards the other half. Bugs: padding is read; no text format wrote the two texts on which an
+    encoder was trained, and each of the others gave some number.
+    """
     folder = hub(family)
-    scorer = load(folder, reads=reads, **({"text_format": "raw"} if reads == "pair" else {}))
+    scorer = load(folder, reads=reads, text_format="two texts")
     assert isinstance(scorer, EncoderScorer) and check_sign(scorer, "cost")
     expected = encoded(folder, TEXTS, reads)[:, 0]
     prompts, responses = zip(*TEXTS, strict=True)
@@ -198,6 +205,71 @@ def test_units_are_the_formulas_by_hand(hub, family, unit, labels, formula):
     assert scorer.unit == ("logit" if unit == "logit" else "probability")
     found = scorer.score(*zip(*TEXTS, strict=True), [True] * len(TEXTS))
     assert found == pytest.approx([formula(row) for row in z], **EXACT)
+
+
+def test_the_page_on_scorers_reads_a_pipeline_by_the_name_of_a_class(tmp_path):
+    """Bug: the page advised the score of the most probable class, be it the harmless one."""
+    save(tmp_path, "bert", 2, id2label={0: "neutral", 1: "toxic"})
+    page = Path(__file__).parent.parent / "docs" / "scorers.md"
+    _, found, code = page.read_text(encoding="utf-8").partition("def toxic(")
+    with quiet_transformers():
+        given = {"pipe": transformers.pipeline("text-classification", str(tmp_path))}
+    exec(found + code.partition("```")[0], given)
+    scorer = load(tmp_path, labels=["toxic"], unit="softmax", reads="response")
+    texts = ["It is dry.", "Tea", "a"]
+    expected = scorer.score(texts, texts, [True] * 3)
+    assert list(map(given["toxic"], texts)) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("problem", "n", "unit", "expected"),
+    [
+        ("multi_label_classification", 4, None, "sigmoid"),
+        ("multi_label_classification", 4, "logit", "logit"),
+        ("single_label_classification", 4, None, "softmax"),
+        ("regression", 4, None, "logit"),
+        ("regression", 1, "sigmoid", None),
+        ("multi_label_classification", 4, "softmax", None),
+        ("single_label_classification", 4, "sigmoid", None),
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_the_unit_is_that_of_the_training(tmp_path, family, problem, n, unit, expected):
+    """Bug: .33 was read where the model says .79, although its configuration names the problem."""
+    save(tmp_path, family, n, problem_type=problem)
+    options = {"labels": [0], "reads": "response"}
+    if expected is None:
+        with pytest.raises(ParameterError, match=f"unit is '{unit}', but .* for {problem}; choose"):
+            load(tmp_path, unit=unit, **options)
+        return
+    found = load(tmp_path, unit=unit, **options).score(PROMPTS, RESPONSES[:3], [True] * 3)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace(f'"{problem}"', "null"))
+    plain = load(tmp_path, unit=expected, **options).score(PROMPTS, RESPONSES[:3], [True] * 3)
+    assert found.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize(
+    ("names", "ids"),
+    [
+        ({0: "rude", 1: "harmless", 2: "rude", 3: "false"}, None),
+        (NAMES, {"rude": 1, "harmless": 0}),
+    ],
+)
+def test_a_label_that_is_no_single_class_needs_its_index(tmp_path, names, ids):
+    """Bug: of two classes of one name the last counted alone."""
+    save(tmp_path, "bert", 4, id2label=names, label2id=ids)
+    with pytest.raises(ParameterError, match="'rude' is no single class of .* give the index"):
+        load(tmp_path, labels=["rude"], reads="response")
+    for sound in (["false"], [0]):
+        load(tmp_path, labels=sound, reads="response")
+
+
+@pytest.mark.parametrize("text_format", ["chat", "raw", "vicuna"])
+def test_an_encoder_reads_two_texts_or_one(hub, text_format):
+    """Bug: an encoder trained on two texts gave another number for every format of one text."""
+    with pytest.raises(ParameterError, match="is an encoder; choose one of two texts, if it was"):
+        load(hub("bert"), text_format=text_format)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +313,7 @@ def test_a_configuration_without_labels(tmp_path, family, labels):
         ({}, "give labels, the classes that count, of {0: 'rude', .* 3: 'false'}"),
         ({"labels": ["rud"]}, "label 'rud' is no class of .*; use {0: 'rude', 1: 'harmless', "),
         ({"labels": [-1]}, "label -1 is no class"),
+        ({"text_format": "two texts"}, "is a decoder; choose one of raw, "),
         (
             {"unit": "softmax", "labels": [0, 1, 2, 3]},
             "unit 'softmax' needs a class that does not count",
@@ -260,10 +333,11 @@ def test_a_text_longer_than_the_context_is_refused(hub):
     for family, context, options in (
         ("llama", 256, {}),
         ("bert", 128, {"reads": "response"}),
+        ("bert", 128, {"text_format": "two texts"}),
         ("gpt2", 256, {}),
     ):
         scorer = load(hub(family), **options)
-        room = context - len(scorer.backbone.ids("p", ""))
+        room = context - len(scorer.backbone.inputs("p", "")["input_ids"])
         assert np.isfinite(scorer.score(["p"], ["a" * room], [True])).all()
         message = (
             f"a text has {context + 1} tokens, which exceeds the scorer's context of {context}; "
@@ -350,6 +424,8 @@ def test_the_digest_covers_what_changes_a_score(hub, tmp_path):
     ):
         known.append(load(folder, **{"labels": ["rude"]} | options).digest)
     known.append(load(save(tmp_path, "qwen2", 4, seed=1), labels=["rude"]).digest)
+    for options in ({"reads": "response"}, {"text_format": "two texts"}):
+        known.append(load(hub("bert"), **options).digest)
     assert len(set(known)) == len(known)
     (tmp_path / "chat_template.jinja").write_text(CHAT + "\n\n")
     assert load(tmp_path, labels=["rude"]).digest not in known

@@ -351,6 +351,7 @@ def reward(tmp_path_factory):
     )
 
 
+@pytest.mark.filterwarnings("ignore:.* is over the budget of")
 def test_a_run_with_a_guard_as_cost_and_a_classifier_as_reward(tmp_path, policy, reward):
     """Guards the way from a params file to answers: what is emitted has the cost that the guard
     gives without a cache.

@@ -124,6 +124,20 @@ def test_a_server_that_is_none_makes_a_text_unsafe():
         assert np.isnan(scores).all()
 
 
+def test_a_template_of_the_server_that_leaves_out_the_answer_is_an_error():
+    """Bug: a template without the assistant's turns; the question was asked about nothing."""
+    turns = [("user", "Q:{prompt}"), ("assistant", "A:{response}"), ("user", "Is it bad?")]
+    messages = [{"role": role, "content": said} for role, said in turns]
+
+    def answer(path, request):
+        kept = [m["content"] for m in request.get("messages", ()) if m["role"] == "user"]
+        return {"prompt": "".join(kept)} if kept else server(path, request)
+
+    with answering(answer) as (url, _):
+        with pytest.raises(ScorerError, match="'org/judge' leaves out one of the messages"):
+            load_scorer(options(url, messages=messages)).score(["q"], ["bad"], [True])
+
+
 def test_a_text_that_is_refused_costs_only_itself():
     """Bug: one text too long for the server makes all texts of a call unsafe."""
 

@@ -338,6 +338,7 @@ def policy():
     )
 
 
+@pytest.mark.filterwarnings("ignore:.* is over the budget of")
 @pytest.mark.parametrize("method", ["inferenceguard", "beam-lagrangian", "best-of-n", "base"])
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("shift", [6.0, 8.0], ids=["retries", "abstains"])
@@ -389,6 +390,7 @@ def test_a_prompt_too_long_for_the_cost_is_unsafe_and_the_others_answer(policy):
     assert statuses == ["verified_safe", "unverified_unsafe", "verified_safe"]
 
 
+@pytest.mark.filterwarnings("ignore:.* is over the budget of")
 def test_the_final_check_does_not_believe_a_session(policy, monkeypatch):
     """Guards the final check: what a session carries, right or wrong, decides no emission."""
     backbone = backbone_of()

@@ -17,13 +17,13 @@ from wordpolicy import WORDS, LastWordCost, last_word_cost, slow_checks, slow_wo
 
 from igcore import METHODS, Guard, Prompt, SearchConfig, decode
 from igcore.beams import method_of
-from igcore.critic.rollouts import Rollout, targets
 from igcore.errors import ParameterError
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.scoring import Cached, readings, tokens_in, word_ends
 from igstudy.runs.critic_params import RolloutConfig
 from igstudy.runs.decode_params import Settings
 from igstudy.runs.rollout_run import load_rollouts, roll_out
+from igstudy.training.rollouts import Rollout, targets
 
 PROMPTS = [Prompt(f"id{i}", text, "mock") for i, text in enumerate("ab ce c dd eae cb".split())]
 SETTINGS = dict(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, field, fields, replace
+from functools import reduce
 from typing import Annotated, Literal
 
 import numpy as np
@@ -46,6 +47,10 @@ class Sampling:
             raise ParameterError(f"count is {self.count}, too much for width {self.width}")
 
 
+def nested(levels):
+    return reduce(lambda value, _: [value], range(levels), [])
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -75,6 +80,11 @@ class Sampling:
         ({"run": "../x"}, "parameter run is '../x': it must match pattern '^[A-Za-z"),
         ({"folder": "/x"}, "parameter folder is '/x'; give a folder inside the repository"),
         ({"count": 900}, "count is 900, too much for width 1"),
+        # RecursionError, ValueError, and a megabyte of sentences
+        ({"parts": nested(2000)}, "a parameter is nested too deeply; give a flat one"),
+        ({"model": nested(300)}, "parameter model is [[[[[[[...]]]]]]]; give a name as text"),
+        ({"count": 16**5000}, "parameter count is a huge number: it must be less than"),
+        ({"kind": "y" * 10**7}, f"unknown kind '{'y' * 99}; allowed: half, whole"),
     ],
 )
 def test_a_bad_value_gets_one_sentence(changes, sentence):
@@ -83,6 +93,13 @@ def test_a_bad_value_gets_one_sentence(changes, sentence):
         Sampling(**{"width": 1} | changes)
     assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def test_many_bad_values_are_some_sentences():
+    """Guards a reader's screen, and the memory of a message."""
+    with pytest.raises(ParameterError) as caught:
+        Sampling(1, names=[0] * 1000)
+    assert str(caught.value).count("must be a valid string") == 10
 
 
 def test_values_without_names_are_checked_too():

@@ -501,8 +501,11 @@ def test_a_bad_setting_is_one_sentence_and_nothing_starts(place, setting, text, 
             {"profile": "mime"},
             "profile 'mime' has no params/mime/decode-*.yaml or critic-*.yaml; choose",
         ),
-        ({"shard": 4}, "unknown key after --config 'shard'; did you mean 'shards'? allowed: full,"),
-        ({"zzz": 1}, "unknown key after --config 'zzz'; allowed: full, gpu, hub, "),
+        (
+            {"shard": 4},
+            "unknown key after --config 'shard'; did you mean 'shards'? allowed: allow,",
+        ),
+        ({"zzz": 1}, "unknown key after --config 'zzz'; allowed: allow, full, gpu, "),
         (
             {"shards": "four"},
             "shards after --config is 'four'; give a number of 0 or more, such as",

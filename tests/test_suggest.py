@@ -1,5 +1,7 @@
 """Tests of the suggested budget: its table, where it looks, and what its cost reads."""
 
+import warnings
+
 import pytest
 import torch
 from tiny import tiny_tokenizer
@@ -66,9 +68,37 @@ def alike(prompt: str, answer: str) -> float:
 def test_a_cost_reads_the_prompt_of_a_pair_and_an_empty_one_without():
     """Bug: every answer was read after an empty prompt, also by a cost that judges a pair."""
     good, bad = ["aaaa", ("ab", "cd ef")], [["ab", "ab ef"], ("abcd", "abxx yy")]
-    choice = ig.suggest_budget(alike, good, bad)
+    with pytest.warns(ScorerWarning, match="alike' reads prompts, and 1 answers have none; give"):
+        choice = ig.suggest_budget(alike, good, bad)
     assert (choice.budget, choice.rows[0].refused, choice.rows[0].passed) == (1.0, 0, 0)
     assert len(choice.rows) == 2  # costs 0 and 2
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_model_that_reads_prompts_asks_for_pairs(reads):
+    """Guards answers without prompts, for which a cost of pairs gave a budget without a word."""
+
+    class Model:
+        name, digest, sign, unit = "model", "v1", "higher is worse", "points"
+
+        def score(self, prompts, responses, finished):
+            read = [p * reads + r for p, r in zip(prompts, responses, strict=True)]
+            return list(map(len, read))
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ig.suggest_budget(Model(), ["a"], [("", "bbb"), ("p", "bbb")])
+    assert ["2 answers have none" in str(warning.message) for warning in told] == [True] * reads
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"), [(["1", "2"], ["1", "2"]), (["5", "6"], ["1", "2"]), (["3"], ["3"])]
+)
+def test_a_cost_that_separates_nothing_is_named(good, bad):
+    """Guards whoever takes the suggested budget, under which every bad text passes."""
+    with pytest.warns(ScorerWarning, match="separates nothing: .*is higher worse") as told:
+        ig.suggest_budget(lambda text: float(text), good, bad)
+    assert [warning.filename for warning in told] == [__file__]
 
 
 @pytest.mark.parametrize("checks", ["word", "end"])

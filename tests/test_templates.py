@@ -10,7 +10,7 @@ import pytest
 from igcore import ParameterError
 from igcore.models.pretrained import load_tokenizer
 from igcore.models.templates import TEMPLATES, turns_of
-from igcore.policy import escape_special_tokens, special_strings
+from igcore.policy import escape_special_tokens, reserved_strings
 from tests.rehearsal.tokenizers import CHATML, chat_folder, llama3_folder, sentencepiece_folder
 
 DIALOGUE = (
@@ -163,7 +163,7 @@ def test_no_text_at_all_writes_the_tokens_of_a_template(tmp_path, llama3):
         }
         pieces = [
             part
-            for text in special_strings(tokenizer)[-9:]
+            for text in reserved_strings(tokenizer)[-9:]
             for part in (text, text[0], text[1:], text[:3], text[3:])
         ]
         for _ in range(200):
@@ -179,7 +179,7 @@ def test_the_longest_special_string_comes_first():
         n: SimpleNamespace(special=True, content=text) for n, text in enumerate(("e|>", "<|e|>"))
     }
     tokenizer = SimpleNamespace(added_tokens_decoder=tokens, all_special_tokens=["e|>"])
-    assert special_strings(tokenizer) == ["<|e|>", "e|>"]
+    assert reserved_strings(tokenizer) == ["<|e|>", "e|>"]
     assert escape_special_tokens(tokenizer, "<|e|>") == "< |e |>"
 
 

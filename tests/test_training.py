@@ -11,16 +11,17 @@ from mockpolicy import LetterCost, LetterReward
 from tinytraining import CONFIG, policy, trained
 
 from igcore import ParameterError
-from igcore.critic import latent, loop
+from igcore.critic import latent
 from igcore.critic.latent import encode
-from igcore.critic.rollouts import split_by_prompt, targets
-from igcore.critic.training import (
+from igstudy.report import critic_metrics
+from igstudy.training import loop
+from igstudy.training.critic import (
     SharedSources,
     bce_loss,
     mse_loss,
     train,
 )
-from igstudy.report import critic_metrics
+from igstudy.training.rollouts import split_by_prompt, targets
 
 
 def same(a, b, **close):

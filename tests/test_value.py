@@ -15,8 +15,6 @@ from tinymodels import PROMPTS, numbers, reencode, tiny
 from torch.nn.functional import gelu
 
 from igcore import Guard, ParameterError, PolicyError, Prompt, decode
-from igcore.critic import loop
-from igcore.critic.rollouts import Rollout
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import NEAR_TIE
 from igstudy.baselines.re_control import load_value, save_value
@@ -24,6 +22,8 @@ from igstudy.baselines.value_training import ValueConfig, of_first, train_value,
 from igstudy.runs.critic_params import RolloutConfig
 from igstudy.runs.decode_params import Settings
 from igstudy.runs.rollout_run import roll_out
+from igstudy.training import loop
+from igstudy.training.rollouts import Rollout
 
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
 TEXTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from killed import PARAMS
 from killed import PROMPTS as TEXTS
-from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
+from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy, unread
 from mockruns import decode_into
 from wordpolicy import LastWordCost, last_word_cost, slow_checks, slow_worst, word_policy
 
@@ -255,6 +255,7 @@ def test_a_refusal_is_checked_at_its_words():
     assert {r.status for r in nothing} == {"verified_safe"}
 
 
+@pytest.mark.filterwarnings("ignore:.* is over the budget of")
 def test_nothing_is_emitted_where_even_silence_fails():
     out = answers("inferenceguard", LetterCost(lambda text: UP), budget=1.0, refusal="e")
     assert {(r.status, r.reason, r.text) for r in out} == {("abstained", "exhausted", None)}
@@ -324,7 +325,8 @@ def test_a_truncated_answer_whose_reward_failed_is_not_emitted():
     """Guards a beam that the search calls unsafe for a reason that no cost tells (signed totals
     let it come to the end).
     """
-    credit, blind = LetterCost(lambda text: -1.0), LetterReward(lambda text: math.nan)
+    credit, blind = LetterCost(lambda text: -1.0), LetterReward(unread)
+    credit.unit = "points"
     settings = dict(accounting="sum", on_failure="truncate", failure_rate=1.0)
     out = answers("inferenceguard", credit, reward=blind, **settings)
     assert {r.status for r in out} == {"abstained"} and {r.text for r in out} == {""}
@@ -450,6 +452,7 @@ class InBatches(LastWordCost):
         return [x + more for x in super().score(prompts, responses, finished)]
 
 
+@pytest.mark.filterwarnings("ignore:.* is over the budget of")
 @pytest.mark.parametrize(("field", "value"), [("spread", 0.25), ("contract", "kept")])
 def test_a_line_without_a_text_claims_no_readings(field, value):
     """Bug: a spread that no text can keep explained why a refusal was not emitted."""

@@ -31,7 +31,6 @@ from igcore.beams import method_of
 from igcore.catalog import PROMPT_SETS
 from igcore.contract import TEXTS, Contract
 from igcore.critic.network import Critic, save_critic
-from igcore.critic.training import CriticConfig, spec_of
 from igcore.errors import RunError
 from igcore.models.registry import SCORERS
 from igcore.policy import Prompt, as_prompt
@@ -41,6 +40,7 @@ from igstudy.linefile import SETTINGS
 from igstudy.runs import decode_run, records, verify
 from igstudy.runs.decode_params import DecodeParams, Settings
 from igstudy.runs.identity import prompts_digest
+from igstudy.training.critic import CriticConfig, spec_of
 
 UNASKING = [name for name in METHODS if not method_of(name).network]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "f\ncb"]
@@ -448,7 +448,7 @@ def test_a_critic_that_a_walk_trains_leaves_its_run_undecided(monkeypatch):
         asked.append(replay)
         return verify.Report()
 
-    monkeypatch.setattr("docs.records.verify", scored)
+    monkeypatch.setattr("igstudy.runs.verify.verify", scored)
     for critic, undecided in (
         ("runs/x/critics/c/terminal", 1),
         ("params/networks/c", 0),
@@ -899,6 +899,10 @@ def other_counts(record):
     record.manifest["counts"]["base"] = {"verified_safe": 6}
 
 
+def other_seconds(record):
+    record.manifest["seconds"]["generate_s"] = -5
+
+
 def nobodys(record):
     """Change what nobody certifies."""
     for line in record.lines:
@@ -947,6 +951,9 @@ FOUND = {
     "prompts of the forger's own": (own_prompts, "12 answers are not wanted"),
     "half a prompt": (half_a_prompt, "prompt is 'cb', not 'f.ncb'"),
     "hash of the prompts": (in_params(chosen={"n": 6, "digest": "0"}), "params.json: chosen is"),
+    "seconds before it began": (in_lines(cost_s=-1.0), "cost_s is -1.0, which is no number of sec"),
+    "seconds without an end": (in_lines(reward_s=1e300), "reward_s is 1e.300, which is no number"),
+    "seconds of the manifest": (other_seconds, "manifest.json: generate_s is -5, which is no"),
     "counts of the manifest": (other_counts, "manifest.json: counts is"),
 }
 ANSWERS, WORK, HASHED = "these answers", "with this work", "name, hashes and"
@@ -991,7 +998,7 @@ def test_a_forgery_is_found_by_scoring_again(forger, honest, tiny, tmp_path, cap
     """
     forge, found = FOUND[name]
     forge(forger)
-    forger.save(count=forge not in (other_counts, a_prompt_less))
+    forger.save(count=forge not in (other_counts, other_seconds, a_prompt_less))
     assert linefile.read_record(forger.path) != linefile.read_record(honest)
     status, said = verdict(capsys, str(forger.path), *asking(tmp_path, tiny))
     assert status == 1 and re.search(found, said)

@@ -5,8 +5,10 @@ other threads, too.
 import asyncio
 import copy
 import functools
+import multiprocessing
 import os
 import pickle
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +20,12 @@ from accelerate import cpu_offload
 from peft import LoraConfig, get_peft_model
 from tiny import tiny_model, tiny_tokenizer
 from tinymodels import tiny as tiny_family
+from transformers.models.mistral.modeling_mistral import MistralAttention
 
 import igcore as ig
 from igcore.critic.latent import encode
 from igcore.engine.kv_cache import forward
-from igcore.engine.prepack import use_prepacked, viewed
+from igcore.engine.prepack import turn, use_prepacked, viewed
 from igcore.engine.view import view_of
 
 # this version of peft uses an older name of transformers
@@ -185,6 +188,31 @@ def test_two_models_that_call_each_other_from_two_threads_do_not_wait_for_ever()
     assert not any(thread.is_alive() for thread in threads)
 
 
+def test_a_process_that_is_forked_during_an_answer_answers():
+    """Bug: it waited for ever for the turn of a thread that it does not have."""
+    guard = guard_of(model_of())
+    expected, taken, done = guard("Hello").tokens, threading.Event(), threading.Event()
+
+    def answer():
+        torch.set_num_threads(1)  # those of the parent are not in the child
+        sys.exit(guard("Hello").tokens != expected)
+
+    def hold():
+        with turn(guard.policy.model):
+            taken.set()
+            done.wait(60)
+
+    child = multiprocessing.get_context("fork").Process(target=answer)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(hold)
+        taken.wait(60)
+        child.start()
+        child.join(30)
+        child.kill()
+        done.set()
+    assert child.exitcode == 0
+
+
 # --- the model and what its user does with it -----------------------------------------------------
 
 
@@ -247,6 +275,51 @@ def test_what_the_user_changes_is_seen():
     assert guard("Hello").status in ("verified_safe", "abstained")
     model.resize_token_embeddings(len(TOKENIZER) + 8)
     assert viewed(model).model(input_ids=IDS).logits.shape[-1] == len(TOKENIZER) + 8
+
+
+def stronger(forward):
+    return lambda *args, **options: (forward(*args, **options)[0] * 2, None)
+
+
+class Steered(MistralAttention):
+    """Attention that reads a token otherwise where the text goes on behind it."""
+
+    def forward(self, *args, **options):
+        states, _ = super().forward(*args, **options)
+        return torch.cat([states[:, :-1], states[:, -1:] * 2], dim=1), None
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        (lambda layers: layers.__setitem__(0, tiny_family("qwen2").model.layers[0]), False),
+        (
+            lambda layers: setattr(
+                layers[0].self_attn, "forward", stronger(layers[0].self_attn.forward)
+            ),
+            False,
+        ),
+        (lambda layers: setattr(layers[0].self_attn.config, "sliding_window", 3), False),
+        (lambda layers: setattr(layers[0].self_attn, "is_causal", False), True),
+        (lambda layers: setattr(layers[0].self_attn, "__class__", Steered), True),
+    ],
+)
+def test_the_cache_is_chosen_again_for_a_model_that_computes_otherwise(change, refused):
+    """Bug: a foreign error, or in silence the likelihoods of another model."""
+    model, prompt = model_of("mistral"), "Hello, you"
+    guard = guard_of(model, budget=99)
+    guard(prompt)
+    change(model.model.layers)
+    if refused:
+        with pytest.raises(ig.PolicyError, match="other probabilities where the text goes on"):
+            guard(prompt)
+        return
+    answer, known = guard(prompt), TOKENIZER(prompt)["input_ids"]
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([known + answer.tokens]), use_cache=False).logits[0]
+    own = logits[len(known) - 1 : -1].log_softmax(-1)
+    own = own.gather(1, torch.tensor(answer.tokens)[:, None]).mean().item()
+    assert answer.reward == pytest.approx(own, abs=1e-4)
 
 
 def test_guards_can_be_copied_and_pickled():

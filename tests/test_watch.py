@@ -401,6 +401,7 @@ def test_a_candidate_over_budget_is_masked_where_answers_are_judged():
     assert rejected
 
 
+@pytest.mark.filterwarnings("ignore:.* is over the budget of")
 def test_an_answer_without_a_text_shows_itself():
     """Bug: where not even the empty text is within budget there is no cost to compare."""
     answer = guard(cost=LetterCost(lambda text: 9.0))("deaf", record=True)

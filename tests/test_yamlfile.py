@@ -31,6 +31,11 @@ from igstudy.yamlfile import parsed, read_yaml
         ("a: !!python/name:os.system", "line 1: could not determine a constructor"),
         ("? [1]\n: 2", "line 1: found unhashable key"),
         ("{" * 30_000, "recursion"),
+        # a few lines that make a billion values, and a value without an end
+        ("a: &x [1, 1]\nb: &y [*x, *x]\nc: [*y, *y]", "line 1: &x or its alias is not allowed"),
+        ("a: 1\nb: &loop\n  c: *loop", "line 2: &loop or its alias is not allowed"),
+        ("a: *none", "line 1: &none or its alias is not allowed"),
+        ("? &key a\n: 1", "line 1: &key or its alias"),
     ],
 )
 def test_what_two_readers_would_take_for_two_things_is_refused(text, said):

@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from igcore.critic.latent import encode, latents
 from igcore.critic.network import Critic
-from igcore.critic.training import CriticConfig, names_of, spec_of
 from igcore.policy import Policy
 from igstudy.baselines.re_control import ValueNetwork, ValueSpec
+from igstudy.training.critic import CriticConfig, names_of, spec_of
 
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
 RESPONSES = [[7, 2, 9, 1], [4], [11, 6, 3]]

@@ -7,10 +7,10 @@ from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer
 from tinymodels import tiny
 
 from igcore import Prompt
-from igcore.critic.training import CriticConfig, train
 from igcore.policy import Policy
 from igstudy.runs.critic_params import RolloutConfig
 from igstudy.runs.rollout_run import roll_out
+from igstudy.training.critic import CriticConfig, train
 
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(30)]
 CONFIG = CriticConfig(

@@ -1,1 +1,1 @@
-"""The critic: latents, network, rollouts and training."""
+"""The critic: latents and network; `igstudy.training` trains it."""

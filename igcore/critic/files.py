@@ -92,7 +92,7 @@ class Network(nn.Module):
     spec : Origin
         Its sizes, and the models and settings it was trained for.
     about : dict
-        The record of its training, see `igcore.critic.loop.fit`.
+        The record of its training, see `igstudy.training.loop.fit`.
     centre, scale : Tensor (2,)
         Mean and standard deviation of its inputs or outputs over the training rollouts; the layers
         work in these units.

@@ -1,16 +1,18 @@
 """Choose the KV cache of a model: the first kind whose results agree with uncached ones.
 
-A model is tested once, on a few tokens: rows of unequal prompts branch and grow by two tokens in
-the cache that will be used, and each row is compared with its text read alone and uncached. An
-error with padding, positions, other rows, the cache or later tokens shows as a difference.
+A model is tested on a few tokens, and again when its `structure` has changed: rows of unequal
+prompts branch and grow by two tokens in the cache that will be used, and each row is compared with
+its text read alone and uncached. An error with padding, positions, other rows, the cache or later
+tokens shows as a difference.
 """
 
 from collections.abc import Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..errors import PolicyError, one_line, unknown_name
@@ -33,9 +35,10 @@ CACHES: dict[str, tuple[Kind, ...]] = {
 LOWEST_LOGPROB = -100.0
 # `torch.get_float32_matmul_precision` -> a dtype of about that precision; users lower it for speed
 PRECISIONS = {"highest": torch.float32, "high": torch.float16, "medium": torch.bfloat16}
-# model -> kind of rows -> why it does not work, empty if it does. Weak keys, so that this table
-# keeps no model in memory
-_TRIED: WeakKeyDictionary[nn.Module, dict[Kind, str]] = WeakKeyDictionary()
+PLAIN = (bool, int, float, str, tuple, type(None))  # types of attributes that a user may set
+# model -> its structure when it was tested, and kind of rows -> why it does not work, empty if it
+# does. Weak keys, so that this table keeps no model in memory
+_TRIED: WeakKeyDictionary[nn.Module, tuple[list[Any], dict[Kind, str]]] = WeakKeyDictionary()
 
 
 def cache_for(model: PreTrainedModel, cache: str = "auto") -> Kind:
@@ -63,11 +66,38 @@ def supports_shared_prefix(model: PreTrainedModel) -> bool:
 
 
 def _fault(model: PreTrainedModel, kind: Kind) -> str:
-    """Return why a kind of rows fails for a model, or nothing; each model is tested once."""
-    tried = _TRIED.setdefault(model, {})
+    """Return why a kind of rows fails for a model, or nothing."""
+    now = structure(model)
+    before, tried = _TRIED.get(model, (None, {}))
+    if now != before:
+        tried = {}
+        _TRIED[model] = now, tried
     if kind not in tried:
         tried[kind] = _try(model, kind)
     return tried[kind]
+
+
+def structure(model: nn.Module) -> list[Any]:
+    """Return the modules of a model, their functions, plain attributes and configurations.
+
+    Two equal results mean that the model computes in the same way, whatever its weights and hooks:
+    most hooks only watch. It takes .2 ms for two layers and 2 ms for 32.
+    """
+    # numbers and texts alone: a reference to a part of the model would keep it in memory
+    found: list[Any] = []
+    configs: dict[int, PretrainedConfig] = {}
+    for module in model.modules():
+        kind = type(module)
+        found.append((id(module), id(kind), id(kind.forward)))
+        for name, value in list(vars(module).items()):
+            # not `training`: a view is in evaluation mode
+            if isinstance(value, PLAIN) and name != "training":
+                found.append((name, repr(value)))
+            elif isinstance(value, PretrainedConfig):
+                configs[id(value)] = value
+            elif callable(value):
+                found.append((name, id(value)))
+    return [*found, *(repr(vars(config)) for config in configs.values())]
 
 
 def _try(model: PreTrainedModel, kind: Kind) -> str:

@@ -15,7 +15,7 @@ end. A row leaves the batch as soon as it ends.
 
 Where the model allows it, all rows of a prompt share one KV cache of the prompt
 (`igcore.engine.prefix_cache`). Otherwise every row has transformers' own cache
-(`igcore.engine.kv_cache`). `igcore.engine.agreement` tests once which of them a model supports.
+(`igcore.engine.kv_cache`). `igcore.engine.agreement` tests which of them a model supports.
 """
 
 import math

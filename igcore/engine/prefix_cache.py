@@ -2,7 +2,7 @@
 
 A beam search samples many continuations of few prompts. Here a prompt is prefilled once, and all
 its rows attend to the same KV cache. The keys and values of new tokens are written in place, into
-slots; see `igcore.engine.attention`. `igcore.engine.agreement` tests once whether a model supports
+slots; see `igcore.engine.attention`. `igcore.engine.agreement` tests whether a model supports
 this.
 
 Inside `igcore.engine.prepack.use_prepacked` a prompt is read once for all methods and groups, see

@@ -15,6 +15,7 @@ The copies change the order of float sums. So whether there are copies must not 
 it depends on the model and on the memory of the machine, never on the memory that is free.
 """
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -54,6 +55,16 @@ class _Thread(threading.local):
 
 _HERE = _Thread()
 _TURNS: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+
+
+def _forget_turns() -> None:
+    """Use new locks: in a forked child, no thread is left that could release the old ones."""
+    global _TURNS
+    _TURNS = WeakKeyDictionary()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forget_turns)
 
 
 @contextmanager

@@ -17,12 +17,20 @@ from torch.nn.functional import linear
 from ..errors import ParameterError
 from ..scorers import COST, REWARD
 from ..settings import one_of, settings
+from .backbone import Backbone, TwoTexts
 from .lm_scorer import Checkpoint, HeadFunction, LMScorer, Pooling, Reader
 from .pretrained import tensors_of
-from .templates import TextFormat
+from .templates import TEMPLATES
 
 ROLES_BY_SIGN = {COST: "cost", REWARD: "reward"}
 HEAD = "score.weight"  # the linear head of transformers' decoders
+TWO_TEXTS = "two texts"  # the text format of an encoder that was trained on pairs
+# problem_type of a configuration -> the unit that the model was trained in
+UNITS = {
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+    "regression": "logit",
+}
 
 
 def _response(prompt: str, response: str) -> str:
@@ -59,10 +67,12 @@ class Classifier(Checkpoint):
     unit : str
         How the logits z become a number. For independent classes: ``logit``, the highest z of the
         classes that count, or ``sigmoid``, its probability. For classes that exclude each other:
-        ``softmax``, the sum of the probabilities of the classes that count. The default is
-        ``logit``; a cost with more than one class has no default.
+        ``softmax``, the sum of the probabilities of the classes that count. The default is that of
+        the configuration's ``problem_type``, see `UNITS`, which only ``logit`` may replace. Without
+        a ``problem_type`` it is ``logit``; a cost with more than one class then has no default.
     text_format : str
-        The text of a pair, a key of `igcore.models.templates.TEMPLATES`.
+        The text of a pair: for a decoder a key of `igcore.models.templates.TEMPLATES`; for an
+        encoder ``two texts``, which is ``tokenizer(prompt, response)``, or its chat template.
     reads : str
         ``pair``: prompt and response in one text. ``response``: the response alone.
     pooling : str
@@ -82,7 +92,7 @@ class Classifier(Checkpoint):
     sign: Annotated[str, one_of(ROLES_BY_SIGN)]
     labels: list[str | int] | None = None
     unit: Literal["logit", "sigmoid", "softmax"] | None = None
-    text_format: TextFormat = "chat"
+    text_format: Annotated[str, one_of([*TEMPLATES, TWO_TEXTS])] = "chat"
     reads: Literal["pair", "response"] = "pair"
     pooling: Pooling = "last"
 
@@ -97,6 +107,7 @@ class Classifier(Checkpoint):
                 f"pooling is 'mean', but {self.repo} has no {HEAD}, the linear head of a decoder, "
                 "and pools by itself; leave pooling out"
             )
+        self._check_format(is_decoder=bool(heads))
         if heads:
             model, tensors = self.model(heads=heads)
             weight = tensors[HEAD].float().to(model.device)  # (C, H)
@@ -104,15 +115,12 @@ class Classifier(Checkpoint):
         else:
             # with the pad id of the configuration, from which some models count positions
             model, _ = self.model(AutoModelForSequenceClassification, return_dict=True)
-        classes = model.config.id2label
-        if self.sign == COST and len(classes) > 1 and self.unit is None:
-            raise ParameterError(
-                f"a cost of {len(classes)} classes needs a unit; give softmax if the classes "
-                "exclude each other, else sigmoid"
-            )
-        unit = self.unit or "logit"
-        counted = self._counted(classes, unit)
-        backbone = self.backbone(model, text_format)
+        unit = self._unit(model.config)
+        counted = self._counted(model.config, unit)
+        if text_format == TWO_TEXTS:
+            backbone: Backbone = TwoTexts(model, self.tokenizer)
+        else:
+            backbone = self.backbone(model, text_format)
         if self.reads == "response":
             backbone.template = _response
         number = partial(_number, unit, counted)
@@ -126,16 +134,53 @@ class Classifier(Checkpoint):
         options |= {"text_format": text_format, "pooling": self.pooling}
         return self.made(kind, name, self.sign, backbone, head, options, scale)
 
-    def _counted(self, classes: dict[int, str], unit: str) -> list[int]:
+    def _check_format(self, is_decoder: bool) -> None:
+        """Refuse a text format that the model cannot have been trained on."""
+        formats = list(TEMPLATES) if is_decoder else [TWO_TEXTS]
+        if not is_decoder and self.tokenizer.chat_template:
+            formats.append("chat")
+        if self.reads == "pair" and self.text_format not in formats:
+            kind = "a decoder" if is_decoder else "an encoder"
+            raise ParameterError(
+                f"text_format is {self.text_format!r}, but {self.repo} is {kind}; choose one of "
+                f"{', '.join(formats)}, if it was trained on pairs, else set reads to 'response'"
+            )
+
+    def _unit(self, config: Any) -> str:
+        """Return the unit of the score, by the option and the configuration."""
+        n = config.num_labels
+        problem = str(getattr(config, "problem_type", None))
+        trained = UNITS.get(problem)
+        if trained and self.unit not in (None, "logit", trained):
+            raise ParameterError(
+                f"unit is {self.unit!r}, but {self.repo} was trained for {problem}; choose "
+                f"{trained!r}, or leave unit out"
+            )
+        if self.sign == COST and n > 1 and not (self.unit or trained):
+            raise ParameterError(
+                f"a cost of {n} classes needs a unit; give softmax if the classes exclude each "
+                "other, else sigmoid"
+            )
+        return self.unit or trained or "logit"
+
+    def _counted(self, config: Any, unit: str) -> list[int]:
         """Return the indices of the classes that count, in ascending order."""
+        classes = config.id2label
         if not self.labels and len(classes) > 1:
             raise ParameterError(f"give labels, the classes that count, of {classes}")
-        index = {name: i for i, name in classes.items()} | {i: i for i in classes}
-        labels = self.labels or [0]
-        for label in labels:
-            if label not in index:
+        index = {}
+        for label in self.labels or [0]:
+            found = [i for i, name in classes.items() if label in (i, name)]
+            if not found:
                 raise ParameterError(f"label {label!r} is no class of {self.repo}; use {classes}")
-        counted = sorted({index[label] for label in labels})
+            stated = (config.label2id or {}).get(label, found[0])
+            if [str(i) for i in found] != [str(stated)]:
+                raise ParameterError(
+                    f"label {label!r} is no single class of {self.repo}, whose config.json has "
+                    f"{classes} and {config.label2id}; give the index of the class"
+                )
+            index[label] = found[0]
+        counted = sorted(set(index.values()))
         if unit == "softmax" and len(counted) == len(classes):
             raise ParameterError(f"unit 'softmax' needs a class that does not count, of {classes}")
         return counted
@@ -173,8 +218,9 @@ class EncoderScorer(Reader):
         scores = []
         # each text by itself: some models read their padding
         for prompt, response in zip(prompts, responses, strict=True):
-            ids = torch.tensor([self.backbone.ids(prompt, response)], device=self.model.device)
+            read = self.backbone.inputs(prompt, response)
+            inputs = {k: torch.tensor([row], device=self.model.device) for k, row in read.items()}
             with torch.inference_mode():
-                logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+                logits = self.model(**inputs).logits
             scores.append(self.head(logits.double()).item())
         return np.array(scores, dtype=float)

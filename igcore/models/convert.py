@@ -6,18 +6,30 @@ of the cached folders contain it.
 
 import contextlib
 import json
+import os
+import pickle
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import needs
+from ..errors import AssetError, needs
 
 _LOADING = threading.RLock()
+
+
+def _forget_lock() -> None:
+    """Use a new lock: in a forked child, no thread is left that could release the old one."""
+    global _LOADING
+    _LOADING = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forget_lock)
 
 
 @contextlib.contextmanager
@@ -104,10 +116,53 @@ def save_offensive_language_weights(vectorizer: Any, classifier: Any, path: Path
     )
 
 
+class NamesOnly(pickle._Unpickler):
+    """An unpickler that refuses every name that is not in `known`."""
+
+    # name -> what is called instead; None for what it names itself
+    known: Mapping[str, Any] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a name stands for, or raise ``AssetError``."""
+        path = f"{module}.{name}"
+        if path not in self.known:
+            raise AssetError(
+                f"the pickle names {path}, so it was not loaded; check where it comes from"
+            )
+        return self.known[path] or super().find_class(module, name)
+
+
+FITTED = """
+    sklearn.feature_extraction.text.TfidfVectorizer sklearn.feature_extraction.text.TfidfTransformer
+    sklearn.calibration.CalibratedClassifierCV sklearn.calibration._CalibratedClassifier
+    sklearn.calibration._SigmoidCalibration sklearn.svm._classes.LinearSVC
+    joblib.numpy_pickle.NumpyArrayWrapper numpy._core.multiarray.scalar
+    numpy.dtype numpy.float64 numpy.ndarray
+"""
+
+
+def read_fitted(path: Path) -> Any:
+    """Return what joblib has stored of a fitted text classifier, in a file that is not compressed.
+
+    Raises
+    ------
+    AssetError
+        When the file names anything but the classes in `FITTED`.
+    """
+    needs("sklearn", "scikit-learn==1.9.1")  # which has these classes
+    joblib: Any = needs("joblib.numpy_pickle", "joblib")
+
+    class Unpickler(NamesOnly, joblib.NumpyUnpickler):  # type: ignore[misc]  # it has no types
+        known = dict.fromkeys(FITTED.split())
+
+    unpickler: Any = Unpickler
+    with path.open("rb") as file:
+        return unpickler(str(path), file, ensure_native_byte_order=True).load()
+
+
 def convert_offensive_language(source: Path, target: Path) -> None:
-    """Convert the two pickles of the wheel, whose hash was checked before, to plain arrays."""
-    needs("sklearn", "scikit-learn==1.9.1")  # the pickles name its classes
-    joblib = needs("joblib")
-    vectorizer = joblib.load(source / "vectorizer.joblib")
-    classifier = joblib.load(source / "model.joblib")
+    """Convert the two pickles of the wheel to plain arrays."""
+    vectorizer, classifier = (
+        read_fitted(source / f"{part}.joblib") for part in ("vectorizer", "model")
+    )
     save_offensive_language_weights(vectorizer, classifier, target / "weights.npz")

@@ -50,6 +50,7 @@ class OffensiveLanguage:
     name = "offensive-language"
     sign = "higher is worse"
     unit = "probability"
+    reads_prompts = False
 
     def __init__(self) -> None:
         """Load the asset's arrays."""

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from ..errors import AssetError, one_line
+from ..errors import AssetError, ParameterError, one_line
 
 MIRROR = "IGCORE_HUB"
+PATHS = (".", "/", "~")  # how a path begins, and no name on the hub
 # settings and tokenizers
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.codes", "*.spm", "*.tokenizer")
 # weights; pickles are downloaded only if there are no safetensors
@@ -43,12 +44,18 @@ def snapshot(
 
     Raises
     ------
+    ParameterError
+        When there is no such folder.
     AssetError
         When it is not in the mirror, does not exist, cannot be reached, or needs access that was
         not granted.
     """
     if os.path.isdir(local := os.path.expanduser(repo)):  # False for an impossible path
         return Path(local)
+    if repo.startswith(PATHS):
+        raise ParameterError(
+            f"there is no folder {repo:.100}, seen from {Path.cwd()}; give another"
+        )
     if mirror := os.environ.get(MIRROR):
         folder = Path(os.path.expanduser(mirror), repo)
         if not os.path.isdir(folder):

@@ -67,6 +67,12 @@ class Reader:
     unit: str = "points"
     files: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
+    @property
+    def reads_prompts(self) -> bool:
+        """True if its text holds the prompt."""
+        one, other = (self.backbone.template(prompt, "a") for prompt in ("b", "c"))
+        return one != other
+
 
 Kind = TypeVar("Kind", bound=Reader)
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ..errors import ParameterError
 from ..files import digest_of
-from ..scorers import COST, Scorer, check_sign, keeps_cache, uncached
+from ..scorers import COST, Scorer, check_sign, keeps_cache, reads_prompts, uncached
 from ..scoring import Tally, checked_score
 from ..settings import settings
 from .registry import ScorerName, load_scorer
@@ -80,6 +80,11 @@ class MaximumScorer:
     def unit(self) -> str:
         """The units of all."""
         return " or ".join(dict.fromkeys(part.unit for part in self.parts))
+
+    @property
+    def reads_prompts(self) -> bool:
+        """True if one of them reads prompts."""
+        return any(map(reads_prompts, self.parts))
 
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]

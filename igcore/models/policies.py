@@ -17,10 +17,11 @@ from ..files import digest_of
 from ..policy import PROBE, Policy
 from ..settings import Named, Options, settings, written
 from . import assets
-from .hub import snapshot
+from .hub import PATHS, snapshot
 from .pretrained import (
     DTYPES,
     automatic_dtype,
+    check_backend,
     check_vocabulary,
     contents_of,
     load_model,
@@ -28,7 +29,7 @@ from .pretrained import (
     one_sentence,
     settings_of,
 )
-from .templates import TEMPLATES, TextFormat, check_chat, template_of
+from .templates import TextFormat, check_chat, template_of
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HARD = "".join(letter * 64 + "!" for letter in "ax1_ \n")  # reveals a regex that backtracks
@@ -85,7 +86,7 @@ class PolicyOptions:
 
 def load_policy(
     name: str | Path | Mapping[str, Any] | Named,
-    dtype: str = "float32",
+    dtype: str | torch.dtype = "float32",
     device: str = "auto",
 ) -> Policy:
     """Load a policy by name, from a local Hugging Face folder, or from the hub.
@@ -100,7 +101,7 @@ def load_policy(
         such as ``{"enable_thinking": False}``; and ``revision``, see `igcore.models.hub.snapshot`.
         A mapping with a ``server`` names a model in a server, see
         `igserve.policy.ServedOptions`; the server then sets dtype and device.
-    dtype : str
+    dtype : str or torch.dtype
         ``float32``, ``bfloat16`` or ``float16``; or ``auto``: the type in which the weights were
         saved if the device computes in it, see `igcore.models.pretrained.automatic_dtype`.
     device : str
@@ -120,6 +121,7 @@ def load_policy(
         served: Policy = room("load_served")(written(chosen))
         return served
     name, options = chosen.name, PolicyOptions(**chosen.options)
+    dtype = str(dtype).removeprefix("torch.")
     if dtype not in ("auto", *DTYPES):
         raise unknown_name("dtype", dtype, ("auto", *DTYPES))
     entry: PolicyEntry = found(POLICIES.get(name)) or _unnamed(name)
@@ -150,9 +152,13 @@ def load_policy(
 def _unnamed(name: str) -> PolicyEntry:
     """Return an entry for a folder or a repository on the hub."""
     path = os.path.expanduser(name)
-    on_hub = HUB_NAME.fullmatch(name) and not os.path.isfile(path)
+    # of a path, loading says that there is no folder
+    on_hub = name.startswith(PATHS) or HUB_NAME.fullmatch(name) and not os.path.isfile(path)
     if not on_hub and not os.path.isdir(path):  # False for a file and for an impossible path
-        places = "; or a folder with config.json, or owner/name on the hub; igstudy has the paper's"
+        places = (
+            "; or a folder with config.json, or owner/name on the hub, such as "
+            "openai-community/gpt2; igstudy has the paper's"
+        )
         raise unknown_name("policy", name, POLICIES, places)
     return PolicyEntry(repo=name)
 
@@ -162,7 +168,7 @@ def _last_part(path: str) -> str:
     return os.path.basename(os.path.abspath(os.path.expanduser(path)))
 
 
-def policy_of(model: Any, tokenizer: Any) -> Policy:
+def policy_of(model: Any, tokenizer: Any, chat_options: Options | None = None) -> Policy:
     """Return a loaded transformers model and its tokenizer as a policy.
 
     Prompts are formatted with the tokenizer's chat template if it has one, else used unchanged. The
@@ -178,11 +184,13 @@ def policy_of(model: Any, tokenizer: Any) -> Policy:
     model = unwrapped(model)
     _check_pair(model, tokenizer)
     tokenizer = copy.deepcopy(tokenizer)
+    template = "chat" if tokenizer.chat_template else "raw"
+    check_chat(tokenizer, template, "the pair", chat_options)
     policy = Policy(
         name=_last_part(getattr(model, "name_or_path", "") or type(model).__name__),
         model=model,
         tokenizer=tokenizer,
-        template=TEMPLATES["chat" if tokenizer.chat_template else "raw"],
+        template=template_of(template, chat_options),
         eos_ids=eos_ids_of(model, tokenizer, ()),
     )
     check_vocabulary(tokenizer, model, "the pair", unread=True)
@@ -225,6 +233,7 @@ def _check_pair(model: Any, tokenizer: Any) -> None:
             f"policy is a pair ({kind}, {type(tokenizer).__name__}); give (model, tokenizer), both "
             "loaded by transformers and in this order, or the folder alone"
         )
+    check_backend(tokenizer, "the pair")
     wrong = ""
     if model.config.is_encoder_decoder:
         wrong = "is an encoder-decoder model; the search needs a decoder-only one"
@@ -237,19 +246,22 @@ def _check_pair(model: Any, tokenizer: Any) -> None:
 def _check_prompt(policy: Policy, place: str) -> None:
     """Raise ``AssetError`` unless a prompt reaches the model complete and as valid ids."""
     opening = policy.template.opening(policy.tokenizer, PROBE)
-    if PROBE not in opening:
-        raise AssetError(
-            f"the template {policy.template.name!r} of {place} leaves out the prompt: for {PROBE!r}"
-            f" it writes {opening!r:.100}; correct it, or use raw (chat_template = None in a pair)"
-        )
     with one_sentence(place):
         policy.tokenizer(HARD)
         ids = policy.tokenizer(opening, add_special_tokens=policy.template.special)["input_ids"]
+        plain = policy.tokenizer(opening, add_special_tokens=False)["input_ids"]
     rows = getattr(policy.model.get_input_embeddings(), "num_embeddings", 2**31)
     if not ids or max(ids) >= rows:
         raise AssetError(
             f"{place} turns the prompt {PROBE!r} into the ids {ids}, but its model has embeddings "
             f"for {rows}; call model.resize_token_embeddings(len(tokenizer)), and save both again"
+        )
+    # an end that the template itself writes, as DialoGPT's does, is what the model was trained on
+    if ids[-1] in policy.eos_ids and ids[-1:] != plain[-1:]:
+        raise AssetError(
+            f"the tokenizer of {place} writes the end token {policy.tokenizer.decode(ids[-1:])!r} "
+            "after every prompt; set its add_eos_token to False, or leave the token out of the "
+            "post_processor in tokenizer.json"
         )
 
 

@@ -134,10 +134,24 @@ def load_tokenizer(folder: Path) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
+    check_backend(tokenizer, folder)
     # transformers continues with an empty vocabulary
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
         raise AssetError(f"{folder} has no tokenizer.json or other vocabulary; {AGAIN}")
     return tokenizer
+
+
+def check_backend(tokenizer: Any, place: Path | str) -> None:
+    """Raise ``AssetError`` for a tokenizer without the methods of transformers' own.
+
+    Where mistral-common is installed, transformers prefers it for a folder with tekken.json.
+    """
+    if not isinstance(tokenizer.added_tokens_decoder, dict):
+        raise AssetError(
+            f"the tokenizer of {place} is a {type(tokenizer).__name__}, which lacks the methods of "
+            "other tokenizers; load its tokenizer.json by PreTrainedTokenizerFast.from_pretrained, "
+            "and give (model, tokenizer) or save it in a folder without tekken.json"
+        )
 
 
 def load_model(

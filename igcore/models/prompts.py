@@ -1,14 +1,18 @@
 """Prompt sets of this package by name, and a user's own files of prompts.
 
-The library datasets reads the files. It reads data files alone and runs no code beside them.
+The standard library reads text, CSV and JSON. The library datasets reads Parquet and Arrow: it
+reads data files alone and runs no code beside them.
 """
 
+import csv
 import glob
+import gzip
+import io
 import json
 import logging
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.resources import files
 from operator import attrgetter
@@ -42,8 +46,9 @@ def load_prompts(name: str | Path, column: str = "prompt") -> list[Prompt]:
     name : str or Path
         ``"mild"`` (24 harmless openings for teaching), ``"benign"`` (80 everyday instructions that
         need no refusal), a set that another package added to `igcore.catalog.PROMPT_SETS`, or a
-        path to a .txt file (one prompt per line) or a .csv, .tsv, .json, .jsonl or .parquet file,
-        which may be compressed (.gz).
+        path to a .txt file (one prompt per line), or a .csv, .tsv, .json or .jsonl file, each of
+        which may be compressed (.gz), or a .parquet or .arrow file, which needs the library
+        datasets.
     column : str
         Column of the prompts in such a file.
 
@@ -76,23 +81,13 @@ def as_prompts(texts: Iterable[str], set_name: str) -> list[Prompt]:
 
 # --- how files are read ---------------------------------------------------------------------------
 
-# cells are not converted: NA is a word, an empty line a row, 007 three digits
-CELLS = {"keep_default_na": False, "skip_blank_lines": False}
-# with one batch, each column has one type
-WHOLE = {"chunksize": 2**28, "parse_agent_traces": False}
-# ending -> reader in the library datasets, and its options
-READERS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".txt": ("text", {"encoding": "utf-8-sig"}),
-    ".csv": ("csv", CELLS),
-    ".jsonl": ("json", WHOLE),
-    ".json": ("json", WHOLE),
-    ".tsv": ("csv", {"sep": "\t", **CELLS}),
-    ".parquet": ("parquet", {}),
-}
-FILES = f", or a path to a {'/'.join(READERS)} file"
+MOST = 64 * 2**20  # bytes of an unpacked .gz: a small one may hold any number
+POINTER = b"version https://git-lfs.github.com/spec/v1"
+END = "\x1f"  # no cell of a table
+SURPLUS = "has a row with more cells than there are columns"
 
 
-class Unreadable(Exception):
+class Unreadable(ValueError):
     """A table has the wrong form; the message continues a sentence after the file's name."""
 
 
@@ -107,8 +102,7 @@ def file_texts(path: Path, column: str = "prompt") -> list[str]:
     Parameters
     ----------
     path : Path
-        A file with an ending in `READERS`, which may be compressed (.gz). In a text file each line
-        is a prompt.
+        A file with an ending in `READERS`. In a text file each line is a prompt.
     column : str
         Column of texts.
 
@@ -118,28 +112,15 @@ def file_texts(path: Path, column: str = "prompt") -> list[str]:
         When the file cannot be read, or has no such column or no row, or a row has no prompt.
     """
     ending = ending_of(path)
-    reader, options = READERS[ending]
-    place = f", in a column {column!r}, or set column to another"
-    if reader == "text":
-        column, place = "text", ""  # the name of the column in datasets
-    elif reader == "csv":
-        options = {**options, "converters": {column: str}}
-    read = getattr(needs("datasets").IterableDataset, f"from_{reader}")
-    cells: list[Any] = []
+    place = f", in a column {column!r}, or set column to another" if ending != ".txt" else ""
     try:
-        check_file(path)
-        # a temporary cache leaves no files; datasets raises StopIteration for JSON without rows
-        with TemporaryDirectory() as cache, suppress(StopIteration):
-            rows = read(glob.escape(str(path)), cache_dir=cache, **options)
-            cells = cells_of(rows, column)
-        while reader == "text" and cells and not cells[-1]:  # the file ends with empty lines
-            cells.pop()
+        cells = READERS[ending](path, column)
         if not cells:
             raise Unreadable("holds no row")
-    # errors of datasets, pandas and pyarrow have no common base class
+        "".join(map(str, cells)).encode()  # fails for half of a surrogate pair, which is no text
+    # errors of datasets and pyarrow have no common base class
     except Exception as why:
-        line = _bad_line(path) if ending == ".jsonl" else ""
-        reason = f" {why}" if isinstance(why, Unreadable) else f": {one_line(why)}{line}"
+        reason = f" {why}" if isinstance(why, Unreadable) else f": {one_line(why)}"
         raise ParameterError(
             f"no prompts could be read from {path}, seen from {Path.cwd()} ({path.name}{reason}); "
             f"give valid UTF-8 {ending} with at least one prompt{place}"
@@ -153,6 +134,103 @@ def file_texts(path: Path, column: str = "prompt") -> list[str]:
     return cells
 
 
+def check_file(path: Path) -> None:
+    """Refuse a missing file, what might never end, and what stands in place of a file."""
+    if not path.exists():
+        raise Unreadable("is missing")
+    if not path.is_file():
+        raise Unreadable("is no file, but a folder, a pipe or a device")
+    with path.open("rb") as file:
+        if file.read(len(POINTER)) == POINTER:
+            raise Unreadable("is a pointer of Git LFS, not the file; run git lfs pull to get it")
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, which may be compressed, without a byte order mark."""
+    check_file(path)
+    if path.suffix != ".gz":
+        return path.read_bytes().decode("utf-8-sig")
+    with gzip.open(path) as file:
+        content = file.read(MOST + 1)
+    if len(content) > MOST:
+        raise Unreadable(f"holds more than {MOST >> 20} MiB; unpack it first")
+    return content.decode("utf-8-sig")
+
+
+def lines_of(path: Path, column: str) -> list[str]:
+    """Return the lines of a text file without empty ones at its end."""
+    lines = io.StringIO(read_text(path), newline=None).read().rstrip("\n").split("\n")
+    return lines if lines != [""] else []
+
+
+def csv_cells(path: Path, column: str) -> list[Any]:
+    """Return a column of a table with a header; a missing cell is an empty text."""
+    lines = io.StringIO(read_text(path), newline="")
+    delimiter = "\t" if ending_of(path) == ".tsv" else ","
+    limit = csv.field_size_limit(sys.maxsize)  # a prompt may be long
+    try:
+        # within quotes that do not end, the last line is no row of two cells
+        *rows, last = csv.reader([*lines, END + delimiter + END], delimiter=delimiter)
+    finally:
+        csv.field_size_limit(limit)
+    if last != [END, END]:
+        raise Unreadable("ends within quotes")
+    header = rows.pop(0) if rows else [column]
+    if any(len(row) > len(header) for row in rows):
+        raise Unreadable(SURPLUS)
+    check_columns(header, column)
+    place = header.index(column)
+    return [row[place] if place < len(row) else "" for row in rows]
+
+
+def json_cells(path: Path, column: str) -> list[Any]:
+    """Return the values of one key in a list of objects, or in an object a line.
+
+    The key of a list of texts is ``text``, as in datasets.
+    """
+    text = read_text(path)
+    if text.lstrip().startswith("["):
+        listed = json.loads(text)
+        rows = [{"text": row} if isinstance(row, str) else row for row in listed]
+    else:
+        rows = [json_line(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not all(isinstance(row, dict) for row in rows):
+        raise Unreadable("holds what is no object of a key and a prompt")
+    return cells_of(rows, column)
+
+
+def json_line(number: int, line: str) -> Any:
+    """Return the value of a line of JSON."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as why:
+        place = f"line {number}, column {why.colno}"
+        raise Unreadable(f"is no JSON at {place}: {why.msg}") from None
+
+
+def arrow_cells(path: Path, column: str) -> list[Any]:
+    """Return a column of a file in one of the formats of Apache Arrow."""
+    check_file(path)
+    load_dataset = needs("datasets").load_dataset
+    with TemporaryDirectory() as cache:  # nothing stays in the user's home
+        files = glob.escape(str(path))
+        where = {"split": "train", "streaming": True, "cache_dir": cache}
+        return cells_of(load_dataset(ending_of(path)[1:], data_files=files, **where), column)
+
+
+# ending -> what returns the cells of a column
+READERS: dict[str, Callable[[Path, str], list[Any]]] = {
+    ".txt": lines_of,
+    ".csv": csv_cells,
+    ".jsonl": json_cells,
+    ".json": json_cells,
+    ".tsv": csv_cells,
+    ".parquet": arrow_cells,
+    ".arrow": arrow_cells,
+}
+FILES = f", or a path to a {'/'.join(READERS)} file"
+
+
 def cells_of(rows: Iterable[dict[str, Any]], column: str) -> list[Any]:
     """Return the cells of one column; a missing cell is None."""
     cells: list[Any] = []
@@ -162,34 +240,13 @@ def cells_of(rows: Iterable[dict[str, Any]], column: str) -> list[Any]:
         cells.append(row.get(column))
     # pandas makes an index column of cells beyond the header of a CSV file
     if "__index_level_0__" in columns:
-        raise Unreadable("has a row with more cells than there are columns")
-    if cells and column not in columns:
-        raise Unreadable(f"has the columns {', '.join(columns)}, but not {column!r}")
+        raise Unreadable(SURPLUS)
+    if cells:
+        check_columns(columns, column)
     return cells
 
 
-def _bad_line(path: Path) -> str:
-    """Return the place of the first line that is not JSON, for the end of a message.
-
-    pyarrow names a row instead, counted from 0 without empty lines.
-    """
-    with suppress(OSError, UnicodeDecodeError, RecursionError):  # already in the message
-        for number, line in enumerate(read_text(path).split("\n"), start=1):
-            try:
-                json.loads(line.strip() or "null")
-            except json.JSONDecodeError as error:
-                return f" at line {number}, column {error.colno}: {error.msg}"
-    return ""
-
-
-def check_file(path: Path) -> None:
-    """Raise ``ValueError`` for a pipe or a device, which might never end."""
-    if path.exists() and not path.is_file():
-        raise ValueError("it is no file")
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file without a byte order mark."""
-    check_file(path)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return file.read()
+def check_columns(columns: Iterable[str], column: str) -> None:
+    """Refuse a table without a column."""
+    if column not in columns:
+        raise Unreadable(f"has the columns {', '.join(columns)}, but not {column!r}")

@@ -3,8 +3,8 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from inspect import signature
 from pkgutil import resolve_name
@@ -54,10 +54,11 @@ def own_scorer(name: str, role: str) -> Scorer:
     ParameterError
         When it cannot be imported, or is no scorer for the role.
     """
-    if os.getcwd() not in sys.path:  # a program's path begins with the program's own folder
-        sys.path.insert(0, os.getcwd())
+    # a program's path begins with the program's own folder
+    missing = {os.getcwd()} - {*sys.path}
     try:
-        own = resolve_name(name)
+        with first_on_path(*missing):
+            own = resolve_name(name)
     except Exception as error:  # a user's module may raise anything
         raise ParameterError(
             f"{role} {name!r} cannot be imported ({one_line(error):.200}); give module:function, "
@@ -67,6 +68,18 @@ def own_scorer(name: str, role: str) -> Scorer:
     if isinstance(scorer, FunctionScorer):  # functions in two modules may have one name
         scorer.name = name
     return scorer
+
+
+@contextmanager
+def first_on_path(*folders: str) -> Iterator[None]:
+    """Have Python search folders for modules before all others, inside the block alone."""
+    sys.path[:0] = folders
+    try:
+        yield
+    finally:
+        for folder in folders:
+            with suppress(ValueError):  # a module may have removed it
+                sys.path.remove(folder)
 
 
 def prepared(scorer: Named, kind: str = "scorer", role: str = "cost") -> Callable[[], Scorer]:

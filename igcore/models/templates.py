@@ -5,15 +5,20 @@ as in HH-RLHF ("\\n\\nHuman: ... \\n\\nAssistant: ... \\n\\nHuman: ... \\n\\nAss
 split into its turns first.
 """
 
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
-from itertools import cycle
-from typing import Annotated, Any
+from itertools import combinations, cycle
+from typing import Annotated, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
-from ..errors import ParameterError
-from ..policy import RAW, Template, rendered
+from ..errors import ParameterError, one_line
+from ..policy import CHAT_ROLES, RAW, Template
 from ..settings import Options, one_of
 
 VICUNA = (
@@ -71,8 +76,183 @@ def _chat(tokenizer: Any, prompt: str, **options: Any) -> str:
 
 def _chatted(tokenizer: Any, prompt: str, answer: str, **options: Any) -> str:
     """Return the chat text of prompt and answer."""
-    messages = messages_of([*turns_of(prompt), answer])
+    messages = [*messages_of(turns_of(prompt)), (ANSWER, answer)]
     return rendered(tokenizer, messages, opened=False, **options)
+
+
+# --- the date of a template -----------------------------------------------------------------------
+
+TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+
+
+@dataclass
+class Clock:
+    """The date that chat templates write, and whether one of them has written it."""
+
+    now: datetime
+    asked: bool = False
+
+
+_CLOCK: ContextVar[Clock | None] = ContextVar("clock", default=None)
+
+
+def _with_date(program: Any) -> Any:
+    """Return a chat template that writes the date inside `dated`, or None to use it as it is."""
+    clock = _CLOCK.get()
+    if clock is None or not isinstance(program, str) or not TODAY.search(program):
+        return None
+    now = clock.now
+    clock.asked = True
+    return TODAY.sub(lambda call: json.dumps(now.strftime(call[2])), program)
+
+
+@contextmanager
+def dated(now: datetime) -> Iterator[None]:
+    """Have chat templates write one date inside the block: a run of days has that of its start."""
+    before = _CLOCK.set(Clock(now))
+    try:
+        yield
+    finally:
+        _CLOCK.reset(before)
+
+
+def date_written() -> dict[str, str]:
+    """Return the date inside `dated` if a template has written it, as a field of an identity."""
+    clock = _CLOCK.get()
+    return {"date": clock.now.isoformat()} if clock and clock.asked else {}
+
+
+# --- the chat template of a tokenizer -------------------------------------------------------------
+
+ANSWER = "answer"  # the role of an assistant's message that is to be judged
+# what a template makes of a word that none writes itself shows how it reads a message
+MARKERS = [(role, f"marked{role}") for role in CHAT_ROLES]
+# the roles whose content is a list of parts: none, all, or as in templates that mix both
+IN_PARTS = [roles for n in (0, 3, 1, 2) for roles in combinations(CHAT_ROLES, n)]
+AS_DATA = re.compile(r"""["']text["']:""")  # a list of parts that was written as it is
+Messages = Sequence[tuple[str, str]]  # role and content
+
+
+class Reading(NamedTuple):
+    """How a chat template reads messages.
+
+    Attributes
+    ----------
+    program : str
+        The template.
+    in_parts : tuple of str
+        The roles whose content it takes as a list of parts; that of the others is a text.
+    written : str
+        What it writes of a message of each role.
+    """
+
+    program: Any
+    in_parts: tuple[str, ...]
+    written: str
+
+
+_READINGS: WeakKeyDictionary[Any, Reading] = WeakKeyDictionary()
+
+
+def reading_of(tokenizer: Any, options: Mapping[str, Any]) -> Reading:
+    """Return how the chat template of a tokenizer reads messages, found once by `MARKERS`."""
+    known = _READINGS.get(tokenizer)
+    if known is None or known.program != tokenizer.chat_template:
+        known = _READINGS[tokenizer] = _tried(tokenizer, options)
+    return known
+
+
+def _tried(tokenizer: Any, options: Mapping[str, Any]) -> Reading:
+    """Return the first reading in which all markers arrive, each as a text."""
+    # some refuse or leave out a system's message, and some read a single one
+    for markers in (MARKERS, MARKERS[1:], MARKERS[1:2]):
+        for in_parts in IN_PARTS:
+            with suppress(Exception):  # third-party code may raise anything
+                text = _written_text(tokenizer, markers, in_parts, opened=False, **options)
+                if not AS_DATA.search(text) and all(marker in text for _, marker in markers):
+                    return Reading(tokenizer.chat_template, in_parts, text)
+    return Reading(tokenizer.chat_template, (), "")
+
+
+def _written_text(
+    tokenizer: Any, messages: Messages, in_parts: Sequence[str], opened: bool, **options: Any
+) -> str:
+    """Return what a chat template writes of messages."""
+    given: list[dict[str, Any]] = []
+    for role, said in messages:
+        role = "assistant" if role == ANSWER else role
+        content = [{"type": "text", "text": said}] if role in in_parts else said
+        given.append({"role": role, "content": content})
+    return str(
+        tokenizer.apply_chat_template(
+            given,
+            chat_template=_with_date(tokenizer.chat_template),
+            add_generation_prompt=opened,
+            tokenize=False,
+            **options,
+        )
+    )
+
+
+def written_by(tokenizer: Any) -> str:
+    """Return a tokenizer's chat template and what it writes around messages; empty without one."""
+    if not getattr(tokenizer, "chat_template", None):
+        return ""
+    return str(tokenizer.chat_template) + reading_of(tokenizer, {}).written
+
+
+def rendered(tokenizer: Any, messages: Messages, opened: bool, **options: Any) -> str:
+    """Return messages, each a role and a content, in the chat template of a tokenizer.
+
+    Parameters
+    ----------
+    messages : sequence of (str, str)
+        The role of an assistant's message that is to be judged is `ANSWER`.
+    opened : bool
+        Whether the text ends where the assistant begins another turn.
+    options
+        What else the template reads.
+
+    Raises
+    ------
+    ParameterError
+        When the template refuses the messages, such as a system's, or fails, and when it leaves out
+        any part of what system and user say or of the answer, but spaces around it.
+    """
+    in_parts = reading_of(tokenizer, options).in_parts
+    try:
+        text = _written_text(tokenizer, messages, in_parts, opened, **options)
+    except Exception as error:  # third-party code may raise anything
+        raise ParameterError(
+            f"the chat template refuses these messages ({one_line(error):.200}); give those that "
+            "it takes, or correct it or choose another template"
+        ) from error
+    if lost := left_out(text, messages):
+        role, said = lost
+        raise ParameterError(
+            f"the chat template leaves out the {role}'s message {said!r:.80}, or a part of it; "
+            "say it in another message or in other words, or choose another template, such as raw "
+            "(chat_template = None in a pair)"
+        )
+    return text
+
+
+def left_out(text: str, messages: Messages) -> tuple[str, str] | None:
+    """Return the first message that does not stand in a text as a whole, or None.
+
+    A system's message may stand anywhere, and an earlier turn of the assistant may be shortened.
+    The user's and the answer stand one after the other, so a prompt that quotes the answer does not
+    stand for it.
+    """
+    after = 0
+    for role, content in messages:
+        said = content.strip()
+        place = text.find(said, 0 if role == "system" else after)
+        if place < 0 and role != "assistant":
+            return role, content
+        if role in ("user", ANSWER):
+            after = place + len(said)
+    return None
 
 
 CHAT = Template("chat", _chat, _chatted, special=False)  # the tokenizer's own

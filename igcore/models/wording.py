@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ..errors import ParameterError
-from ..policy import rendered, role_and_content
+from ..policy import role_and_content
 from ..settings import Options, settings
-from .templates import check_chat, messages_of, turns_of
+from .templates import ANSWER, check_chat, messages_of, rendered, turns_of
 
 # strings: in YAML, quote Yes and No, which are otherwise true and false
 Labels = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
@@ -60,7 +60,8 @@ class Wording:
             if (role, content) == ("user", "{prompt}"):  # the prompt may be a dialogue
                 messages += messages_of(turns_of(prompt))
             else:
-                messages.append((role, filled(content, prompt, response)))
+                judged = role == "assistant" and "{response}" in content
+                messages.append((ANSWER if judged else role, filled(content, prompt, response)))
         return rendered(tokenizer, messages, opened=True, **options) + self.prefix
 
 

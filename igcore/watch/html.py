@@ -82,7 +82,7 @@ def mask_answer(answer: Response) -> str:
     Under a cost that is a language model, everything from the first check over budget on is masked;
     the checks are the ends of words. Then the words whose cost alone is too high are.
     """
-    text, cost, config = answer.text or "", answer.guard.cost, answer.guard.config
+    text, cost, config = answer.judged or "", answer.guard.cost, answer.guard.config
     if keeps_cache(cost):
         (reading,) = readings(Cached(cost), "word", [answer.prompt], [text], [True], [0])
         passed = np.cumprod(within(np.array(reading.costs), config))  # NaN does not
@@ -128,11 +128,13 @@ def verdict_of(answer: Response) -> str:
 def answer_html(answer: Response) -> str:
     """Return an answer as HTML, with masked words."""
     shown = mask_answer(answer)
-    spans, start = [], 0
+    spans, start, thought = [], 0, len(answer.reasoning)
     for end, z in zip(answer.block_ends, answer.z_trace[1:], strict=False):
         line = f"solid {WITHIN}" if z >= 0 else f"dashed {OVER}"
+        parts = escape(shown[start : min(end, thought)]), escape(shown[max(start, thought) : end])
         spans.append(
-            f'<span style="border-bottom:2px {line}">{escape(shown[start:end])}</span>'
+            f'<span style="border-bottom:2px {line}"><i style="color:{GREY}">{parts[0]}</i>'
+            f"{parts[1]}</span>"
             f'<sub style="color:{GREY};font-size:12px;margin:0 4px">{z:.3f} left</sub>'
         )
         start = end

@@ -159,6 +159,8 @@ def charge(
         Candidate(searches[c], checked[c], beam, [], [], [], 0, 0) for c, beam in grown.items()
     ]
     charge_costs(batch, candidates)
+    for c, beam in grown.items():
+        beam.broken |= checked[c].broken  # a cost that failed at an earlier check
     checked |= grown
 
 

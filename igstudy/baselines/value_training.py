@@ -19,14 +19,14 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from igcore.critic.config import TrainingConfig
 from igcore.critic.latent import Latents, Source
-from igcore.critic.loop import fit
-from igcore.critic.rollouts import Rollout
-from igcore.critic.training import mse_loss, names_of, set_units
 from igcore.policy import Policy
 from igcore.scorers import Scorer
 from igcore.settings import Rows, Weight, settings
+from igstudy.training.config import TrainingConfig
+from igstudy.training.critic import mse_loss, names_of, set_units
+from igstudy.training.loop import fit
+from igstudy.training.rollouts import Rollout
 
 from .re_control import ValueNetwork, ValueSpec, load_value, save_value
 
@@ -51,7 +51,7 @@ class ValueConfig(TrainingConfig):
 
 @dataclass(frozen=True)
 class ValueObjective:
-    """What a value network learns, see `igcore.critic.training.CriticObjective`."""
+    """What a value network learns, see `igstudy.training.critic.CriticObjective`."""
 
     spec: ValueSpec
     config: ValueConfig
@@ -136,7 +136,7 @@ def train_value(
     cost: Scorer,
     reward: Scorer,
 ) -> ValueNetwork:
-    """Train a value network and save it, see `igcore.critic.loop.fit`.
+    """Train a value network and save it, see `igstudy.training.loop.fit`.
 
     Parameters
     ----------

@@ -23,8 +23,8 @@ from igcore.scorers import COST, Scorer
 from igcore.scoring import Cached
 from igcore.settings import Count, Named, Threads, one_of, settings
 
-from ..closure import loaded
 from ..settings import FolderName, InsideFolder
+from ..trust import loaded
 from .openai import OpenAIJudge
 from .spec import ASPECTS, Question, Reply
 

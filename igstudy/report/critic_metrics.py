@@ -10,11 +10,11 @@ from scipy.stats import ConstantInputWarning, spearmanr
 
 from igcore.critic.latent import ENCODE
 from igcore.critic.network import Critic
-from igcore.critic.rollouts import Rollout, labels_of, targets
-from igcore.critic.training import SharedSources
 from igcore.policy import Policy
 from igcore.scorers import Scorer
 from igcore.scoring import checked_score
+from igstudy.training.critic import SharedSources
+from igstudy.training.rollouts import Rollout, labels_of, targets
 
 from .auroc import POSITIONS, auroc, calibration_error
 from .critics import COLUMNS

@@ -5,10 +5,10 @@ from typing import Annotated
 from pydantic import Field
 
 from igcore.config import Checks
-from igcore.critic.config import CriticConfig
 from igcore.errors import ParameterError
 from igcore.models.registry import ScorerName
 from igcore.settings import Budget, Count, Named, Options, settings
+from igstudy.training.config import CriticConfig
 
 from ..baselines.value_training import ValueConfig
 from ..settings import FolderName, project_settings

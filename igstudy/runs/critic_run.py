@@ -21,27 +21,28 @@ from typing import Any, TypeVar
 import pandas as pd
 import torch
 
-from igcore.critic.config import TrainingConfig
 from igcore.critic.files import Network
 from igcore.critic.network import Critic, load_critic
-from igcore.critic.rollouts import Rollout
-from igcore.critic.training import SharedSources, names_of, train
 from igcore.engine.prepack import use_prepacked
 from igcore.errors import ParameterError
 from igcore.files import digest_of, replace_file, root
 from igcore.models.policies import load_policy
+from igcore.models.templates import dated
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
 from igcore.settings import written
+from igstudy.training.config import TrainingConfig
+from igstudy.training.critic import SharedSources, names_of, train
+from igstudy.training.rollouts import Rollout
 
 from ..baselines.re_control import ValueNetwork, load_value
 from ..baselines.value_training import train_value
-from ..closure import loaded
 from ..linefile import read_mapping
 from ..prompts import load_prompts
 from ..provenance import UNPACKED, made_by, versions
+from ..trust import loaded
 from .critic_params import CriticParams
-from .folders import open_run
+from .folders import first_start, open_run
 from .identity import code_of
 from .rollout_run import load_rollouts, roll_out
 
@@ -92,15 +93,21 @@ def critic_run(params: CriticParams) -> CriticRun:
     AssetError
         When prompts or models cannot be had; a finished run of these settings stays as it is.
     ParameterError, RunError
-        See `igstudy.runs.rollout_run` and `igcore.critic.training.train`.
+        See `igstudy.runs.rollout_run` and `igstudy.training.critic.train`.
     """
     torch.set_num_threads(params.threads)
+    folder = root() / "runs" / params.profile / "critics" / params.run
+    with dated(first_start(folder / "rollouts-train")):
+        return _trained(params, folder)
+
+
+def _trained(params: CriticParams, folder: Path) -> CriticRun:
+    """Sample and train in a folder, see `critic_run`."""
     learnt = load_prompts(params.prompts, "train", params.limit)
     held_out = load_prompts(params.prompts, "test", params.test_limit)
     cost = loaded(params.cost)
     reward = loaded(params.reward, "reward")
     policy = load_policy(params.policy, params.dtype, params.device)
-    folder = root() / "runs" / params.profile / "critics" / params.run
     for old in ("manifest.json", UNPACKED):
         (folder / old).unlink(missing_ok=True)
     scorers = {"cost": cost, "reward": reward}

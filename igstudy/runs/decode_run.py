@@ -16,16 +16,17 @@ from igcore.beams import method_of
 from igcore.engine.prepack import keep_prepacked
 from igcore.files import root
 from igcore.guard import Guard, decode
+from igcore.models.templates import dated
 from igcore.policy import Prompt
 from igcore.settings import written
 
-from ..closure import loaded
 from ..linefile import Fields
 from ..pool import pool_at
 from ..prompts import load_prompts
 from ..scorers import scoring_options
+from ..trust import loaded
 from .decode_params import DecodeParams, network_of
-from .folders import Run, open_run
+from .folders import Run, first_start, open_run
 from .identity import file_stamps, models_identity
 from .networks import Networks, load_networks
 from .records import record
@@ -100,6 +101,12 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
         if params.n_shards > 1:
             name += f".{params.shard}-of-{params.n_shards}"
         folder = root() / "runs" / params.profile / name
+    with dated(first_start(folder)):
+        return _decoded(params, folder)
+
+
+def _decoded(params: DecodeParams, folder: Path) -> Run:
+    """Decode into a folder, see `decode_run`."""
     guard = guard_of(params)
     params = with_sampling(params, vars(guard.config))
     prompts = load_prompts(params.prompts, params.split, params.limit, params.hardest, guard.cost)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,13 @@ def open_run(folder: Path, identity: Fields) -> Iterator[Run]:
             _write_json(folder / "params.json", identity)
             run.lines = sound_lines(run.responses)  # what an earlier start has finished
         yield run
+
+
+def first_start(folder: Path) -> datetime:
+    """Return the date of a run, for templates that write one: of its first start, or today."""
+    with suppress(RunError, LookupError, TypeError, ValueError):
+        return datetime.fromisoformat(read_mapping(folder / "params.json")["date"])
+    return datetime.fromisoformat(date.today().isoformat())
 
 
 def _foreign(folder: Path, identity: Fields) -> str:

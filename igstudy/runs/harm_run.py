@@ -9,7 +9,7 @@ and first trains the head that is a judge, if its file is not there.
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,6 @@ from igcore.progress import progress
 from igcore.settings import Count, settings
 from igserve.endpoint import Remote
 
-from ..closure import loaded
 from ..harm import beginning, fit, labelled, refusals, sampled, states_of
 from ..linefile import Fields, text_digest
 from ..report.claims import labelled as labelled_arms
@@ -35,6 +34,7 @@ from ..report.claims import load_claims
 from ..report.harm import RefusalPhrases, in_half, judges_table, row_digest
 from ..report.load import load_finished
 from ..settings import FolderName, InsideFolder
+from ..trust import admit, loaded
 from ..yamlfile import read_yaml
 
 ANSWERS, LABELLED = "harm_answers", "harm_labelled.csv"
@@ -85,9 +85,11 @@ class HarmParams:
         return root() / self.figures / f"tables/{name}{self.suffix}"
 
 
-def harm_params(path: Path) -> HarmParams:
-    """Return the parameters in a file, as notebook 65 reads them."""
-    return HarmParams(**read_yaml(path))
+def harm_params(path: Path, allow: Collection[str] = ()) -> HarmParams:
+    """Return the parameters in a file, as notebook 65 reads them; see `igstudy.trust.admit`."""
+    given = read_yaml(path)
+    admit(given, path, allow)
+    return HarmParams(**given)
 
 
 def arms_of(params: HarmParams) -> dict[str, pd.DataFrame]:
@@ -235,9 +237,12 @@ def train_half(head: Path) -> None:
     fit(rows, states_of(cost, rows)).save(head, about)
 
 
-def main(file: str) -> None:
-    """Have the judges of a params file score people's answers, and print how well they do."""
-    params = harm_params(Path(file))
+def main(file: str, *allow: str) -> None:
+    """Have the judges of a params file score people's answers, and print how well they do.
+
+    ``--allow MODULE`` may follow the file, see `igstudy.trust.admit`.
+    """
+    params = harm_params(Path(file), allow)
     for judge in params.judges:
         if judge.name == "probe" and not (root() / judge.options["head"]).exists():
             train_half(root() / judge.options["head"])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from igcore.files import DIGITS, digest_of
+from igcore.models.templates import date_written
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
 
@@ -20,7 +21,7 @@ from ..linefile import Fields
 from ..provenance import versions
 
 # modules and folders of igstudy that make records or decide how a line is stored
-RECORDING = ("runs", "scorers", "prompts", "baselines", "closure", "linefile")
+RECORDING = ("runs", "scorers", "prompts", "baselines", "training", "closure", "linefile", "trust")
 
 
 def code_of(*modules: str) -> dict[str, str]:
@@ -93,6 +94,7 @@ def models_identity(
         "dtype": str(model.dtype),
         "device": str(model.device),
         "chosen": prompts_digest(prompts),
+        **date_written(),
     }
 
 

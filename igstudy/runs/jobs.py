@@ -7,7 +7,6 @@ a notebook's outputs restart nothing. No model is imported: Snakemake loads this
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cache
@@ -16,21 +15,21 @@ from typing import Any
 
 import yaml
 
-from igcore.errors import ParameterError, RunError, unknown_name
+from igcore.errors import ParameterError, RunError, shown, unknown_name
 from igcore.files import locked, replace_file
+from igcore.models.registry import first_on_path
 
 from ..closure import package_digest
 from ..paper import MAIN_PROFILES
 from ..provenance import UNPACKED, versions
+from ..trust import admitted, named_modules
 from ..yamlfile import read_yaml
 from .identity import code_of, notebook_digest
 from .paramfiles import ParamFiles
 
 # the keys after --config: texts, and numbers
-TEXT_KEYS = ("profile", "with", "hub")
+TEXT_KEYS = ("profile", "with", "hub", "allow")
 NUMBER_KEYS = ("limit", "shards", "gpu", "full")
-# a cost or reward that is module:function of a user, in the settings as JSON
-USER_SCORER = re.compile(r'"([\w.]+):[\w.]+"')
 
 
 def configured(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +46,8 @@ def configured(config: Mapping[str, Any]) -> dict[str, Any]:
             raise unknown_name("key after --config", key, (*TEXT_KEYS, *NUMBER_KEYS))
         if key in NUMBER_KEYS and not (isinstance(value, int) and value >= 0):
             raise ParameterError(
-                f"{key} after --config is {value!r}; give a number of 0 or more, such as {key}=4"
+                f"{key} after --config is {shown(value)}; give a number of 0 or more, such "
+                f"as {key}=4"
             )
     if not config.get("with"):
         return {}
@@ -68,8 +68,10 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping[str, A
     lines = [f"# version of {name}: {version}" for name, version in versions().items()]
     lines += [f"# code of {name}: {digest}" for name, digest in digests.items()]
     if settings:
-        # escaped and unwrapped, so that no reader takes a rare character for the end of a line
-        lines.append(yaml.safe_dump(dict(settings), sort_keys=False, width=math.inf))
+        # escaped and unwrapped, so that no reader takes a rare character for the end of a line;
+        # and copied, as a value that two settings share would be an alias
+        given = json.loads(json.dumps(settings))
+        lines.append(yaml.safe_dump(given, sort_keys=False, width=math.inf))
     text = "\n".join(lines)
     path = Path(path)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
@@ -79,10 +81,11 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping[str, A
 
 def code(kind: str, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of the code that decides what a job leaves, a user's scorers included."""
-    modules = USER_SCORER.findall(json.dumps(settings, ensure_ascii=False))
     # a judge asks by the pairs of `igstudy.report.verdicts`; its replies stay when that changes
     whole = {} if kind in ("decode", "critic") else {"igstudy": package_digest("igstudy")}
-    return code_of(*modules) | whole
+    with first_on_path(*admitted().values()):
+        own = code_of(*named_modules(settings))
+    return own | whole
 
 
 # --- runs that are there --------------------------------------------------------------------------

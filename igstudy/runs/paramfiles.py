@@ -7,17 +7,18 @@ The names of files and runs are checked here. A setting's value is checked where
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from igcore.errors import ParameterError, unknown_name
+from igcore.errors import ParameterError, shown, unknown_name
 from igcore.settings import Options, settings
 
 from ..settings import FolderName, check_name
+from ..trust import admit
 from ..yamlfile import read_yaml
 
 OUTPUT = ("tables", "figures", "ablations", "harm")  # kinds of files that name no run
@@ -55,6 +56,8 @@ class ParamFiles:
         same. 0 changes nothing.
     base : Path
         The folder ``params``.
+    allow : collection of str
+        Modules that the files may name, see `igstudy.trust.admit`.
 
     Raises
     ------
@@ -67,6 +70,7 @@ class ParamFiles:
     changes: Mapping[str, Any] = field(default_factory=dict)
     limit: int = 0
     base: Path = Path("params")
+    allow: Collection[str] = ()
 
     def __post_init__(self) -> None:
         """Refuse invalid folder names and changes of unknown kinds of files."""
@@ -93,8 +97,8 @@ class ParamFiles:
         Raises
         ------
         ParameterError
-            When it holds no settings, when its profile names another folder, or when its own name
-            cannot be the name of a run.
+            When it holds no settings, when its profile names another folder, when its own name
+            cannot be the name of a run, and for a module that is not allowed.
         """
         file = Path(file)
         check_name(f"the name of {file} without .yaml", file.stem)
@@ -102,8 +106,8 @@ class ParamFiles:
         home = file.parent.name
         if given.get("profile") != home:
             raise ParameterError(
-                f"profile of {file} is {given.get('profile')!r}; set it to {home!r}, the folder "
-                "that the file lies in"
+                f"profile of {file} is {shown(given.get('profile'))}; set it to {home!r}, the "
+                "folder that the file lies in"
             )
         if home == self.folder and self.changes:
             every = self.changes.get("every", {})
@@ -111,6 +115,7 @@ class ParamFiles:
             given = merged(given, self.changes.get(_kind(file), {})) | {"profile": self.profile}
             moved = json.dumps(given).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
             given = json.loads(moved)
+        admit(given, file, self.allow)
         hardest, limit = given.get("hardest") or 0, given.get("limit") or 0
         # not where a whole set is answered, nor where the notebook will refuse them
         if self.limit and all(type(number) is int and number > 0 for number in (hardest, limit)):

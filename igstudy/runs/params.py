@@ -12,6 +12,7 @@ from typing import Any
 from igcore.settings import settings
 
 from ..settings import FolderName, InsideFolder
+from ..trust import admit, named_modules
 
 
 @settings(kw_only=True)
@@ -74,6 +75,9 @@ PARAMS: dict[str, type | str] = {
     "harm": "igstudy.runs.harm_run:HarmParams",
 }
 
+# what an error calls the parameters that papermill, or a user, has set after the notebook's own
+LATER = "a later cell than the first of parameters (restart, or use `python -m igstudy run`)"
+
 
 def notebook_params(kind: str, namespace: Mapping[str, Any]) -> Any:
     """Return the checked parameters of a notebook.
@@ -112,6 +116,10 @@ def notebook_parameters(namespace: Mapping[str, Any]) -> dict[str, Any]:
     if sources:
         values: dict[str, Any] = {}
         exec(sources[-1], {}, values)
+        if len(sources) > 1:
+            own: dict[str, Any] = {}
+            exec(sources[0], {}, own)
+            admit(values, LATER, named_modules(own))
         if len(sources) > 1 and "profile" not in values:
             print(f"changed: {', '.join(values)}; all else is as this notebook sets it")
             exec("\n".join(sources[-2:]), {}, values)

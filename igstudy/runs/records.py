@@ -43,7 +43,7 @@ def record(response: Response, method: str, guard: Guard, seed: int) -> Fields:
     config = method_of(method).settings_under(upcast_settings(Settings, guard.config))
     values = asdict(config) | vars(response) | vars(response.counts)
     values |= {
-        "response": response.text,
+        "response": response.judged,
         "prompts": response.set_name,
         "policy": guard.policy.name,
         "method": method,

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from igcore.critic.rollouts import Rollout
 from igcore.engine.block import Block
 from igcore.engine.local import LocalEngine
 from igcore.engine.memory import halving
@@ -23,6 +22,7 @@ from igcore.errors import ParameterError, RunError
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer, check_sign
 from igcore.scoring import Cached, Tally, TextKey, checked_score, readings
+from igstudy.training.rollouts import Rollout
 
 from ..linefile import Fields, read_record
 from .critic_params import RolloutConfig

@@ -8,6 +8,7 @@ report says what was certified and what was not, and claims no more.
 
 import json
 import math
+import os
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -21,21 +22,22 @@ from igcore.beams import method_of
 from igcore.engine.sampling import NEAR_TIE
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import root
+from igcore.models.templates import dated
 from igcore.policy import Prompt
 
-from ..closure import loaded
 from ..linefile import SETTINGS, Fields, Record, current, has_texts, key, like, read_record
 from ..prompts import load_prompts
 from ..provenance import processor, versions
+from ..trust import admit, loaded
 from ..yamlfile import read_yaml
 from .decode_params import DecodeParams
 from .decode_run import Experiment, guard_of, identity_of, settings_of, summary, with_sampling
-from .folders import changes
+from .folders import changes, first_start
 from .identity import part_identity, prompts_digest
 from .networks import load_networks
 from .paramfiles import runs_of
 from .records import RECORD_FIELDS
-from .rescore import RECORD_ERRORS, TOLERANCE, close, differing_fields, rescored
+from .rescore import RECORD_ERRORS, TOLERANCE, close, differing_fields, odd_seconds, rescored
 
 UNCHECKED = (
     "of lines that were not replayed: that the policy gives these answers with this work, and its "
@@ -47,7 +49,7 @@ SERVED = (
 )
 # file -> fields that cannot be checked afterwards
 NOT_CERTIFIED = {
-    "params.json": {"code", "versions"},
+    "params.json": {"code", "date", "versions"},
     "manifest.json": {
         *"seconds pool opened git_commit versions processor finished_at root_with_texts".split()
     },
@@ -86,11 +88,14 @@ def request_of(file: Path, params: Path) -> DecodeParams:
     Raises
     ------
     ParameterError
-        When the params file cannot be read, makes no run of that name, or asks for something
-        invalid.
+        When the params file cannot be read, makes no run of that name, asks for something invalid,
+        or names a module that is not allowed, see `igstudy.trust.admit`.
     """
-    runs = dict(runs_of(read_yaml(params), params))
-    name, _, suffix = file.resolve().parent.name.partition(".")
+    given = read_yaml(params)
+    admit(given, params)
+    runs = dict(runs_of(given, params))
+    # realpath, as resolve raises an error for a link to itself
+    name, _, suffix = Path(os.path.realpath(file)).parent.name.partition(".")
     if len(runs) == 1:
         (name,) = runs
     if name not in runs:
@@ -126,7 +131,8 @@ def verify(path: Path, request: DecodeParams, replay: int | None = 0) -> Report:
             f"{request.run!r}; give the params file of that run"
         )
     try:
-        _check(found, request, replay, report)
+        with dated(first_start(path.parent)):  # which the record says, as a part of its prompts
+            _check(found, request, replay, report)
     except IgcoreError:
         raise
     except RECORD_ERRORS as error:
@@ -195,6 +201,8 @@ def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) 
     yield from _compared("params.json", given, expected, "parts", "device")
     expected = summary(found.lines) | {"params": found.params, "root": found.root}
     yield from _compared("manifest.json", found.manifest, expected)
+    if isinstance(seconds := found.manifest["seconds"], dict):
+        yield from odd_seconds("manifest.json", seconds)
 
 
 def _compared(file: str, found: Fields, expected: Fields, *besides: str) -> Iterator[str]:

@@ -82,6 +82,7 @@ class JigsawToxicity:
     name = "jigsaw-toxicity"
     sign = "higher is worse"
     unit = "probability"
+    reads_prompts = False
     batch_size = 256
 
     def __init__(self, *, device: str | torch.device = "cpu") -> None:

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..config import Accounting, Checks
-from ..settings import Budget, Count, Discount, Rows, Seed, Share, Weight, one_of, settings
-from .latent import FEATURES
+from igcore.config import Accounting, Checks
+from igcore.critic.latent import FEATURES
+from igcore.settings import Budget, Count, Discount, Rows, Seed, Share, Weight, one_of, settings
 
 
 @settings(kw_only=True)

@@ -5,7 +5,7 @@ Every prefix of a rollout is a row. A critic's loss is the mean over rows of
     BCE(f1, ended within budget) + f2_weight * ((f2 - gamma_task^T c_task) / s)^2
 
 with s the standard deviation of the task cost over the rollouts, so that both terms start near one
-in any unit of the reward. The loop is in `igcore.critic.loop`, which trains other networks as well.
+in any unit of the reward. The loop, `igstudy.training.loop`, trains other networks as well.
 """
 
 from collections.abc import Hashable, Sequence
@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ..errors import ParameterError
-from ..policy import Policy
-from ..scorers import Scorer
+from igcore.critic.files import Network
+from igcore.critic.latent import Latents, Source, shape_of
+from igcore.critic.network import Critic, Spec, load_critic, save_critic
+from igcore.errors import ParameterError
+from igcore.policy import Policy
+from igcore.scorers import Scorer
+
 from .config import CriticConfig
-from .files import Network
-from .latent import Latents, Source, shape_of
 from .loop import fit
-from .network import Critic, Spec, load_critic, save_critic
 from .rollouts import Labels, Rollout, labels_of, split_by_prompt
 
 # --- what a critic learns -------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def set_units(network: Network, numbers: Sequence[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class CriticObjective:
-    """The network, labels and losses of a critic, for `igcore.critic.loop.fit`.
+    """The network, labels and losses of a critic, for `igstudy.training.loop.fit`.
 
     Attributes
     ----------
@@ -199,7 +200,7 @@ def train(
     reward: Scorer,
     shared: SharedSources | None = None,
 ) -> Critic:
-    """Train a critic and save it, see `igcore.critic.loop.fit`.
+    """Train a critic and save it, see `igstudy.training.loop.fit`.
 
     Parameters
     ----------

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..budget import is_safe, trace
-from ..errors import ParameterError
+from igcore.budget import is_safe, trace
+from igcore.errors import ParameterError
 
 
 @dataclass(frozen=True)

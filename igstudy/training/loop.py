@@ -1,6 +1,6 @@
 """The loop that trains any network on rollouts: epochs, validation, checkpoints, resume.
 
-An objective, such as `igcore.critic.training.CriticObjective`, has the network, labels and losses.
+An objective, such as `igstudy.training.critic.CriticObjective`, has the network, labels and losses.
 """
 
 import io
@@ -16,13 +16,14 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..errors import ParameterError
-from ..files import DIGITS, digest_of, replace_file
-from ..policy import Policy
-from ..progress import progress
+from igcore.critic.files import Network
+from igcore.critic.latent import ENCODE, Source
+from igcore.errors import ParameterError
+from igcore.files import DIGITS, digest_of, replace_file
+from igcore.policy import Policy
+from igcore.progress import progress
+
 from .config import TrainingConfig
-from .files import Network
-from .latent import ENCODE, Source
 from .rollouts import Rollout, split_by_prompt
 
 Losses = dict[str, float]  # epoch, the loss and its terms, by name
@@ -39,7 +40,7 @@ def fit(objective: Any, policy: Policy, rollouts: Sequence[Rollout], folder: Pat
     Parameters
     ----------
     objective
-        An object with the attributes and methods of `igcore.critic.training.CriticObjective`. It
+        An object with the attributes and methods of `igstudy.training.critic.CriticObjective`. It
         saves the network of the epoch with the lowest validation loss, whose ``about`` has
         ``history`` (losses by epoch), ``train_s`` and ``latents_s`` (seconds), ``n_rollouts``,
         ``n_prompts`` and ``config``.
