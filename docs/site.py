@@ -1,64 +1,74 @@
-"""Build the site: ``make docs``, which is ``python -m docs.site``.
+"""Build the site of the committed pages, notebooks, figures and tables: ``make docs``.
 
-Pages, figures, tables and notebooks are staged where they lie in the repository, so that a link
-leads to the same thing here and there. The executed notebooks, figures and tables of the last walk
-take the place of the committed ones; a fresh clone has no walk, and its site shows the committed
-ones alone. Nothing is run, and nothing is downloaded: the pages need no network either. Sphinx
-turns them into one HTML folder.
+``python -m docs.site`` lets Sphinx turn them into one HTML folder. They are read where they lie in
+the repository, so that a link leads to the same thing here and there. Nothing is run, and nothing
+is downloaded: the pages need no network either.
 """
 
-import argparse
 import json
-import os
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from bs4 import BeautifulSoup
 
-from docs.compare import PUBLISHED
 from igcore.errors import IgcoreError, RunError, needs
-from igcore.files import replace_file, root
-from igstudy.runs.folders import ASIDE
+from igcore.files import root
 
+FRONT = "README"
 # a value with its interval in a table, which no line may break
 INTERVAL = re.compile(r"(\d+ of )?[\d.]+( %)? \[[-+−\d.]+, [-+−\d.]+\](?=.*\|$)", re.MULTILINE)
-LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
+LINK = re.compile(r"(?<!!)\[(?P<label>[^\]]*)\]\((?P<path>[^)\s#:]+)\)")
 GUIDES = ("guard", "budget", "scorers", "paper", "runs", "promise")
 RESULTS = ("replication", "results", "fidelity", "paper-to-code", "cards")
 # where pages stand in the list beside every page: caption -> pages
 CONTENTS = {
     "Guides": [f"docs/{name}" for name in GUIDES],
     "Notebooks": ["notebooks/*"],
-    "Results": [*(f"docs/{name}" for name in RESULTS), "docs/tables", "docs/every-run"],
+    "Results": [f"docs/{name}" for name in RESULTS],
     "Reference": ["docs/commands", "docs/reading", "docs/api", "[CS]*"],
+    "Tables": ["figures/tables/*"],
 }
 
 
-# --- staging --------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
-def executed(runs: Path) -> dict[str, Path]:
-    """Return the executed notebooks of a profile by the page that shows them.
+def setup(app: Any) -> None:
+    """Let Sphinx show each page as `as_shown` returns it."""
 
-    The first run of a notebook is the page of its name, and every run of one that ran several times
-    has a page of its own.
+    def read(_: Any, page: str, content: list[str]) -> None:
+        content[0] = as_shown(content[0], app.env.doc2path(page), root())
+
+    app.connect("source-read", read)
+
+
+def as_shown(text: str, path: Path, base: Path) -> str:
+    """Return the text of a page as the site shows it.
+
+    The pictures of a notebook are described. A table of results gets a title and its files, and the
+    front page the contents. A link to a folder becomes plain text. An interval keeps to one line.
     """
-    found: dict[str, dict[str, Path]] = {}
-    for path in sorted(runs.glob("**/*.ipynb")):
-        done = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("papermill", {})
-        if ASIDE not in path.parts and done.get("duration"):  # neither replaced nor unfinished
-            run = path.parent.relative_to(runs).as_posix()
-            found.setdefault(Path(done["input_path"]).stem, {})[run] = path
-    pages = {}
-    for notebook, by_run in found.items():
-        pages[f"notebooks/{notebook}"] = next(iter(by_run.values()))
-        if len(by_run) > 1:
-            pages |= {f"runs/{run}": path for run, path in by_run.items()}
-    return pages
+    if path.suffix == ".ipynb":
+        return json.dumps(with_descriptions(json.loads(text)))
+
+    def without_folders(match: re.Match) -> str:
+        is_folder = (path.parent / match["path"]).is_dir()
+        return match["label"] if is_folder else match.group()
+
+    text = INTERVAL.sub(lambda match: match.group().replace(" ", "\u00a0"), text)
+    text = LINK.sub(without_folders, text)
+    if path.parent == base / "figures/tables":
+        files = [path.with_suffix(end) for end in (".csv", ".json")]
+        links = ", ".join(f"[{file.name}]({file.name})" for file in files if file.exists())
+        text = f"# {path.stem}\n\n{text}\n\nThe same as {links}.\n"
+    if path == base / f"{FRONT}.md":
+        text = "\n\n".join([text, *map(_toctree, CONTENTS, CONTENTS.values())])
+    return text
 
 
 def with_descriptions(notebook: dict) -> dict:
@@ -85,74 +95,13 @@ def _plain(text: str) -> str:
     return " ".join(re.sub(r"[*`$_\[\]]", "", text).split())
 
 
-def staged_links(text: str, page: Path, base: Path, folder: Path) -> str:
-    """Return a page whose links hold in `folder` as well; what they lead to is copied there.
-
-    A file, of code as well, is downloaded. A link to a folder becomes plain text. An interval in a
-    table keeps to one line.
-    """
-
-    def follow(match: re.Match) -> str:
-        target = Path(os.path.normpath(page.parent / match["path"]))
-        anchor = match["anchor"] or ""
-        if target == Path("README.md"):
-            return os.path.relpath("index.md", page.parent) + anchor
-        if target.suffix not in (".md", ".ipynb") and (base / target).is_file():
-            (folder / target).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(base / target, folder / target)
-        return match.group()
-
-    def without_folders(match: re.Match) -> str:
-        is_folder = (base / page.parent / match["path"]).is_dir()
-        return match["label"] if is_folder else match.group()
-
-    link = re.compile(r"(?<!!)\[(?P<label>[^\]]*)\]\((?P<path>[^)\s#:]+)\)")
-    text = INTERVAL.sub(lambda match: match.group().replace(" ", "\u00a0"), text)
-    return LINK.sub(follow, link.sub(without_folders, text))
-
-
-def stage(base: Path, profile: str, folder: Path) -> None:
-    """Write the sources of the site into a folder."""
-    ran = executed(base / "runs" / profile)
-    committed = {f"notebooks/{path.stem}": path for path in base.glob("notebooks/*.ipynb")}
-    for page, path in (committed | ran).items():
-        notebook = json.loads(path.read_text(encoding="utf-8"))
-        replace_file(folder / f"{page}.ipynb", json.dumps(with_descriptions(notebook)))
-    pages = [*base.glob("docs/*.md"), *base.glob("[CS]*.md")]
-    for path in pages:
-        page = path.relative_to(base)
-        text = path.read_text(encoding="utf-8")
-        replace_file(folder / page, staged_links(text, page, base, folder))
-    made = base / "runs" / profile / "figures"
-    folders = [base / "figures", *([made] if profile in PUBLISHED else [])]
-    tables = {path.stem: path for where in folders for path in sorted(where.glob("tables/*.md"))}
-    for path in tables.values():
-        files = [path.with_suffix(end) for end in (".csv", ".json")]
-        links = ", ".join(f"[{file.name}]({file.name})" for file in files if file.exists())
-        text = f"# {path.stem}\n\n{path.read_text(encoding='utf-8')}\n\nThe same as {links}.\n"
-        page = Path("figures/tables", path.name)
-        replace_file(folder / page, staged_links(text, page, base, folder))
-    names = [f"../figures/tables/{name}" for name in sorted(tables)]
-    replace_file(folder / "docs/tables.md", f"# Every table\n\n{_toctree(names)}")
-    runs = [f"{page.removeprefix('runs/')} <../{page}>" for page in ran if page.startswith("runs/")]
-    replace_file(folder / "docs/every-run.md", f"# Runs shown: {len(runs)}\n\n{_toctree(runs)}")
-    front = staged_links(
-        (base / "README.md").read_text(encoding="utf-8"), Path("README.md"), base, folder
-    )
-    if made in folders and made.is_dir():  # the pictures, and the other files of the tables
-        rest = shutil.ignore_patterns("*.md")
-        shutil.copytree(made, folder / "figures", ignore=rest, dirs_exist_ok=True)
-    contents = [_toctree(pages, caption) for caption, pages in CONTENTS.items()]
-    replace_file(folder / "index.md", "\n\n".join([front, *contents]))
-
-
-def _toctree(pages: list[str], caption: str = "") -> str:
-    """Return a list of pages as Sphinx reads it; with a caption it stands beside every page."""
-    options = [":hidden:", f":caption: {caption}", ":glob:"] if caption else [":maxdepth: 1"]
+def _toctree(caption: str, pages: list[str]) -> str:
+    """Return a list of pages as Sphinx reads it, which stands beside every page."""
+    options = [":hidden:", ":glob:", f":caption: {caption}"]
     return "\n".join(["```{toctree}", *options, "", *pages, "```"])
 
 
-# --- checks ---------------------------------------------------------------------------------------
+# --- building -------------------------------------------------------------------------------------
 
 
 def faults(site: Path) -> Iterator[str]:
@@ -167,11 +116,8 @@ def faults(site: Path) -> Iterator[str]:
                 yield f"{name}: {source} is fetched from the network"
 
 
-# --- building -------------------------------------------------------------------------------------
-
-
-def build(base: Path, profile: str, site: Path) -> None:
-    """Build the site with a profile's last walk, or without any.
+def build(base: Path, site: Path) -> None:
+    """Build the site.
 
     Raises
     ------
@@ -180,11 +126,11 @@ def build(base: Path, profile: str, site: Path) -> None:
     """
     sphinx = needs("sphinx.cmd.build", "'.[docs]'")
     with tempfile.TemporaryDirectory() as scratch:
-        source, built = Path(scratch) / "source", Path(scratch) / "site"
-        stage(base, profile, source)
+        built = Path(scratch) / "site"
         options = ["-q", "-W", "--keep-going", "-c", str(base / "docs"), "-d", f"{scratch}/read"]
-        if sphinx.build_main([*options, str(source), str(built)]):
+        if sphinx.build_main([*options, str(base), str(built)]):
             raise RunError("Sphinx found faults in the pages, see above; correct them")
+        shutil.copyfile(built / f"{FRONT}.html", built / "index.html")
         shutil.rmtree(site, ignore_errors=True)
         shutil.copytree(built, site)  # notebooks leave a folder beside the one that is built
     if found := list(faults(site)):
@@ -193,15 +139,12 @@ def build(base: Path, profile: str, site: Path) -> None:
 
 def main() -> None:
     """Build the site and say where it is."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--profile", default="small")
-    profile, site = parser.parse_args().profile, root() / "site"
+    site = root() / "site"
     try:
-        build(root(), profile, site)
+        build(root(), site)
     except IgcoreError as error:
         sys.exit(f"error: {error}")
-    ran = len(executed(root() / "runs" / profile))
-    print(f"open {site / 'index.html'}; notebooks of runs/{profile}: {ran}, others as committed")
+    print(f"open {site / 'index.html'}")
 
 
 if __name__ == "__main__":

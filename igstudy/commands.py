@@ -2,10 +2,13 @@
 
 import argparse
 import inspect
+import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,11 +19,13 @@ from igcore.files import writing
 from .linefile import Fields, comparable, key, read, read_record
 from .runs.folders import changes
 from .runs.paramfiles import Given, runs_of
+from .runs.params import PARAMS, class_of
 from .trust import MODULES, add_allow_option, admit, named_modules
 from .yamlfile import parsed, read_yaml
 
 DECODE, LINES = "notebooks/30_decode.ipynb", "runs/ci/decode-raw/responses.jsonl"
 TAGGED = "; its cell with the tag 'parameters' sets what is allowed"
+CHECKED = re.compile(rf'notebook_params\("({"|".join(PARAMS)})"')  # by a notebook, of its kind
 KERNEL_HELP = "; choose one in JupyterLab, or `python -m ipykernel install --user --name NAME`"
 # exit statuses: all holds or is done; a record does not hold, or two differ; this machine cannot
 # decide; an error in the command line, in a file, or during the command
@@ -120,6 +125,8 @@ def _run(
     """
     # the runs share a kernel, which takes seconds to start, most of them for imports
     papermill = needs("papermill")
+    # `_checked` knows the settings that the notebook's cell does not have, of which papermill warns
+    logging.getLogger("papermill").setLevel("ERROR")
     own = {name: parsed(text, f"-p {name} {text!r:.100}") for name, text in given}
     values = read_yaml(params) if params else own
     runs = _runs(values, params or notebook, output)
@@ -154,17 +161,24 @@ def _checked(papermill: Any, notebook: Path, params: Path | None, runs: list[Giv
     """Return the name of a notebook's kernel, once each value has a place in its parameters.
 
     papermill only warns of a value that no cell takes, and the notebook's own would run. Worse, it
-    writes the name of a value into a cell as it is: a name may be any statement.
+    writes the name of a value into a cell as it is: a name may be any statement. The settings of a
+    notebook that checks them are those of its class, of which its cell has some.
     """
     nbformat = needs("nbformat")
 
     try:
-        kernel_name = nbformat.read(notebook, as_version=4).metadata.kernelspec.name
-        known = papermill.inspect_notebook(str(notebook)).keys()
+        book = nbformat.read(notebook, as_version=4)
+        kernel_name = book.metadata.kernelspec.name
+        known = set(papermill.inspect_notebook(str(notebook)))
     except (OSError, ValueError, LookupError, AttributeError, nbformat.ValidationError) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         raise RunError(f"notebook {notebook} cannot be read ({why}); check its path") from None
-    for name in set().union(*runs) - known:
+    given = set().union(*runs)
+    checked = CHECKED.search("\n".join(cell.source for cell in book.cells))
+    # only where it is needed, as a class of some kinds takes seconds to import
+    if known and checked and not given <= known:
+        known |= {setting.name for setting in fields(class_of(checked[1]))}
+    for name in given - known:
         raise unknown_name(f"parameter of {notebook}", name, known, TAGGED)
     if params and "profile" in known - runs[0].keys():
         raise ParameterError(

@@ -28,7 +28,6 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
-from igcore import Guard, SearchConfig, load_policy
 from igcore.files import replace_file
 from igcore.models.lm_scorer import LMScorer
 from igcore.scoring import word_ends
@@ -107,25 +106,6 @@ def sampled() -> pd.DataFrame:
     # no training has seen the sets besides the first
     split = np.where(rows["set"] == "harmless", rows["prompt"].map(split_of), "test")
     return rows.assign(split=split, category=None, group=rows["prompt"])
-
-
-def sample(policy: str, name: str, split: str, tokens: int, seed: int) -> list[dict[str, str]]:
-    """Return a policy's own answers to a split of a set, a key of `HARMLESS`, without its prompts.
-
-    The lines of `SAMPLED` are the answers of ``smollm2-chat`` (64 tokens) and ``qwen-0.5b`` (48).
-    """
-    prompts = load_prompts(HARMLESS[name], split)
-    length = SearchConfig(budget=0, block_size=tokens, max_new_tokens=tokens, group_size=32)
-    guard = Guard(load_policy(policy), _no_cost, config=length, method="base")
-    answers = guard.map(prompts, seed=seed)
-    return [
-        {"kind": policy, "set": name, "prompt_id": prompt.id, "answer": answer.text or ""}
-        for prompt, answer in zip(prompts, answers, strict=True)
-    ]
-
-
-def _no_cost(response: str) -> float:
-    return 0.0
 
 
 # --- states ---------------------------------------------------------------------------------------

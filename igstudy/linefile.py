@@ -29,24 +29,8 @@ LineKey = tuple[str, str]
 Fields = dict[str, Any]  # of a line, of params.json or of a manifest
 PACKED: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 MOST_UNPACKED, MOST_RATIO = 2**25, 40  # bytes, and times the packed size: records reach 20 times
-REJECTION: Fields = {"spend": 64, "draws": 24}  # its settings, where lines do not have them yet
-
-
-def current(fields: Fields) -> Fields:
-    """Return a line or params.json with the settings of today.
-
-    Before the sampling could be set, `top_k` was what is now ARGS' `token_top_k`, and a pool had a
-    size. Rejection sampling came later still.
-    """
-    if not fields.keys() & REJECTION.keys():
-        fields = fields | REJECTION
-    if "temperature" in fields or "top_k" not in fields:
-        return fields
-    own = {"temperature": 1.0, "top_p": None, "top_k": None}
-    if "methods" in fields:  # of params.json
-        own["sampling"] = None
-    kept = {name: value for name, value in fields.items() if name != "pool_gb"}
-    return kept | {"token_top_k": fields["top_k"]} | own
+# settings that params.json of an earlier version does not have, with their defaults
+LATER: Fields = {"stop": []}  # since 1.1.0
 
 
 def comparable(line: Fields) -> Fields:

@@ -61,6 +61,20 @@ def test_single_values_change_what_the_notebook_sets(place, capsys):
     assert nbformat.read(place / "o.ipynb", as_version=4).cells[1].source.startswith("# Parameters")
 
 
+def test_a_setting_that_the_cell_leaves_out_is_taken(place, capfd):
+    """Bug: `stop` in a params file was refused, as the cell of notebook 30 did not have it. A
+    notebook that has lost its tag still takes nothing.
+    """
+    look = "from igstudy.runs.params import notebook_params\n"
+    look += 'print("seen:", notebook_params("output", globals()).pattern)'
+    name = notebook(place, "# Parameters\nprofile = 'ci'\nfigures = 'f'", look)
+    assert commands.main(["run", name, "o.ipynb", "-p", "pattern", "a*"]) == 0
+    out, err = capfd.readouterr()
+    assert "seen: a*" in out and "unknown" not in err
+    name = notebook(place, CELL, look, tag="")
+    assert "'pattern'; allowed: none" in refused(capfd, name, "o.ipynb", "-p", "pattern", "a*")
+
+
 def test_a_bare_assertion_is_named_by_its_notebook(place, capsys):
     """Bug: "error:  (AssertionError; o.ipynb shows where)", without a word."""
     name = notebook(place, CELL, "x = 1\n\nassert rounds > 2")

@@ -9,20 +9,18 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
-from notebook_params import KINDS, PARAMS, kind
+from notebook_params import PARAMS
 
 from igcore import load_scorer
 from igcore.errors import ParameterError
+from igstudy.judge import JudgeParams
 from igstudy.runs.critic_params import CriticParams
 from igstudy.runs.decode_params import DecodeParams
-from igstudy.runs.params import notebook_params
+from igstudy.runs.params import OutputParams, notebook_params
 
 ROOT = Path(__file__).parents[1]
 QUOTED = ("20", "40", "50", "80")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-PARAMS_FILES = sorted(  # what papermill gives to notebooks, which claims are not
-    path for path in (ROOT / "params").glob("*/*.yaml") if not path.stem.startswith("claims")
-)
 # they keep their outputs, because they are read in the repository: those that teach, and those that
 # the front page quotes
 TEACHING = {path.stem for path in NOTEBOOKS if path.stem[0] in "017" or path.stem[:2] in QUOTED}
@@ -91,20 +89,9 @@ def test_the_defaults_of_a_notebook_are_the_profile_of_continuous_integration(na
     """Guards nbval and `make quick`: what is tested is what the file in params/ci says."""
     given = yaml.safe_load((ROOT / f"params/ci/{PARAMS[name]}.yaml").read_text())
     known = defaults(read(name))
-    assert given.items() <= known.items()
-    kinds = {"20_train_critic": CriticParams, "30_decode": DecodeParams}
-    if name in kinds:
-        assert kinds[name](**known) == kinds[name](**given)
-
-
-@pytest.mark.parametrize("path", PARAMS_FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
-def test_no_params_file_sets_what_its_notebook_does_not_know(path):
-    """Guards against a misspelling that papermill would only print."""
-    given = yaml.safe_load(path.read_text())
-    given |= given.pop("grid", {})
-    for own in given.pop("points", {}).values():
-        given |= own
-    assert given.keys() <= defaults(read(KINDS[kind(path)])).keys()
+    kinds = {"20": CriticParams, "30": DecodeParams, "60": JudgeParams}
+    checked = kinds.get(name[:2], OutputParams)
+    assert checked(**known) == checked(**given)
 
 
 def test_single_settings_change_what_the_notebook_sets(capsys):

@@ -338,15 +338,6 @@ def test_what_is_asked_otherwise_runs_again_with_what_hangs_on_it(walked):
     assert waiting(walked) == {"critics/raw", "decode-raw-critic", "decode-raw-tokenwise", *AFTER}
 
 
-def test_a_table_of_the_report_is_a_page(walked):
-    """Bug: `snakemake --report` offered the table of claims for download and did not show it."""
-    table = walked / "runs/ci/figures/tables/main.md"
-    table.write_text("| λ |\n|:--|\n| base & more |\n", encoding="utf-8")
-    snakemake(walked, "ci", "runs/ci/shown/main.html")
-    page = (walked / "runs/ci/shown/main.html").read_text(encoding="utf-8")
-    assert "λ</th>" in page and "base &amp; more</td>" in page
-
-
 def test_prompts_of_a_file_that_change_are_answered_again(place):
     """Bug: a line was added to a file of prompts, and there was nothing to be done."""
     (place / "own.txt").write_text("One.\n")
@@ -511,7 +502,7 @@ def test_a_bad_setting_is_one_sentence_and_nothing_starts(place, setting, text, 
             "shards after --config is 'four'; give a number of 0 or more, such as",
         ),
         ({"shards": 2.5}, "shards after --config is 2.5; give a number of 0 or more"),
-        ({"limit": -1}, "limit after --config is -1; give a number of 0 or more, such as"),
+        ({"shards": -1}, "shards after --config is -1; give a number of 0 or more, such as"),
         ({"with": "none.yaml"}, "none.yaml cannot be read (No such"),
         ({"with": "list.yaml"}, "list.yaml cannot be read ("),
     ],

@@ -99,9 +99,13 @@ def notebook_params(kind: str, namespace: Mapping[str, Any]) -> Any:
     ParameterError
         Naming a parameter that is unknown, missing, of the wrong type or out of range.
     """
+    return class_of(kind)(**notebook_parameters(namespace))
+
+
+def class_of(kind: str) -> Any:
+    """Return the class of a kind of parameters, a key of `PARAMS`."""
     known = PARAMS[kind]
-    checked = resolve_name(known) if isinstance(known, str) else known
-    return checked(**notebook_parameters(namespace))
+    return resolve_name(known) if isinstance(known, str) else known
 
 
 def notebook_parameters(namespace: Mapping[str, Any]) -> dict[str, Any]:

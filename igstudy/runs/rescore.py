@@ -17,7 +17,7 @@ from igcore.scorers import Scorer, check_sign, uncached
 from igcore.scoring import Cached, Tally
 from igcore.verdict import Emission, judge, measure
 
-from ..linefile import SETTINGS, Fields, current, has_texts, line_digest
+from ..linefile import SETTINGS, Fields, has_texts, line_digest
 from .decode_params import Settings
 from .records import RECORD_FIELDS
 
@@ -49,7 +49,7 @@ def rescored(lines: Sequence[Fields], cost: Scorer, reward: Scorer | None = None
     rewards = None if reward is None else Cached(check_sign(reward, "reward"), Tally(rate=1.0))
     for number, line in enumerate(lines, start=1):
         where = f"line {number}, prompt {line['prompt_id']}, {line['method']}"
-        if odd := sorted(current(line).keys() ^ set(RECORD_FIELDS)):
+        if odd := sorted(line.keys() ^ set(RECORD_FIELDS)):
             yield f"{where}: its fields are not those of a line, see {', '.join(odd[:4])}"
             continue
         try:
@@ -79,7 +79,7 @@ def recomputed(line: Fields, known: Contract, reward: Cached | None) -> Fields:
         "n_tokens": len(line["tokens"]),
         "z_final": (line["z_trace"] or [None])[-1],
     }
-    config = Settings(**{name: current(line)[name] for name in SETTINGS})
+    config = Settings(**{name: line[name] for name in SETTINGS})
     if line["response"] is None:
         return expected | _without_text(line, prompt, known, config)
     return expected | _scores_of_text(line, prompt, _contract(line, known), reward, config)
