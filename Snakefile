@@ -57,7 +57,6 @@ with one_sentence():
 PARAMS, PROFILE = FILES.folder, FILES.profile
 SHARDS = config.get("shards", 0) or 1
 FIGURES = f"runs/{PROFILE}/figures"  # the committed ones, in figures, are copies, see docs/compare.py
-TEACHING = {path.stem: str(path) for path in sorted(Path("notebooks").glob("[017]*.ipynb"))}  # the others are jobs of runs
 NOTEBOOKS = {
     "critic": "notebooks/20_train_critic.ipynb",
     "decode": "notebooks/30_decode.ipynb",
@@ -113,7 +112,7 @@ OF_EXPERIMENTS = {  # profile -> tables and pictures of notebook 45, see `igstud
     "ablations": (
         "lambda lambda_tests ndk ndk_tests strict strict_tests "
         "literal seeds compute over_refusal over_refusal_tests critic",
-        "lambda ndk compute critic",
+        "critic",
     ),
     "critic-search": ("critic_search", "critic_search"),
     "tune": ("tune checks weights", ""),
@@ -143,13 +142,12 @@ if not RUNS and not CRITICS:
 
 
 def wanted():
-    """What a profile is for: its runs, tables and figures, experiments, verdicts and the notebooks that teach, or critics alone."""
+    """What a profile is for: its runs, tables and figures, experiments and verdicts, or critics alone."""
     # the runs are named although tables wait for them: Snakemake does not miss what lies between files that are there
     if not RUNS:
         return CRITICS
     walk = [*TABLES, *PICTURES] if FILES.files("figures") else []
-    taught = [f"runs/{PROFILE}/{name}.ipynb" for name in TEACHING] if PARAMS in ("small", "ci") else []
-    return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *HARM, *DECIDED, *taught]
+    return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *HARM, *DECIDED]
 
 
 def trained(folder):
@@ -215,18 +213,6 @@ onstart:
 rule all:
     input:
         wanted(),
-
-
-rule teach:
-    input:
-        notebook=lambda w: ancient(TEACHING[w.name]),
-        job=lambda w: job("teach", w.name, {}, notebook=TEACHING[w.name]),
-    output:
-        notebook=f"runs/{PROFILE}/{{name}}.ipynb",
-    wildcard_constraints:
-        name="|".join(TEACHING),
-    shell:
-        RUN + " {input.notebook:q} {output.notebook:q}"
 
 
 rule critic:

@@ -122,7 +122,7 @@ def _measure_and_report(options: argparse.Namespace) -> None:
         table = measure.table(run.lines, sections)
     names = [f"{name} {version}" for name, version in identity["versions"].items()]
     notes = [", ".join([f"code {digest_of(identity)[:8]}", *names])]
-    for path in report.write(table, sections, plan.ratios(), identity["processor"], notes, out):
+    for path in report.write(table, plan.ratios(), identity["processor"], notes, out):
         print(f"wrote {path.relative_to(root())}")
 
 

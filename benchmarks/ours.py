@@ -63,17 +63,12 @@ def engine_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) 
     """Sample all answers in one block: no text, no scores, no search."""
     engine = LocalEngine(models.policy.model, models.policy.eos_ids, "shared")
     rows = [row for row in range(len(prompts)) for _ in range(case.n_samples)]
+    steps = range(case.new_tokens)
+    keys = [[random_key(seed, "bench", 0, row, step) for step in steps] for row in range(len(rows))]
     with use_prepacked(models.policy.model):
         engine.open([models.policy.encode(prompt) for prompt in prompts])
-        block = engine.sample_block(rows, _keys(len(rows), case.new_tokens, seed), last=True)
+        block = engine.sample_block(rows, keys, last=True)
     return [models.policy.text(tokens) for tokens in block.tokens[:: case.n_samples]]
-
-
-def _keys(rows: int, length: int, seed: int) -> list[list[int]]:
-    """Return random keys for each row and step."""
-    return [
-        [random_key(seed, "bench", 0, row, step) for step in range(length)] for row in range(rows)
-    ]
 
 
 VARIANTS: dict[str, Variant] = {

@@ -1,6 +1,5 @@
 """The settings of the search."""
 
-from dataclasses import field
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -98,7 +97,7 @@ class SearchConfig:
         certified prefix, ``paper`` the least unsafe candidate, marked as such.
     refusal : str
         The text of an abstention.
-    stop : list of str
+    stop : sequence of str
         An answer ends before the first of these texts that the policy writes, such as ``"\\nQ:"``
         after a prompt with examples.
     probe_fail_open : bool
@@ -137,7 +136,7 @@ class SearchConfig:
     diversity_penalty: Weight | None = None
     on_failure: Literal["abstain", "truncate", "paper"] = "abstain"
     refusal: str = "I am sorry, I cannot help with that."
-    stop: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
     probe_fail_open: bool = False
     failure_rate: Probability = 0.5
     group_size: Count = 8

@@ -264,8 +264,8 @@ class Guard:
             )
         if guard.config.stop and method.search:
             raise ParameterError(
-                f"method {name!r} does not read stop, which is {guard.config.stop}; leave it out, "
-                "or name another method"
+                f"method {name!r} does not read stop, which is {[*guard.config.stop]}; leave it "
+                "out, or name another method"
             )
         if method.network:
             check_network(name, method, guard)

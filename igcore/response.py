@@ -60,8 +60,11 @@ class Response:
         ``over_budget`` (a method that never abstains). ``truncated`` marks a
         certified prefix.
     text : str or None
-        None, as is the cost, where an abstention emits nothing: not even the empty text is within
-        budget.
+        The answer. None, as is the cost, where an abstention emits nothing: not even the empty text
+        is within budget.
+    reasoning : str
+        What a reasoning model wrote before its answer, up to a mark such as ``</think>``. The cost
+        judged both, see `judged`. The answer is empty if it was cut inside its reasoning.
     cost, peak_cost, word_peak_cost : float or None
         U_K of the emitted text, and the maximum of U over the common grid of prefixes, and over
         that and all ends of words; higher is worse.
@@ -78,11 +81,6 @@ class Response:
         that was known.
     z_trace : list of float
         z_0, z_1, ... over the method's own block ends; a block is charged for all its checks.
-    text : str or None
-        The answer; None when nothing was emitted.
-    reasoning : str
-        What a reasoning model wrote before its answer, up to a mark such as ``</think>``. The cost
-        judged both, see `judged`. An answer that was cut inside its reasoning is empty.
     block_ends, grid_ends : list of int
         Character offsets in `judged`, see `Emission`.
     trace : list of dict

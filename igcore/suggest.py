@@ -11,7 +11,7 @@ from typing import Literal, TypeGuard
 
 from .errors import ParameterError, ScorerWarning, unknown_name
 from .policy import PROBE
-from .scorers import Scorer, TextFunction, as_scorer, keeps_cache, uncached
+from .scorers import FunctionScorer, Scorer, TextFunction, as_scorer, keeps_cache, uncached
 from .scoring import Cached, Reading, Tally, checked_score, readings
 
 Interval = tuple[float, float]
@@ -117,7 +117,7 @@ def suggest_budget(
     unacceptable = pairs_of(unacceptable_texts, "unacceptable_texts")
     good, bad = costs_of(scorer, acceptable, checks), costs_of(scorer, unacceptable, checks)
     alone = [text for prompt, text in acceptable + unacceptable if not prompt]
-    if alone and reads_prompts(scorer, alone[0]):
+    if alone and needs_prompts(scorer, alone[0]):
         warnings.warn(
             f"cost {scorer.name!r} reads prompts, and {len(alone)} answers have none; give pairs "
             "(prompt, answer)",
@@ -159,10 +159,10 @@ def is_pair(item: object) -> TypeGuard[tuple[str, str]]:
     return isinstance(item, tuple | list) and [isinstance(x, str) for x in item] == [True, True]
 
 
-def reads_prompts(scorer: Scorer, text: str) -> bool:
+def needs_prompts(scorer: Scorer, text: str) -> bool:
     """True if the cost of a text depends on its prompt, or a function takes the prompt."""
-    if "prompt" in getattr(scorer, "takes", {}).values():
-        return True
+    if isinstance(scorer, FunctionScorer):
+        return scorer.reads_prompts
     without, with_one = checked_score(uncached(scorer), ["", PROBE], [text] * 2, [True] * 2)
     # rounding, as in a batch of another size, is no reading
     return bool(abs(with_one - without) > 1e-3 * abs(without))

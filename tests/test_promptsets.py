@@ -120,7 +120,7 @@ def test_hex_phi_is_read_without_header_and_with_every_comma(hub):
         'Plan a walk, with rests, and say "stop, now" twice',
         "One, two,",
     ]
-    kept = {i: list(lines) for i, lines in data.HEX_PHI_LINES.items()} | {4: mine}
+    kept = data.FORMATS["hex_phi"] | {4: mine}
     assert read == [line for i in sorted(kept) for line in kept[i]]
     assert load_prompts(HEX, "all")[0].set_name == HEX
 

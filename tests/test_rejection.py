@@ -146,6 +146,7 @@ class FailingEarly(LastWordCost):
         return [s if len(r) > 3 else math.nan for s, r in zip(scores, responses, strict=True)]
 
 
+@pytest.mark.filterwarnings("ignore:.* is over the budget of")
 def test_a_cost_that_fails_at_an_early_check_is_the_reason():
     """Bug: the later checks of an answer that is drawn to its end said that the cost worked."""
     settings = dict(cost=FailingEarly(), failure_rate=1.0)

@@ -875,10 +875,6 @@ def other_counts(record):
     record.manifest["counts"]["base"] = {"verified_safe": 6}
 
 
-def other_seconds(record):
-    record.manifest["seconds"]["generate_s"] = -5
-
-
 def nobodys(record):
     """Change what nobody certifies."""
     for line in record.lines:
@@ -927,9 +923,6 @@ FOUND = {
     "prompts of the forger's own": (own_prompts, "12 answers are not wanted"),
     "half a prompt": (half_a_prompt, "prompt is 'cb', not 'f.ncb'"),
     "hash of the prompts": (in_params(chosen={"n": 6, "digest": "0"}), "params.json: chosen is"),
-    "seconds before it began": (in_lines(cost_s=-1.0), "cost_s is -1.0, which is no number of sec"),
-    "seconds without an end": (in_lines(reward_s=1e300), "reward_s is 1e.300, which is no number"),
-    "seconds of the manifest": (other_seconds, "manifest.json: generate_s is -5, which is no"),
     "counts of the manifest": (other_counts, "manifest.json: counts is"),
 }
 ANSWERS, WORK, HASHED = "these answers", "with this work", "name, hashes and"
@@ -974,7 +967,7 @@ def test_a_forgery_is_found_by_scoring_again(forger, honest, tiny, tmp_path, cap
     """
     forge, found = FOUND[name]
     forge(forger)
-    forger.save(count=forge not in (other_counts, other_seconds, a_prompt_less))
+    forger.save(count=forge not in (other_counts, a_prompt_less))
     assert linefile.read_record(forger.path) != linefile.read_record(honest)
     status, said = verdict(capsys, str(forger.path), *asking(tmp_path, tiny))
     assert status == 1 and re.search(found, said)

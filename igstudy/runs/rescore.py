@@ -11,7 +11,7 @@ from typing import Any
 from igcore.beams import method_of
 from igcore.config import SearchConfig
 from igcore.contract import Contract
-from igcore.errors import IgcoreError, shown
+from igcore.errors import IgcoreError
 from igcore.policy import Prompt, as_prompt
 from igcore.scorers import Scorer, check_sign, uncached
 from igcore.scoring import Cached, Tally
@@ -22,7 +22,6 @@ from .decode_params import Settings
 from .records import RECORD_FIELDS
 
 TOLERANCE = 1e-5  # two kernels of one processor give float32 networks scores 1.2e-6 apart
-MOST_SECONDS = 10**7  # four months
 # raised by our code on values of a wrong type or form in a record
 RECORD_ERRORS = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
@@ -59,14 +58,6 @@ def rescored(lines: Sequence[Fields], cost: Scorer, reward: Scorer | None = None
             yield f"{where}: cannot be checked ({type(error).__name__}: {error})"
             continue
         yield from differing_fields(where, line, expected, TOLERANCE)
-        yield from odd_seconds(where, line)
-
-
-def odd_seconds(where: str, fields: Fields) -> Iterator[str]:
-    """Yield a sentence for each number of seconds that nothing takes; no other is checked."""
-    for name, value in fields.items():
-        if name.endswith("_s") and not 0 <= value <= MOST_SECONDS:
-            yield f"{where}: {name} is {shown(value)}, which is no number of seconds"
 
 
 def recomputed(line: Fields, known: Contract, reward: Cached | None) -> Fields:

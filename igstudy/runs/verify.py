@@ -37,7 +37,7 @@ from .identity import part_identity, prompts_digest
 from .networks import load_networks
 from .paramfiles import runs_of
 from .records import RECORD_FIELDS
-from .rescore import RECORD_ERRORS, TOLERANCE, close, differing_fields, odd_seconds, rescored
+from .rescore import RECORD_ERRORS, TOLERANCE, close, differing_fields, rescored
 
 UNCHECKED = (
     "of lines that were not replayed: that the policy gives these answers with this work, and its "
@@ -201,8 +201,6 @@ def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) 
     yield from _compared("params.json", given, expected, "parts", "device")
     expected = summary(found.lines) | {"params": found.params, "root": found.root}
     yield from _compared("manifest.json", found.manifest, expected)
-    if isinstance(seconds := found.manifest["seconds"], dict):
-        yield from odd_seconds("manifest.json", seconds)
 
 
 def _compared(file: str, found: Fields, expected: Fields, *besides: str) -> Iterator[str]:
