@@ -4,8 +4,10 @@
 """
 
 import io
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +39,15 @@ METADATA = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
 
 # One hue per family (after seaborn's "colorblind"), one shade and one marker per method, whatever
 # else is in the picture. InferenceGuard is black: no method may have the colour of "over budget".
-# method -> its colour, its marker, and its name for readers, after the paper's
 Marker = str | tuple[int, int, int]
-LOOKS: dict[str, tuple[str, Marker, str]] = {
-    "base": ("#6b6b6b", "o", "base"),
-    "best-of-n": ("#0173b2", "s", "Best-of-N"),
-    "best-of-n-lagrangian": ("#56b4e9", "^", "Best-of-N, λ"),
-    "best-of-n-augmented": ("#02406b", "D", "Best-of-N, augmented"),
-    "beam-lagrangian": ("#664d00", "v", "beam search, λ"),
-    "beam-lagrangian-freq": ("#f2c46d", "<", "beam search, λ, freq."),
-    "beam-augmented": ("#f0b400", "X", "beam search, augmented"),
-    "rejection": ("#6a00d4", (3, 1, 0), "rejection sampling"),
-    "args": ("#029e73", "p", "ARGS"),
-    "args-lagrangian": ("#7bd3b5", ">", "ARGS, λ"),
-    "args-cost": ("#01553e", "h", "ARGS, cost"),
-    "re-control": ("#cc78bc", "d", "RE-Control"),
-    "re-control-lagrangian": ("#7d3a70", "8", "RE-Control, λ"),
-    "inferenceguard": ("#000000", "*", "InferenceGuard"),
-    "inferenceguard-critic": ("#404040", "P", "InferenceGuard, critic"),
-    "inferenceguard-mix": ("#a0a0a0", (4, 1, 45), "InferenceGuard, mix"),
+DATA = files("igstudy") / "data/looks.json"
+# method -> its colour, its marker, and its name for readers, after the paper's
+LOOKS = json.loads(DATA.read_text(encoding="utf-8"))
+STYLE: dict[str, tuple[str, Marker]] = {
+    method: (colour, marker if isinstance(marker, str) else tuple(marker))
+    for method, (colour, marker, _) in LOOKS.items()
 }
-STYLE = {method: look[:2] for method, look in LOOKS.items()}
-NAMES = {method: name for method, (_, _, name) in LOOKS.items()}
+NAMES: dict[str, str] = {method: name for method, (_, _, name) in LOOKS.items()}
 # methods of a picture with one message; tables have them all
 SIX = "base best-of-n best-of-n-augmented beam-lagrangian beam-augmented inferenceguard".split()
 # column of the main table -> colour
