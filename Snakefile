@@ -11,6 +11,8 @@
 #       the same with every job of notebook 30 cut into four
 #   snakemake --cores 2 --config profile=ablations
 #       the experiments of params/ablations
+#   snakemake --cores 2 --config profile=ablations limit=48
+#       the same on 48 prompts each, with the files' share of hardest prompts
 #   snakemake --cores 2 --config profile=critic-search
 #       what a critic gains where costs exist at the end only
 #   snakemake --cores 2 --config profile=qwen
@@ -52,7 +54,7 @@ def one_sentence():
 
 with one_sentence():
     ALLOWED = str(config.get("allow", "")).split(",")
-    FILES = ParamFiles(str(config.get("profile", "small")), configured(config), allow=ALLOWED)
+    FILES = ParamFiles(str(config.get("profile", "small")), configured(config), config.get("limit", 0), allow=ALLOWED)
     RUNS = FILES.runs()
 PARAMS, PROFILE = FILES.folder, FILES.profile
 SHARDS = config.get("shards", 0) or 1
@@ -125,7 +127,7 @@ if MAIN and not unfinished(MAIN, Path()):  # else notebook 45 says what is missi
     MAIN_RUNS = sorted(map(str, Path(f"runs/{MAIN}").glob("decode-*/manifest.json")))
     ABLATIONS += tables(*[f"paper_{table}" for table in SWEPT])
 POWER = f"{'figures' if PARAMS == 'small' else FIGURES}/tables/claims_power.csv"  # of `small` the committed one
-JUDGED = next(map(str, FILES.files("harm")), None)
+JUDGED = None if config.get("limit") else next(map(str, FILES.files("harm")), None)  # its arms have all their prompts
 ENDING = FILES.read(JUDGED).get("suffix", "") if JUDGED else ""  # of tables that `small` has, too
 HARM = tables(*[name + ENDING for name in ("harm", "harm_twins", "harm_judges")]) if JUDGED else []
 HARM += pictures("harm_curve") if JUDGED and ENDING == "_curve" else []

@@ -121,6 +121,21 @@ def test_kinds_are_told_apart_by_the_whole_word(tmp_path):
     assert [path.stem for path in files.files("tables")] == ["tables"]
 
 
+def test_a_limit_keeps_the_share_of_the_hardest_and_whole_sets_whole(tmp_path):
+    """Bug: a set of harmless prompts cut short by the limit of the others."""
+    hard = {"profile": "paper", "run": "decode-a", "limit": 16, "hardest": 8}
+    whole = {"profile": "paper", "run": "decode-b", "limit": 80}
+    files = ParamFiles(
+        "paper", limit=48, base=folder(tmp_path, **{"decode-a": hard, "decode-b": whole})
+    )
+    runs = files.runs()
+    assert (runs["decode-a"]["limit"], runs["decode-a"]["hardest"], runs["decode-b"]["limit"]) == (
+        48,
+        24,
+        80,
+    )
+
+
 @pytest.mark.parametrize("name", ["", "../x", "$(touch X)", 2024, None])
 def test_the_folder_and_the_changed_profile_are_plain_names(name):
     """Bug: a walk that reads or writes outside its folders."""
@@ -217,6 +232,14 @@ def test_two_files_do_not_make_one_run(tmp_path):
         match="paper/regime-a.yaml makes a run 'a', as another file or point does",
     ):
         ParamFiles("paper", base=folder(tmp_path, **{"regime-a": one})).runs()
+
+
+@pytest.mark.parametrize("limit", [0, None, "16", -4])
+def test_a_share_of_nothing_is_left_to_the_notebook(tmp_path, limit):
+    """Bug: a ZeroDivisionError, and a TypeError, of a limit that no notebook takes."""
+    given = {"profile": "paper", "run": "decode-a", "limit": limit, "hardest": 2}
+    files = ParamFiles("paper", limit=8, base=folder(tmp_path, **{"decode-a": given}))
+    assert files.runs()["decode-a"]["limit"] == limit
 
 
 @pytest.mark.parametrize("changes", [{"evry": {"seed": 1}}, {"every": 3}, {"critic": ["limit"]}])

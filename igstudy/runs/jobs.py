@@ -29,7 +29,7 @@ from .paramfiles import ParamFiles
 
 # the keys after --config: texts, and numbers
 TEXT_KEYS = ("profile", "with", "hub", "allow")
-NUMBER_KEYS = ("shards", "gpu", "full")
+NUMBER_KEYS = ("limit", "shards", "gpu", "full")
 
 
 def configured(config: Mapping[str, Any]) -> dict[str, Any]:

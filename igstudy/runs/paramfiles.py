@@ -51,6 +51,9 @@ class ParamFiles:
         Overrides of their settings. Those under ``every`` apply to all files that have a setting of
         that name; those under a kind of file (its name up to the first hyphen) apply to all files
         of the kind, see `merged`; ``profile`` sends all runs to another folder.
+    limit : int
+        Number of prompts of each run that takes a share of hardest prompts; the share stays the
+        same. 0 changes nothing.
     base : Path
         The folder ``params``.
     allow : collection of str
@@ -65,6 +68,7 @@ class ParamFiles:
 
     folder: str
     changes: Mapping[str, Any] = field(default_factory=dict)
+    limit: int = 0
     base: Path = Path("params")
     allow: Collection[str] = ()
 
@@ -88,7 +92,7 @@ class ParamFiles:
         return [path for path in paths if _kind(path) == kind]
 
     def read(self, file: Path | str) -> Given:
-        """Return the settings of a file, with the changes.
+        """Return the settings of a file, with the changes and within `limit`.
 
         Raises
         ------
@@ -112,6 +116,10 @@ class ParamFiles:
             moved = json.dumps(given).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
             given = json.loads(moved)
         admit(given, file, self.allow)
+        hardest, limit = given.get("hardest") or 0, given.get("limit") or 0
+        # not where a whole set is answered, nor where the notebook will refuse them
+        if self.limit and all(type(number) is int and number > 0 for number in (hardest, limit)):
+            given |= {"limit": self.limit, "hardest": round(self.limit * hardest / limit)}
         return given
 
     def points(self, file: Path | str) -> Iterator[tuple[str, Given]]:
