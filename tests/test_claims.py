@@ -332,6 +332,7 @@ def test_an_edited_file_decides_nothing(written, tmp_path):
     for check in (claims.register, claims.check_registered):
         with pytest.raises(RunError, match="is not the file that was registered before its runs"):
             check(edited, folder)
+        check(replace(edited, claims={}), folder)  # it claims nothing, whatever was registered
     (folder / "registered.json").write_text(json.dumps([1]))
     with pytest.raises(RunError, match="does not say which claims were registered"):
         claims.register(file, folder)
