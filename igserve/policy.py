@@ -15,7 +15,7 @@ from igcore.config import SearchConfig
 from igcore.engine.sampling import Sampling
 from igcore.errors import ParameterError, PolicyError, no_latents
 from igcore.files import digest_of
-from igcore.models.policies import PolicyEntry, eos_ids_of
+from igcore.models.policies import PolicyEntry, check_ending, eos_ids_of
 from igcore.models.pretrained import contents_of, load_tokenizer
 from igcore.models.templates import TextFormat, check_chat, template_of
 from igcore.policy import Policy
@@ -189,6 +189,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         context=entry.limit or UNLIMITED,
         served=served,
     )
+    check_ending(policy, str(folder))
     identity = policy.identity()
     decisive = {key: identity[key] for key in identity if key not in ("name", "digest")}
     return replace(policy, digest=digest_of(decisive))

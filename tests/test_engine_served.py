@@ -14,8 +14,9 @@ from scipy.stats import chisquare
 from servedstub import MODEL, Reply, served
 from test_sampling import processed
 from tiny import tiny_tokenizer
+from tokenizers.processors import TemplateProcessing
 
-from igcore import Guard, ParameterError, PolicyError, SearchConfig, decode, load_policy
+from igcore import AssetError, Guard, ParameterError, PolicyError, SearchConfig, decode, load_policy
 from igcore.beams import Beam
 from igcore.critic.latent import shape_of
 from igcore.engine.diversity import Failures, Penalty, diversity_penalty
@@ -533,6 +534,22 @@ def test_a_policy_says_who_serves_it(tokenizer, software, name, version, samples
         assert load_policy(named(other, tokenizer)).digest == policy.digest
         sure = load_policy(named(other, tokenizer, batch_invariant=True))
     assert sure.digest != policy.digest
+
+
+def test_the_tokenizer_of_a_served_policy_writes_its_prompts(tmp_path):
+    """Bug: thinking could not be switched off; a tokenizer that ends every prompt was taken."""
+    template = "{{ messages[0].content }}{% if think %}?{% endif %}"
+    tokenizer = tiny_tokenizer(chat_template=template)
+    tokenizer.save_pretrained(tmp_path)
+    with byte_server() as stub:
+        policy = load_policy(named(stub, str(tmp_path), chat_options={"think": True}))
+        assert tokenizer.decode(policy.encode("fed")) == "fed?"
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="$A </s>", special_tokens=[("</s>", 256)]
+        )
+        tokenizer.save_pretrained(tmp_path)
+        with pytest.raises(AssetError, match="the end token '</s>' after every prompt"):
+            load_policy(named(stub, str(tmp_path), template="raw"))
 
 
 def test_options_of_a_served_policy_are_checked(tokenizer):

@@ -249,13 +249,22 @@ def _check_prompt(policy: Policy, place: str) -> None:
     with one_sentence(place):
         policy.tokenizer(HARD)
         ids = policy.tokenizer(opening, add_special_tokens=policy.template.special)["input_ids"]
-        plain = policy.tokenizer(opening, add_special_tokens=False)["input_ids"]
     rows = getattr(policy.model.get_input_embeddings(), "num_embeddings", 2**31)
     if not ids or max(ids) >= rows:
         raise AssetError(
             f"{place} turns the prompt {PROBE!r} into the ids {ids}, but its model has embeddings "
             f"for {rows}; call model.resize_token_embeddings(len(tokenizer)), and save both again"
         )
+    check_ending(policy, place)
+
+
+def check_ending(policy: Policy, place: str) -> None:
+    """Raise ``AssetError`` when the tokenizer writes an end token after every prompt."""
+    opening = policy.template.opening(policy.tokenizer, PROBE)
+    ids, plain = (
+        policy.tokenizer(opening, add_special_tokens=special)["input_ids"]
+        for special in (policy.template.special, False)
+    )
     # an end that the template itself writes, as DialoGPT's does, is what the model was trained on
     if ids[-1] in policy.eos_ids and ids[-1:] != plain[-1:]:
         raise AssetError(
