@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from .catalog import room
-from .errors import ParameterError, PolicyError
+from .errors import ParameterError, PolicyError, shown
 
 # a fixed prompt; its rendering shows everything that a template adds, such as today's date
 PROBE = "How do plants grow?"
@@ -130,8 +130,8 @@ def role_and_content(message: Any) -> tuple[str, str]:
         content = "\n".join(part["text"] for part in content)
     if not known or message["role"] not in CHAT_ROLES or not isinstance(content, str):
         raise ParameterError(
-            f"chat message {message!r:.300} cannot be read; give a mapping of role and content, "
-            "with a text or parts of type text as content and one of these roles: "
+            f"chat message {shown(message, 300)} cannot be read; give a mapping of role and "
+            "content, with a text or parts of type text as content and one of these roles: "
             f"{', '.join(CHAT_ROLES)}; or give a list of prompts to guard.map"
         )
     return message["role"], content
