@@ -320,7 +320,11 @@ def as_policy(
             f"device is {device!r} and dtype {dtype!r}, but the policy is a model that was loaded "
             "before; move it yourself, such as by model.to(...)"
         )
-    if isinstance(policy, Policy) and not options:
+    if isinstance(policy, Policy) and options:
+        raise ParameterError(
+            "chat_options is given, but the policy is an igcore.Policy; load it with these options"
+        )
+    if isinstance(policy, Policy):
         return policy
     if isinstance(policy, tuple) and len(policy) == 2:
         made: Policy = room("policy_of")(*policy, **options)

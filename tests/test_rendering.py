@@ -14,7 +14,7 @@ from igcore import Guard, ParameterError
 from igcore.models.backbone import Backbone
 from igcore.models.templates import ANSWER, CHAT, left_out, reading_of, rendered
 from igcore.models.wording import Wording
-from igcore.policy import Policy, as_prompt
+from igcore.policy import Policy, as_prompt, escape_special_tokens
 
 FAMILIES = yaml.safe_load((Path(__file__).parent / "data/chat_templates.yaml").read_text())
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
@@ -99,8 +99,8 @@ def test_reasoning_that_a_template_removes_is_an_error(family):
     assert "stupid" in wording.text(tokenizer, "Hi", "stupid and fine")
 
 
-def test_a_prompt_that_quotes_the_answer_does_not_stand_for_it():
-    """Bug: an answer that is cut, and a prompt in which the same words stand."""
+def test_a_prompt_that_quotes_the_answer_is_not_the_answer():
+    """Bug: an answer that is cut, after a prompt that contains the same words."""
     messages = [("user", "Say: bad</think>fine"), (ANSWER, "bad</think>fine")]
     assert left_out("U: Say: bad</think>fine A: fine", messages) == messages[1]
     assert left_out("U: Say: bad</think>fine A: bad</think>fine", messages) is None
@@ -115,12 +115,19 @@ def test_parts_are_not_written_as_data():
         rendered(tokenizer, [("user", "a secret")], opened=True)
 
 
-def test_a_new_template_is_read_anew():
+def test_a_new_template_is_read_again():
     """Bug: the reading of the template that a tokenizer had before."""
     tokenizer = tokenizer_of(**FAMILIES["parts-with-names"])
     assert "User: Hi" in rendered(tokenizer, [("user", "Hi")], opened=True)
     tokenizer.chat_template = PLAIN
     assert rendered(tokenizer, [("user", "Hi")], opened=True) == "user: Hi"
+
+
+def test_a_template_that_needs_an_option_is_read_with_it():
+    """Bug: a template of parts that fails without its option was read as one of texts for good."""
+    tokenizer = tokenizer_of("{{ needed + ': ' }}" + FAMILIES["parts-with-names"]["template"])
+    assert escape_special_tokens(tokenizer, "Hi") == "Hi"
+    assert "User: Hi" in rendered(tokenizer, [("user", "Hi")], opened=True, needed="x")
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,9 @@ def reading_of(tokenizer: Any, options: Mapping[str, Any]) -> Reading:
     """Return how the chat template of a tokenizer reads messages, found once by `MARKERS`."""
     known = _READINGS.get(tokenizer)
     if known is None or known.program != tokenizer.chat_template:
-        known = _READINGS[tokenizer] = _tried(tokenizer, options)
+        known = _tried(tokenizer, options)
+        if known.written:  # else other options may help
+            _READINGS[tokenizer] = known
     return known
 
 
@@ -238,11 +240,11 @@ def rendered(tokenizer: Any, messages: Messages, opened: bool, **options: Any) -
 
 
 def left_out(text: str, messages: Messages) -> tuple[str, str] | None:
-    """Return the first message that does not stand in a text as a whole, or None.
+    """Return the first message that a text does not contain as a whole, or None.
 
-    A system's message may stand anywhere, and an earlier turn of the assistant may be shortened.
-    The user's and the answer stand one after the other, so a prompt that quotes the answer does not
-    stand for it.
+    A system's message may be anywhere, and an earlier turn of the assistant may be shortened. Each
+    message of the user, and the answer, must follow the one before, so a prompt that quotes the
+    answer does not count as the answer.
     """
     after = 0
     for role, content in messages:
