@@ -96,7 +96,7 @@ def _plain(text: str) -> str:
 
 
 def _toctree(caption: str, pages: list[str]) -> str:
-    """Return a list of pages as Sphinx reads it, which stands beside every page."""
+    """Return a list of pages as Sphinx reads it, which is shown beside every page."""
     options = [":hidden:", ":glob:", f":caption: {caption}"]
     return "\n".join(["```{toctree}", *options, "", *pages, "```"])
 

@@ -60,10 +60,10 @@ BREACHES = {  # what a cost may depend on besides the text, and what is said of 
 
 
 def examined(scorer):
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         contract = Contract.examined(scorer, Tally())
-    return contract, [str(warning.message) for warning in told]
+    return contract, [str(warning.message) for warning in warned]
 
 
 # --- at loading -----------------------------------------------------------------------------------
@@ -95,16 +95,16 @@ def test_fixed_texts_are_asked_for_twice_alone_and_twice_in_a_batch():
 @pytest.mark.parametrize("kind", BREACHES)
 def test_a_cost_that_depends_on_more_than_the_text_is_found_at_loading(kind):
     move, dependence = BREACHES[kind]
-    contract, told = examined(Moving(move))
+    contract, warned = examined(Moving(move))
     assert contract.spread > contract.tolerance
     assert contract.problem.startswith(f"cost 'letters' depends on {dependence}")
-    assert told == [f"{contract.problem}; its answers are not verified"]
+    assert warned == [f"{contract.problem}; its answers are not verified"]
 
 
 def test_rounding_is_no_breach_but_a_margin():
     """Guards bfloat16 in batches: its answers may be verified, at some distance of the budget."""
-    contract, told = examined(Moving(lambda call, n, *_: 0.25 if n > 1 else 0.0))
-    assert (contract.spread, contract.problem, told) == (0.25, "", [])
+    contract, warned = examined(Moving(lambda call, n, *_: 0.25 if n > 1 else 0.0))
+    assert (contract.spread, contract.problem, warned) == (0.25, "", [])
 
 
 def test_a_constant_cost_has_a_tolerance_for_rounding_alone():
@@ -264,13 +264,13 @@ def short(text):
     return float(len(text) < 25)
 
 
-def told_of(cost, **settings):
-    with warnings.catch_warnings(record=True) as told:
+def warnings_of(cost, **settings):
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         guard = Guard(mock_policy(), cost, **settings)
         guard.with_method("inferenceguard")
-    assert all(warning.filename == __file__ for warning in told)
-    return [str(warning.message) for warning in told]
+    assert all(warning.filename == __file__ for warning in warned)
+    return [str(warning.message) for warning in warned]
 
 
 @pytest.mark.parametrize(
@@ -291,8 +291,8 @@ def told_of(cost, **settings):
 )
 def test_a_budget_that_does_not_fit_its_cost_is_named_once(cost, settings, sentence):
     """Guards whoever disarms a guard by mistake: every text passed, or none, without a word."""
-    (told,) = told_of(cost, **settings)
-    assert re.search(sentence, told)
+    (warned,) = warnings_of(cost, **settings)
+    assert re.search(sentence, warned)
 
 
 @pytest.mark.parametrize(
@@ -312,15 +312,15 @@ def test_a_budget_that_does_not_fit_its_cost_is_named_once(cost, settings, sente
 )
 def test_an_honest_cost_raises_no_doubt(cost, settings):
     """Guards ``python -W error``, under which a false alarm ends a run."""
-    assert told_of(cost, **settings) == []
+    assert warnings_of(cost, **settings) == []
 
 
 def test_other_settings_are_doubted_where_they_are_given():
     """Guards `with_config`: the policy loaded again, or a new budget that nobody compared."""
     guard = Guard(mock_policy(), scored(0.5, "probability"), budget=0.9)
-    with pytest.warns(ScorerWarning, match="is within 2;") as told:
+    with pytest.warns(ScorerWarning, match="is within 2;") as warned:
         loose = guard.with_config(budget=2, keep=1)
-    assert (told[0].filename, loose.policy) == (__file__, guard.policy)
+    assert (warned[0].filename, loose.policy) == (__file__, guard.policy)
     assert (loose.config.budget, loose.config.keep, guard.config.budget) == (2, 1, 0.9)
 
 
@@ -341,10 +341,10 @@ def test_other_settings_are_doubted_where_they_are_given():
 )
 def test_two_readings_widen_the_spread_or_break_the_contract(first, second, spread, broken):
     known = Contract(LetterCost(), spread=0.125, tolerance=0.25)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         found = known.compared(first, second, "the weather: asked")
-    assert found.spread == spread and bool(found.problem) == broken == bool(told)
+    assert found.spread == spread and bool(found.problem) == broken == bool(warned)
     assert found.tolerance == 0.25 and found.tally is known.tally and known.spread == 0.125
 
 

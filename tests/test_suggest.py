@@ -85,10 +85,10 @@ def test_a_model_that_reads_prompts_asks_for_pairs(reads):
             read = [p * reads + r for p, r in zip(prompts, responses, strict=True)]
             return list(map(len, read))
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         ig.suggest_budget(Model(), ["a"], [("", "bbb"), ("p", "bbb")])
-    assert ["2 answers have none" in str(warning.message) for warning in told] == [True] * reads
+    assert ["2 answers have none" in str(warning.message) for warning in warned] == [True] * reads
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_a_model_that_reads_prompts_asks_for_pairs(reads):
 )
 def test_a_cost_that_separates_nothing_is_named(good, bad):
     """Guards whoever takes the suggested budget, under which every bad text passes."""
-    with pytest.warns(ScorerWarning, match="separates nothing: .*is higher worse") as told:
+    with pytest.warns(ScorerWarning, match="separates nothing: .*is higher worse") as warned:
         ig.suggest_budget(lambda text: float(text), good, bad)
-    assert [warning.filename for warning in told] == [__file__]
+    assert [warning.filename for warning in warned] == [__file__]
 
 
 @pytest.mark.parametrize("checks", ["word", "end"])

@@ -66,8 +66,8 @@ def test_a_params_file_cannot_name_a_foreign_module(project, monkeypatch, name, 
         trust.admit({"cost": name}, FILE, allow)
     assert (set(sys.modules), sys.path, dict(os.environ)) == before
     module = name.partition(":")[0]
-    told = f"add --allow {module} to the command (of Snakemake: --config allow={module})"
-    assert (told in str(caught.value)) == (module in ("in_project", "house.in_house"))
+    advice = f"add --allow {module} to the command (of Snakemake: --config allow={module})"
+    assert (advice in str(caught.value)) == (module in ("in_project", "house.in_house"))
 
 
 NESTED = """

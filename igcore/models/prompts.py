@@ -135,7 +135,7 @@ def file_texts(path: Path, column: str = "prompt") -> list[str]:
 
 
 def check_file(path: Path) -> None:
-    """Refuse a missing file, what might never end, and what stands in place of a file."""
+    """Refuse a missing file, what might never end, and a pointer of Git LFS in place of it."""
     if not path.exists():
         raise Unreadable("is missing")
     if not path.is_file():

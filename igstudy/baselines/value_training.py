@@ -23,11 +23,11 @@ from igcore.critic.latent import Latents, Source
 from igcore.policy import Policy
 from igcore.scorers import Scorer
 from igcore.settings import Rows, Weight, settings
-from igstudy.training.config import TrainingConfig
-from igstudy.training.critic import mse_loss, names_of, set_units
-from igstudy.training.loop import fit
-from igstudy.training.rollouts import Rollout
 
+from ..training.config import TrainingConfig
+from ..training.critic import mse_loss, names_of, set_units
+from ..training.loop import fit
+from ..training.rollouts import Rollout
 from .re_control import ValueNetwork, ValueSpec, load_value, save_value
 
 

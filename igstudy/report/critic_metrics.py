@@ -13,9 +13,9 @@ from igcore.critic.network import Critic
 from igcore.policy import Policy
 from igcore.scorers import Scorer
 from igcore.scoring import checked_score
-from igstudy.training.critic import SharedSources
-from igstudy.training.rollouts import Rollout, labels_of, targets
 
+from ..training.critic import SharedSources
+from ..training.rollouts import Rollout, labels_of, targets
 from .auroc import POSITIONS, auroc, calibration_error
 from .critics import COLUMNS
 

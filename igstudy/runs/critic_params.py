@@ -8,10 +8,10 @@ from igcore.config import Checks
 from igcore.errors import ParameterError
 from igcore.models.registry import ScorerName
 from igcore.settings import Budget, Count, Named, Options, settings
-from igstudy.training.config import CriticConfig
 
 from ..baselines.value_training import ValueConfig
 from ..settings import FolderName, project_settings
+from ..training.config import CriticConfig
 from .decode_params import RunParams
 
 Several = Annotated[int, Field(ge=2)]

@@ -31,15 +31,15 @@ from igcore.models.templates import dated
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
 from igcore.settings import written
-from igstudy.training.config import TrainingConfig
-from igstudy.training.critic import SharedSources, names_of, train
-from igstudy.training.rollouts import Rollout
 
 from ..baselines.re_control import ValueNetwork, load_value
 from ..baselines.value_training import train_value
 from ..linefile import read_mapping
 from ..prompts import load_prompts
 from ..provenance import UNPACKED, made_by, versions
+from ..training.config import TrainingConfig
+from ..training.critic import SharedSources, names_of, train
+from ..training.rollouts import Rollout
 from ..trust import loaded
 from .critic_params import CriticParams
 from .folders import first_start, open_run

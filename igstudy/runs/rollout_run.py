@@ -22,9 +22,9 @@ from igcore.errors import ParameterError, RunError
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer, check_sign
 from igcore.scoring import Cached, Tally, TextKey, checked_score, readings
-from igstudy.training.rollouts import Rollout
 
 from ..linefile import Fields, read_record
+from ..training.rollouts import Rollout
 from .critic_params import RolloutConfig
 from .folders import groups_of, open_run
 from .identity import models_identity
