@@ -126,7 +126,8 @@ def e_inter(beam: Beam, config: SearchConfig) -> Score:
     The factor gamma^T is left out: it is the same for all.
     """
     if beam.safe(config):
-        return 0, -beam.reward
+        # `margin` keeps away from the limit; 0 is the paper's
+        return 0, config.margin * beam.cost - beam.reward
     # the paper gives all of these n; here the least overspent comes first. By omega and not z:
     # 1 / gamma^t overflows for long t, and the two have the same sign
     return 1, -beam.state.omega
@@ -191,12 +192,47 @@ def one_sample(config: SearchConfig) -> SearchConfig:
     return replace(one_block(config), n_samples=1)
 
 
+def one_at_a_time(config: SearchConfig) -> SearchConfig:
+    """Return settings under which one sample is drawn at a time, and no failure is probed."""
+    length = config.max_new_tokens
+    # a total that may fall again, or that exists at the end alone, says nothing about a prefix
+    whole = config.accounting == "terminal" or config.accounting in SIGNED
+    return replace(
+        config,
+        step=length if whole else config.step or config.block_size,
+        spend=config.spend or 4 * length,
+        n_samples=1,
+        keep=1,
+        rounds=1,
+        probe_fail_open=False,
+    )
+
+
+def whole_answers(config: SearchConfig) -> SearchConfig:
+    """Return settings under which a step is a whole answer, so that there is no way back."""
+    length = config.max_new_tokens
+    spend = config.spend or 4 * length
+    return one_at_a_time(replace(config, step=length, spend=spend, tries=1, choices=1))
+
+
 def final_costs_only(config: SearchConfig) -> SearchConfig:
     """Return settings under which only finished answers have a cost."""
     return replace(config, accounting="terminal")
 
 
 # --- methods --------------------------------------------------------------------------------------
+
+
+# settings that only some methods read
+N_SAMPLES = frozenset({"n_samples"})
+BEAMS = N_SAMPLES | {"keep"}
+RETRIES = BEAMS | {"rounds", "diversity", "diversity_penalty"}
+GUARDED = RETRIES | {"margin", "probe_fail_open", "keep_shown"}
+ASKING = RETRIES | {"probe_fail_open", "critic", "threshold", "miss", "eta", "gamma_task"}
+PENALISED = frozenset({"lagrange_multiplier"})
+WHOLE = frozenset({"spend", "at_least", "answers", "margin"})
+STEPWISE = WHOLE | {"step", "back", "tries", "choices", "keep_shown"}
+READ = GUARDED | ASKING | STEPWISE | PENALISED | {"score_threshold"}
 
 
 @dataclass(frozen=True)
@@ -221,8 +257,13 @@ class Method:
         Whether a beam under settings is good enough that its block needs no further round.
     network : str
         The network it needs besides the scorers: ``critic``, ``value network``, or none (empty).
-    search : callable, optional
-        Runs it instead of `igcore.search.guarded_beam_search`.
+    search : callable or str, optional
+        Runs it instead of `igcore.search.guarded_beam_search`; a text is where it is.
+    stepwise : bool
+        Whether that is `igcore.backtracking.backtracking`: one sample at a time, prompts at depths
+        of their own. Any other one needs a reward.
+    reads : frozenset of str
+        What it reads of the settings in `READ`; all of them by default.
     """
 
     score: Callable[[Beam, SearchConfig], Score]
@@ -234,7 +275,9 @@ class Method:
     final_only: bool = False
     accepts: Callable[[Beam, SearchConfig], bool] = Beam.passes
     network: str = ""
-    search: Callable[[Any], list[Any]] | None = None
+    search: Callable[[Any], list[Any]] | str | None = None
+    stepwise: bool = False
+    reads: frozenset[str] = READ
 
     @property
     def asks_critic(self) -> bool:
@@ -250,30 +293,43 @@ class Method:
         return replace(config, checks="block")
 
 
-# one loop runs them all, so that methods differ in these fields alone and share random keys,
-# counting and the final check
-_GUARDED = Method(e_inter, safety_first=True, abstains=True)
-_GUARDED_BY_CRITIC = replace(_GUARDED, network="critic")
+# one loop runs all but the stepwise ones, so that methods differ in these fields alone and share
+# random keys, counting and the final check
+_GUARDED = Method(e_inter, safety_first=True, abstains=True, reads=GUARDED)
+_GUARDED_BY_CRITIC = replace(_GUARDED, network="critic", reads=ASKING)
+_STEPWISE = replace(
+    _GUARDED,
+    settings=one_at_a_time,
+    search="igcore.backtracking:backtracking",
+    stepwise=True,
+    reads=STEPWISE,
+)
 
 _OWN: dict[str, Method | str] = {
-    "base": Method(unranked, one_sample, cost=False, reward=False),
-    "best-of-n": Method(task_cost, one_block, cost=False),
-    "best-of-n-lagrangian": Method(lagrangian, one_block),
-    "best-of-n-augmented": Method(e_inter, one_block, safety_first=True),
-    "beam-lagrangian": Method(lagrangian, one_round),
-    "beam-lagrangian-freq": Method(lagrangian, accepts=below_threshold),
-    # the two -augmented baselines rank as InferenceGuard does, but always emit
-    "beam-augmented": Method(e_inter, one_round, safety_first=True),
+    "backtracking": _STEPWISE,
+    "rejection": replace(_STEPWISE, settings=whole_answers, reads=WHOLE),
     "inferenceguard": _GUARDED,
     # an unfinished text has no cost or reward here: the critic alone steers until the end
     "inferenceguard-critic": replace(
         _GUARDED_BY_CRITIC, score=e_critic, settings=final_costs_only, final_only=True
     ),
     "inferenceguard-mix": replace(_GUARDED_BY_CRITIC, score=e_mix),
+    "base": Method(unranked, one_sample, cost=False, reward=False, reads=frozenset()),
+    "best-of-n": Method(task_cost, one_block, cost=False, reads=N_SAMPLES),
+    "best-of-n-lagrangian": Method(lagrangian, one_block, reads=N_SAMPLES | PENALISED),
+    "best-of-n-augmented": Method(
+        e_inter, one_block, safety_first=True, reads=N_SAMPLES | {"margin"}
+    ),
+    "beam-lagrangian": Method(lagrangian, one_round, reads=BEAMS | PENALISED),
+    "beam-lagrangian-freq": Method(
+        lagrangian, accepts=below_threshold, reads=RETRIES | PENALISED | {"score_threshold"}
+    ),
+    # the two -augmented baselines rank as InferenceGuard does, but always emit
+    "beam-augmented": Method(e_inter, one_round, safety_first=True, reads=BEAMS | {"margin"}),
 }
 # methods added by a user or by igstudy come first; a value may be an import path, loaded when used
 METHODS: MutableMapping[str, Method | str] = ChainMap(catalog.METHODS, _OWN)
-ELSEWHERE = "; rejection, args and re-control come with igstudy"
+ELSEWHERE = "; args and re-control come with igstudy"
 
 
 def method_of(name: str) -> Method:

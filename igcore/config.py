@@ -11,6 +11,7 @@ from .settings import (
     Budget,
     Count,
     Discount,
+    Natural,
     Number,
     Probability,
     Rows,
@@ -22,6 +23,14 @@ from .settings import (
 
 Accounting = Annotated[str, one_of(ACCOUNTINGS)]
 Checks = Literal["block", "word", "token"]
+ORDERED = (
+    ("keep", "n_samples"),
+    ("block_size", "max_new_tokens"),
+    ("step", "max_new_tokens"),
+    ("step", "spend"),
+    ("block_size", "spend"),
+    ("at_least", "spend"),
+)
 
 
 @settings
@@ -97,6 +106,27 @@ class SearchConfig:
         certified prefix, ``paper`` the least unsafe candidate, marked as such.
     refusal : str
         The text of an abstention.
+    step : int, optional
+        ``backtracking`` keeps a beam after so many tokens that have passed, a multiple of
+        `block_size`; `block_size` by default.
+    back : str
+        How far it goes back after a failure, a key of `STEPS_BACK` in `igcore.backtracking`.
+    tries : int
+        Under ``back="tries"``, the failures of a beam after which it is dropped.
+    spend : int, optional
+        Most tokens that are sampled for a prompt, those of dropped blocks included; 4 times
+        `max_new_tokens` by default.
+    at_least : int
+        Fewest tokens that are sampled for a prompt: another answer is drawn while it is below.
+    answers : int or str
+        Accepted answers among which the reward chooses; ``all`` draws until `spend`.
+    choices : int
+        Blocks among which the reward chooses, while tokens last: with 2, a second one is sampled
+        after the first that is within budget.
+    margin : float
+        What is within budget ranks by reward - `margin` * cost; 0 is the paper's ranking.
+    keep_shown : bool
+        The search never goes back behind a block that it has kept, so that a streamer can show it.
     stop : sequence of str
         An answer ends before the first of these texts that the policy writes, such as ``"\\nQ:"``
         after a prompt with examples.
@@ -136,6 +166,15 @@ class SearchConfig:
     diversity_penalty: Weight | None = None
     on_failure: Literal["abstain", "truncate", "paper"] = "abstain"
     refusal: str = "I am sorry, I cannot help with that."
+    step: Count | None = None
+    back: Literal["tries", "doubling"] = "tries"
+    tries: Count = 3
+    spend: Count | None = None
+    at_least: Natural = 0
+    answers: Count | Literal["all"] = 1
+    choices: Rows = 1
+    margin: Weight = 0
+    keep_shown: bool = False
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
     probe_fail_open: bool = False
     failure_rate: Probability = 0.5
@@ -143,13 +182,19 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         # more beams than samples would leave beams without a continuation
-        for small, large in (("keep", "n_samples"), ("block_size", "max_new_tokens")):
+        for small, large in ORDERED:
             a, b = getattr(self, small), getattr(self, large)
-            if a > b:
+            if a is not None and b is not None and a > b:
                 raise ParameterError(
                     f"{small} is {a}, more than {large}, which is {b}; lower {small} or raise "
                     f"{large}"
                 )
+        # z is charged at the ends of blocks, and a step back restores it
+        if self.step and self.step % self.block_size and self.step != self.max_new_tokens:
+            raise ParameterError(
+                f"step is {self.step}, but a beam lies at the end of a block; give a multiple of "
+                f"block_size, which is {self.block_size}"
+            )
         # servers of models raise a lower one, and under a higher one their bans leak
         if not 0.01 <= self.temperature <= 5:
             raise ParameterError(

@@ -14,8 +14,8 @@ from functools import partial
 from numbers import Integral
 from typing import Any
 
-from .beams import Method, PromptSearch, method_of, new_search
-from .catalog import room
+from .beams import METHODS, READ, Method, PromptSearch, method_of, new_search
+from .catalog import found, room
 from .config import SearchConfig
 from .contract import Contract, Scoring, contracts_of, doubts
 from .engine.device import device_of, free_bytes, note_threads
@@ -108,6 +108,8 @@ class Guard:
     ScorerWarning
         For a cost and a budget under which every text would pass, or none, see
         `igcore.contract.doubts`.
+    UserWarning
+        From a call, for settings or a critic that the method does not read.
     """
 
     policy: Policy
@@ -204,6 +206,7 @@ class Guard:
                 "nothing again, or give it to igcore.Guard"
             )
         if input_ids is None:
+            warn_of_unread(self)
             answers = decode(
                 self.method, self, [prompt], seed=chosen, on_block=on_block, record=record
             )
@@ -219,6 +222,7 @@ class Guard:
             As `decode`.
         """
         given = listed(prompts)
+        warn_of_unread(self)
         chosen = self.seed if seed is None else seed
         answers = []
         with progress(len(given), self.method) as bar:
@@ -258,14 +262,20 @@ class Guard:
         guard = replace(self, config=method.settings_under(self.config), method=name)
         guard.policy.check(name, method)
         # the critics predict a reward, and ARGS weighs one against single tokens
-        if guard.reward is None and (method.network or method.search):
+        tokenwise = method.search and not method.stepwise
+        if guard.reward is None and (method.network or tokenwise):
             raise ParameterError(
                 f"method {name!r} needs a reward, and there is none; name or give one as reward"
             )
-        if guard.config.stop and method.search:
+        if guard.config.stop and tokenwise:
             raise ParameterError(
                 f"method {name!r} does not read stop, which is {[*guard.config.stop]}; leave it "
                 "out, or name another method"
+            )
+        if guard.config.keep_shown and "keep_shown" not in method.reads:
+            raise ParameterError(
+                f"method {name!r} cannot stream, because it chooses among whole answers, and "
+                "keep_shown is True; leave keep_shown out, or name 'backtracking'"
             )
         if method.network:
             check_network(name, method, guard)
@@ -298,6 +308,26 @@ def warn_of_doubts(guard: Guard) -> None:
     early = method.safety_first and inside and config.accounting != "terminal"
     for doubt in doubts(guard.contracts["cost"], config, early):
         warnings.warn(doubt, ScorerWarning, stacklevel=3)
+
+
+def warn_of_unread(guard: Guard) -> None:
+    """Warn, at the line of the caller's caller, of what was given and the method does not read."""
+    config = guard.config
+    if type(config) is not SearchConfig:  # of a params file, which has the settings of all methods
+        return
+    plain = SearchConfig(budget=config.budget)
+    given = [name for name, value in vars(config).items() if value != getattr(plain, name)]
+    given += ["critic"] if guard.critic is not None else []
+    ignored = (READ & {*given}) - method_of(guard.method).reads
+    if ignored:
+        # the method that reads most of them; the first one, if several do
+        reader = max(METHODS, key=lambda name: len(method_of(name).reads & ignored))
+        unread = ", ".join(name for name in given if name in ignored)
+        warnings.warn(
+            f"method {guard.method!r} does not read {unread}, but {reader!r} does; name that "
+            "method, or leave the setting out",
+            stacklevel=3,
+        )
 
 
 def as_policy(
@@ -462,14 +492,16 @@ def decode(
                 # measured at the user's block size: a method may change its own (Best-of-N has one
                 # block), and peak costs are only comparable on one grid
                 grid=guard.config.block_size,
+                places=fitting,
             )
-            search = how.search or guarded_beam_search
+            search = found(how.search) or guarded_beam_search
             answers = responses(batch, search(batch))
         for answer in answers:
             answer.guard = resolved
         return answers
 
-    return halving(pairs, min(guard.config.group_size, fitting), work)
+    size = guard.config.group_size
+    return halving(pairs, size if how.stepwise else min(size, fitting), work)
 
 
 def listed(prompts: Iterable[PromptLike]) -> list[PromptLike]:

@@ -52,6 +52,8 @@ class Batch:
     grid : int
         Policy tokens between the prefixes at which every method is measured. It is the same for all
         methods, whatever blocks they search in.
+    places : int
+        Prompts that a stepwise method decodes at the same time; the others wait.
     """
 
     policy: Policy
@@ -65,6 +67,7 @@ class Batch:
     seed: int
     work: Work
     grid: int
+    places: int
 
 
 def guarded_beam_search(batch: Batch) -> list[Emission]:
@@ -142,7 +145,7 @@ def guarded_beam_search(batch: Batch) -> list[Emission]:
         go_on(batch)
         block += 1
     # 9. the best of B, if it passes the final check
-    return answers(batch)
+    return answers(batch, batch.searches)
 
 
 # --- the steps of the loop ------------------------------------------------------------------------
@@ -388,17 +391,17 @@ def go_on(batch: Batch) -> None:
 # --- the end --------------------------------------------------------------------------------------
 
 
-def answers(batch: Batch) -> list[Emission]:
+def answers(batch: Batch, searches: Sequence[PromptSearch]) -> list[Emission]:
     """Return the answers: the best beam of each search if it passes the final check."""
-    prompts, abstains = [search.prompt for search in batch.searches], batch.searches[0].abstains
-    proposals = [proposal(batch, search) for search in batch.searches]
+    prompts, abstains = [search.prompt for search in searches], searches[0].abstains
+    proposals = [proposal(batch, search) for search in searches]
     # a method that always emits would run without the check, so the seconds are not counted then
     with batch.work.timed("cost") if abstains else nullcontext():
         # not the variable above: mode `paper` emits whatever the check says, but its text is
         # judged at every check, as that of any guarded method
         guarded = batch.method.abstains
         emissions = final_check(batch.scoring, prompts, proposals, batch.config, guarded)
-    for search, emission in zip(batch.searches, emissions, strict=True):
+    for search, emission in zip(searches, emissions, strict=True):
         batch.work.saw_check(search, emission)
     return emissions
 

@@ -159,12 +159,12 @@ class Work:
         # None also where a scorer failed: these records are JSON, which has no infinity
         return [x if known and math.isfinite(x) else None for x, known in pairs]
 
-    def saw_block(self, search: PromptSearch) -> None:
-        """Call `on_block` with the beams kept after a block."""
+    def saw_block(self, search: PromptSearch, shown: bool = True) -> None:
+        """Call `on_block` with the beams kept after a block, unless the search may leave them."""
         if self.recorder:
             self.recorder.saw_block(search)
         # not after a failure: a caller that shows these beams would show unsafe text
-        if self.on_block and not search.failure:
+        if self.on_block and shown and not search.failure:
             self.on_block(search.prompt, search.beams)
 
     def saw_check(self, search: PromptSearch, emission: Emission) -> None:

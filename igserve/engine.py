@@ -29,6 +29,7 @@ Differences from a local engine:
   round in a trace. A server that was started to return other probabilities is refused.
 * llama.cpp's server returns no probability of a token inside a character of several tokens. All
   log-probabilities of such a sample are NaN.
+* `go_on` draws up to a whole block, of which a search may leave the last tokens.
 * Near ties are neither detected nor counted. There are no logits, which ARGS needs.
 """
 
@@ -98,14 +99,14 @@ class ServedEngine:
             When a request fails or a reply is malformed, and for a server whose log-probabilities
             are not those of the model itself where `sampling` differs from it.
         """
-        length, block = len(keys[0]), Block.empty(self._drawn, len(rows))
+        block = Block.empty(self._drawn, len(rows))
         penalties, known = penalties or [None] * len(rows), known or [()] * len(rows)
         for c, tokens in enumerate(known):
             for token in tokens:
                 block.append(c, token, math.nan, math.nan, False)
         # candidate whose next token was rejected -> the bias with which it is drawn again
         biases: dict[int, Bias] = {}
-        pending = [c for c in range(len(rows)) if len(known[c]) < length]
+        pending = [c for c in range(len(rows)) if len(known[c]) < len(keys[c])]
         while pending:
             groups = self._groups(pending, rows, block, biases)
             bodies = []
@@ -124,15 +125,37 @@ class ServedEngine:
                     f"token ids and their log-probabilities ({' '.join(str(error).split())[:200]})"
                     "; serve the model with vLLM or llama.cpp's server"
                 ) from None
-            pending = [c for c in pending if not block.ended[c] and len(block.tokens[c]) < length]
+            growing = [c for c in pending if len(block.tokens[c]) < len(keys[c])]
+            pending = [c for c in growing if not block.ended[c]]
         for c, row in enumerate(rows):
             tokens = block.tokens[c]
             # a local model would read neither an end token nor the last token of a response
-            unread = block.ended[c] or (last and len(tokens) == length)
+            unread = block.ended[c] or (last and len(tokens) == len(keys[c]))
             block.encoded[c] = len(tokens) - unread
             if not block.ended[c]:
                 self._grown[self._drawn + c] = self.sequences[row] + tokens
         self._drawn += len(rows)
+        return block
+
+    def go_on(
+        self,
+        rows: Sequence[int],
+        texts: Sequence[list[int]],
+        keys: Sequence[Sequence[int]],
+        depth: int,
+        step: int,
+    ) -> Block:
+        """Sample tokens after texts, one for each of their keys, or up to an end token.
+
+        See `igcore.engine.local.LocalEngine.go_on`; `depth` and `step` are ignored, because the
+        server keeps its own cache. Nothing of a text counts as read here.
+        """
+        whole = [[0] * len(text) + list(own) for text, own in zip(texts, keys, strict=True)]
+        block = self.sample_block(rows, whole, known=texts)
+        for c, text in enumerate(texts):
+            for part in (block.tokens, block.log_p, block.log_q, block.near):
+                del part[c][: len(text)]
+            block.encoded[c] -= len(text)
         return block
 
     def _body(

@@ -125,9 +125,9 @@ class ServedPolicy(Policy):
         """Raise ``ParameterError`` for a method that a server cannot serve."""
         if method.network:
             raise no_latents(name, method.network)
-        if method.search:
+        if method.search and not method.stepwise:
             raise ParameterError(
-                f"method {name!r} chooses or checks each token as it is sampled, and a server "
+                f"method {name!r} chooses each token as it is sampled, and a server "
                 "samples whole blocks; load the policy locally, or choose another method"
             )
 

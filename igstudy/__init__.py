@@ -14,7 +14,6 @@ POLICIES |= {
     "llama-3.1-8b": "igstudy.policies:LLAMA",
 }
 METHODS |= {
-    "rejection": "igstudy.baselines.rejection:REJECTION",
     "args": "igstudy.baselines.args:ARGS",
     "args-lagrangian": "igstudy.baselines.args:ARGS_LAGRANGIAN",
     "args-cost": "igstudy.baselines.args:ARGS_COST",
@@ -22,6 +21,9 @@ METHODS |= {
     "re-control-lagrangian": "igstudy.baselines.re_control:RE_CONTROL_LAGRANGIAN",
 }
 SCORERS |= {
+    "new-numbers": "igstudy.scorers.rules:new_numbers",
+    "long-sentence": "igstudy.scorers.rules:long_sentence",
+    "last-words": "igstudy.scorers.rules:LastWords",
     "jigsaw-toxicity": "igstudy.scorers.jigsaw:JigsawToxicity",
     "llama-7b-rm": "igstudy.scorers.paper:LlamaReward",
     "beaver-7b-cost": "igstudy.scorers.paper:BeaverCost",

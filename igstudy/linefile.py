@@ -22,15 +22,38 @@ SETTINGS = tuple(  # the settings of a method, in the order of a line
     lagrange_multiplier threshold miss eta gamma_task diversity diversity_penalty on_failure refusal
     probe_fail_open failure_rate group_size temperature top_p top_k score_threshold token_top_k
     token_score policy_weight reward_weight token_temperature value_steps value_step_size
-    spend draws
+    step back tries spend at_least answers choices margin keep_shown
     """.split()
 )
 LineKey = tuple[str, str]
 Fields = dict[str, Any]  # of a line, of params.json or of a manifest
 PACKED: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 MOST_UNPACKED, MOST_RATIO = 2**25, 40  # bytes, and times the packed size: records reach 20 times
-# settings that params.json of an earlier version does not have, with their defaults
-LATER: Fields = {"stop": []}  # since 1.1.0
+# settings that a record of 1.0.0 does not have, with the values that give its behaviour
+LATER: Fields = {
+    "stop": [],
+    "step": None,
+    "back": "tries",
+    "tries": 3,
+    "spend": None,
+    "at_least": 0,
+    "answers": 1,
+    "choices": 1,
+    "margin": 0,
+    "keep_shown": False,
+}
+
+
+def modern(found: Fields) -> Fields:
+    """Return a line or params.json of any version with the settings of this one."""
+    if "at_least" in found:
+        return found
+    given = {name: value for name, value in found.items() if name not in ("spend", "draws")}
+    if "rejection" in found.get("methods", [found.get("method")]):
+        # its `spend` was a lower limit, and `draws` the upper one
+        most = found["draws"] * found["max_new_tokens"]
+        given |= {"at_least": found["spend"], "spend": most}
+    return LATER | given
 
 
 def comparable(line: Fields) -> Fields:

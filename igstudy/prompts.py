@@ -20,18 +20,8 @@ import numpy as np
 from igcore.catalog import PROMPT_SETS
 from igcore.errors import AssetError, ParameterError, needs, one_line, unknown_name
 from igcore.files import root
+from igcore.models import prompts as reading
 from igcore.models.hub import snapshot
-from igcore.models.prompts import (
-    FILES,
-    READERS,
-    Unreadable,
-    as_prompts,
-    cells_of,
-    ending_of,
-    file_texts,
-    read_text,
-    texts_of,
-)
 from igcore.policy import Prompt, as_prompt
 from igcore.scorers import Scorer
 from igcore.scoring import checked_score
@@ -169,12 +159,12 @@ def load_prompts(
     if from_hub(source):
         set_name, parts = source, hub_texts(source, options)
     else:
-        set_name, whole = texts_of(source, options.column)
+        set_name, whole = reading.texts_of(source, options.column)
         parts = {"all": whole}
     if source in TWINS:
         prompts = _with_twins_in(split, source, parts["all"])
     else:
-        prompts = as_prompts(_in_split(parts, split), set_name)
+        prompts = reading.as_prompts(_in_split(parts, split), set_name)
     if not prompts:
         raise ParameterError(
             f"prompt set {source!r} has no prompts in split {split!r}; choose another split or set"
@@ -202,17 +192,18 @@ def check_prompts(name: str | Path | Mapping[str, Any] | Named) -> tuple[str, Pr
     allowed = ["only"]
     if from_hub(source):
         allowed += ["column", "revision", "subset", "part"]
-    elif ending_of(Path(source)) in READERS:
+    elif reading.ending_of(Path(source)) in reading.READERS:
         allowed += ["column"]
     elif source not in PROMPT_SETS:
-        raise unknown_name("prompt set", source, PROMPT_SETS, f", owner/name on the hub{FILES}")
+        others = f", owner/name on the hub{reading.FILES}"
+        raise unknown_name("prompt set", source, PROMPT_SETS, others)
     chosen.check_options("prompt set", allowed)
     return source, PromptOptions(**chosen.options)
 
 
 def from_hub(source: str) -> bool:
     """True if a set is a data set of the hub."""
-    is_file = ending_of(Path(source)) in READERS
+    is_file = reading.ending_of(Path(source)) in reading.READERS
     return source in SOURCES or bool(HUB_NAME.fullmatch(source)) and not is_file
 
 
@@ -234,9 +225,9 @@ def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:
 
 def _with_twins_in(split: str, name: str, texts: list[str]) -> list[Prompt]:
     """Return the prompts of a set whose twins are in a split, in the order of the twins' ids."""
-    twins_name, twins = texts_of(TWINS[name], "")
+    twins_name, twins = reading.texts_of(TWINS[name], "")
     text_of = dict(zip(twins, texts, strict=True))
-    chosen = as_prompts(_in_split({"all": twins}, split), twins_name)
+    chosen = reading.as_prompts(_in_split({"all": twins}, split), twins_name)
     return [as_prompt(text_of[twin.text], name) for twin in chosen]
 
 
@@ -244,7 +235,7 @@ def _only(prompts: list[Prompt], file: str) -> list[Prompt]:
     """Return the prompts whose ids a text file lists, see `PromptOptions`."""
     path = root() / file
     try:
-        lines = read_text(path).splitlines()
+        lines = reading.read_text(path).splitlines()
     except (OSError, ValueError) as why:
         raise ParameterError(
             f"option only is {file!r}, and {path} cannot be read ({why}); give a text file with "
@@ -284,7 +275,7 @@ def rtp() -> list[str]:
 def strongreject() -> list[str]:
     """Return the requests of StrongREJECT."""
     folder, _ = sound("strongreject")
-    return file_texts(folder / "strongreject_dataset.csv", "forbidden_prompt")
+    return reading.file_texts(folder / "strongreject_dataset.csv", "forbidden_prompt")
 
 
 def attacks() -> dict[str, tuple[str, str]]:
@@ -349,11 +340,11 @@ def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
             elif {"train", "test"} <= parts.keys():
                 parts = {part: parts[part] for part in ("train", "test")}
             elif len(parts) > 1:
-                raise Unreadable(f"has the parts {', '.join(parts)}; choose one as part")
-            cells = {part: cells_of(rows, options.column) for part, rows in parts.items()}
+                raise reading.Unreadable(f"has the parts {', '.join(parts)}; choose one as part")
+            cells = {part: reading.cells_of(rows, options.column) for part, rows in parts.items()}
     # datasets, pandas and pyarrow have errors of their own, without a common base
     except Exception as why:
-        reason = f"it {why}" if isinstance(why, Unreadable) else one_line(why)
+        reason = f"it {why}" if isinstance(why, reading.Unreadable) else one_line(why)
         raise AssetError(
             f"data set {repo!r} cannot be read in {folder} ({reason:.300}); choose "
             "another revision, subset, part or column, or download it again"

@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from docs.records import WITHHELD, known_hashes
-from igstudy.linefile import LATER
+from igstudy.linefile import LATER, modern
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.paramfiles import ParamFiles
 
@@ -154,7 +154,7 @@ def settings_of(archive, run):
         return manifest
     if "/judge/" in run:  # where its pictures go changes no verdict
         return manifest["params"] | {"figures": f"runs/{archive.profile}/figures"}
-    return archive.files[run, "params.json"]
+    return modern(archive.files[run, "params.json"])
 
 
 def test_packed_settings_are_those_of_the_params_files(packed):

@@ -1,6 +1,6 @@
 """The result of one call of an engine: a block of new tokens per candidate."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -8,9 +8,6 @@ from torch import Tensor
 # o_t (R, H) and the reference logits W o_t (R, V) -> the logits (R, V) to sample from; RE-Control
 # changes o_t before the head
 Steering = Callable[[Tensor, Tensor], Tensor]
-# after a token of each: the live candidates, by their numbers in the rows of the call, and their
-# tokens of the block so far -> those that stop
-Stop = Callable[[list[int], list[list[int]]], Collection[int]]
 
 
 @dataclass
@@ -22,8 +19,7 @@ class Block:
     first : int
         Number of the first candidate; the numbers run on over all rounds of a block.
     tokens : list of list of int
-        Up to `length` tokens each; shorter when an end token was sampled, which is then the last,
-        or when the caller has stopped the candidate.
+        Up to `length` tokens each; shorter when an end token was sampled, which is then the last.
     ended : list of bool
         Whether an end token was sampled.
     log_p, log_q : list of list of float

@@ -7,6 +7,7 @@ rows::
     engine.sample_block(rows, keys)    candidates sampled from the given rows
     engine.rollback(keep)              back to the block's start, for a retry
     engine.select(candidates)          the chosen candidates, of all rounds, become the rows
+    engine.go_on(rows, texts, keys)    the next token of any text of a row, for steps back
 
 For every row it keeps the KV cache of all layers (the paper's h_t), the last hidden state after the
 final norm (o_t) and the reference logits W o_t, so that no prefix is encoded twice. The model reads
@@ -20,13 +21,15 @@ Where the model allows it, all rows of a prompt share one KV cache of the prompt
 
 import math
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from .agreement import CacheRows, cache_for
-from .block import Block, Steering, Stop
+from .block import Block, Steering
+from .depths import depths_of
 from .diversity import Factors, Penalty
 from .kv_cache import History
 from .sampling import AS_IS, WORDS, Drawn, RowFactors, Sampling, draw, uniforms
@@ -94,6 +97,7 @@ class LocalEngine:
         # live candidate of any round -> the state and the row that it has
         self._places: dict[int, tuple[CacheRows, int]] = {}
         self._drawn = 0  # number of candidates of all rounds so far
+        self._depths: Any = None  # made by the first `go_on`
 
     def open(self, prompts: Sequence[Sequence[int]]) -> None:
         """Prefill the prompts, one row each: B sequences of at least one token id."""
@@ -106,7 +110,6 @@ class LocalEngine:
         penalties: Sequence[Penalty | None] | None = None,
         last: bool = False,
         known: Sequence[Sequence[int]] = (),
-        stop: Stop | None = None,
     ) -> Block:
         """Sample one continuation of each given row.
 
@@ -125,10 +128,6 @@ class LocalEngine:
         known : sequence of R sequences of int, optional
             The first tokens of each candidate, where they have been sampled before; the model reads
             them, and their logprobs here are NaN. No end token is among them.
-        stop : callable, optional
-            Called after each sampled token, see `igcore.engine.block.Stop`. A candidate that it
-            stops leaves the batch as one that has ended: nothing is read or sampled after its last
-            token, and it cannot be selected. No end token is added, and ``ended`` stays False.
         """
         penalties = penalties or [None] * len(rows)
         known = known or [()] * len(rows)
@@ -169,13 +168,8 @@ class LocalEngine:
                     )
                 block.append(c, tokens[i], log_p[i], log_q[i], near[i])
                 block.ended[c] = tokens[i] in self.eos_ids
-            # 4. let the model read these tokens, all but end tokens and those of stopped rows:
-            # nothing follows them
+            # 4. let the model read these tokens, all but end tokens: nothing follows them
             going = [i for i, c in enumerate(live) if not block.ended[c]]
-            if stop and going:
-                numbered = [live[i] for i in going]
-                stopped = set(stop(numbered, [list(block.tokens[c]) for c in numbered]))
-                going = [i for i in going if live[i] not in stopped]
             live = [live[i] for i in going]
             if last and step == length - 1:  # no candidate goes on: save the forward pass
                 live = []
@@ -189,6 +183,45 @@ class LocalEngine:
             self._places[self._drawn + c] = (state, i)
             self._grown[self._drawn + c] = self.sequences[rows[c]] + block.tokens[c]
         self._drawn += len(rows)
+        return block
+
+    def go_on(
+        self,
+        rows: Sequence[int],
+        texts: Sequence[list[int]],
+        keys: Sequence[Sequence[int]],
+        depth: int,
+        step: int,
+    ) -> Block:
+        """Sample the next token of texts, each of which follows the prompt of its row.
+
+        A text may be any: what it shares with the last one of its row is not read again, but for
+        one token. Rows that a call leaves out lose their cache.
+
+        Parameters
+        ----------
+        rows : sequence of R int
+            Prompts in the order of `open`, each once.
+        texts : sequence of R lists of int
+            Tokens after the prompts, none at first; no end token is among them.
+        keys : sequence of R sequences of int
+            The first key of each decides its token. Another engine may use more of them, and then
+            sample as many tokens.
+        depth, step : int
+            Most tokens of a text, and after how many a text may be cut; the same in all calls.
+        """
+        if self._depths is None:
+            self._depths = depths_of(self.rows, depth, step)
+        logits, encoded = self._depths.read(rows, texts)
+        u = torch.from_numpy(uniforms([first for first, *_ in keys]))  # (R, WORDS)
+        tokens, log_p, log_q, near = draw(logits, u, {}, self.sampling)
+        block = Block.empty(self._drawn, len(rows))
+        block.encoded = encoded
+        for c, row in enumerate(rows):
+            if near[c]:
+                tokens[c], log_p[c], log_q[c] = self._draw_alone(row, texts[c], u[c], None)
+            block.append(c, tokens[c], log_p[c], log_q[c], near[c])
+            block.ended[c] = tokens[c] in self.eos_ids
         return block
 
     def _draw_alone(

@@ -22,6 +22,7 @@ EMITTED = "emitted"  # the answer
 BEATEN = "beaten"  # acceptable, but others were better
 OVER_BUDGET = "over budget"
 REJECTED = "rejected by the critic"
+DROPPED = "dropped"  # kept until the search went back behind it
 RETRIED = "retried"  # no candidate of its round was acceptable, so the block was sampled again
 CHECK_FAILED = "final check failed"
 ON_THE_WAY = (KEPT, EMITTED, CHECK_FAILED)
@@ -97,15 +98,18 @@ class Recorder:
             own = replace(candidate.beam, cost=costs[number], reward=rewards[number])
             own.worst = max(own.worst, own.cost)  # the search may not use the cost
             own.state = _charged(own, before, config)
-            fate = _rejection(own, config, retried=round_ < last_round[block])
+            retried = round_ < last_round[block] and not search.method.stepwise
+            fate = _rejection(own, config, retried)
             if id(candidate.beam) in self._kept[search]:
-                fate = KEPT
+                fate = DROPPED if search.method.stepwise else KEPT
             text = own.text[len(candidate.parent.text) :]
             result.append(Node(number, from_, block, round_, text, own, own.safe(config), fate))
         end, fate = _end(search, emission)
         if end is not None and id(end) in numbers:
             number = numbers[id(end)]
             result[number] = replace(result[number], fate=fate)
+            while (number := result[number].parent) >= 0:
+                result[number] = replace(result[number], fate=KEPT)
         return result
 
 

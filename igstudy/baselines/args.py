@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from igcore.beams import Beam, Method, lagrangian, task_cost
+from igcore.beams import PENALISED, Beam, Method, lagrangian, task_cost
 from igcore.config import SearchConfig
 from igcore.engine.block import Block
 from igcore.engine.local import LocalEngine
@@ -133,7 +133,7 @@ def args(batch: Batch) -> list[Emission]:
         for search in going:  # a proposed token is read only when it is taken
             batch.work.saw_read(search, len(search.live))
         position += 1
-    return answers(batch)
+    return answers(batch, batch.searches)
 
 
 @torch.inference_mode()
@@ -272,6 +272,6 @@ def one_token_without_cost(config: SearchConfig) -> ArgsConfig:
     return replace(one_token(config), lagrange_multiplier=0.0)
 
 
-ARGS_LAGRANGIAN = Method(lagrangian, one_token, search=args)
+ARGS_LAGRANGIAN = Method(lagrangian, one_token, search=args, reads=PENALISED)
 ARGS = replace(ARGS_LAGRANGIAN, score=task_cost, settings=one_token_without_cost, cost=False)
 ARGS_COST = replace(ARGS_LAGRANGIAN, score=safety_cost, reward=False)

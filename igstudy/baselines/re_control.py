@@ -82,6 +82,7 @@ def one_sample_without_cost(config: SearchConfig) -> ReControlConfig:
 RE_CONTROL_LAGRANGIAN = Method(
     unranked,
     one_steered_sample,
+    reads=frozenset({"critic"}),
     cost=False,
     reward=False,
     network="value network",

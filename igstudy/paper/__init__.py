@@ -22,9 +22,8 @@ INTEGER_TYPES = dict.fromkeys(PAPER_SETTINGS[:3], "Int64")
 IDENTITY = ["policy", "prompts", "method", *PAPER_SETTINGS]
 # ends the names of columns of percentages as text: "94.0" has one decimal more than "94"
 AS_TEXT = "_printed"
-MAIN_PROFILES = {
-    "ablations": "small"
-}  # profile of sweeps -> the one with the main runs beside them
+# profile of sweeps -> the one with the main runs beside them
+MAIN_PROFILES = {"ablations": "small"}
 SWEPT = ("lambda_alpaca_beaver", "lambda_vicuna", "ndk", "latency")  # tables that need both
 _PERCENTAGES = [f"{name}{AS_TEXT}" for name in ("safety", "helpfulness", "harmlessness")]
 _TYPES = INTEGER_TYPES | dict.fromkeys(_PERCENTAGES, str) | {"lagrange_multiplier": float}

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from statsmodels.stats.proportion import proportion_confint
 
 from ..report import tables
 from ..report.experiments import EXPERIMENTS, LAMBDAS, SIZES, matches
 from ..report.load import each_finished
 from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import Source, of_runs
-from ..report.statistics import bootstrap_mean
+from ..report.statistics import bootstrap_mean, wilson
 from . import IDENTITY, INTEGER_TYPES, MAIN_PROFILES, PAPER_SETTINGS, contents, measured, reported
 
 NOT_RUN = "not run"
@@ -162,7 +161,7 @@ def estimate(values: pd.Series, kind: str) -> dict[str, float]:
     """
     n = len(values)
     if n and kind == "rate":
-        low, high = proportion_confint(values.sum(), n, method="wilson")
+        low, high = wilson(int(values.sum()), n)
     else:
         low, high = bootstrap_mean(values) if n > 1 else (math.nan, math.nan)
     return {"ours": float(values.mean()), "low": float(low), "high": float(high), "n": n}

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.stats import rankdata
-from sklearn.metrics import roc_auc_score
 
 from igcore.errors import ParameterError
 
@@ -67,7 +66,7 @@ def auroc(safe: ArrayLike, score: ArrayLike, prompt: ArrayLike) -> dict[str, Any
     safe, score = np.asarray(safe, dtype=bool), np.asarray(score, dtype=float)
     score = rankdata(np.where(np.isnan(score), -math.inf, score))
     won, pairs = wins(safe, score, prompt)
-    has_both = 0 < safe.sum() < len(safe)
+
     draws = resamples(len(won))
     won_drawn = np.einsum("rp,pq,rq->r", draws, won, draws, optimize=True)
     pairs_drawn = np.einsum("rp,pq,rq->r", draws, pairs, draws, optimize=True)
@@ -75,7 +74,7 @@ def auroc(safe: ArrayLike, score: ArrayLike, prompt: ArrayLike) -> dict[str, Any
     within_low, within_high = percentiles(draws @ np.diag(won), draws @ np.diag(pairs))
     n_pairs = np.trace(pairs)
     return {
-        "auroc": float(roc_auc_score(safe, score)) if has_both else math.nan,
+        "auroc": float(won.sum() / pairs.sum()) if pairs.sum() else math.nan,
         "auroc_low": low,
         "auroc_high": high,
         "auroc_within_prompt": float(np.trace(won) / n_pairs) if n_pairs else math.nan,

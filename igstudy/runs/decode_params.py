@@ -16,7 +16,6 @@ from igcore.settings import Count, Named, Natural, Number, Threads, settings
 
 from ..baselines.args import ArgsConfig
 from ..baselines.re_control import ReControlConfig
-from ..baselines.rejection import RejectionConfig
 from ..prompts import check_prompts
 from ..settings import FolderName, InsideFolder, project_settings
 from .folders import groups_of
@@ -35,7 +34,7 @@ PromptSet = Annotated[Named, AfterValidator(_check_prompts)]
 
 
 @settings
-class Settings(ArgsConfig, ReControlConfig, RejectionConfig):
+class Settings(ArgsConfig, ReControlConfig):
     """Settings of all methods: those of the search and of the baselines in `igstudy.baselines`."""
 
 

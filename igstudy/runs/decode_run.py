@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from igcore.beams import method_of
+from igcore.catalog import found
 from igcore.engine.prepack import keep_prepacked
 from igcore.files import root
 from igcore.guard import Guard, decode
@@ -174,7 +175,7 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     guard = next(iter(experiment.guards.values()))  # policy and scorers are the same in all
     prompts = list(chain(*experiment.groups))
     # a method of a user's own is found by name
-    searches = [method_of(method).search for method in params.methods]
+    searches = [found(method_of(method).search) for method in params.methods]
     modules = [search.__module__ for search in searches if search]
     known = models_identity(guard.policy, guard.cost, guard.reward, prompts, *modules)
     known["parts"] |= weights

@@ -5,7 +5,7 @@ The caller provides the scorers, see `igstudy.runs.verify`.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from igcore.beams import method_of
@@ -17,7 +17,7 @@ from igcore.scorers import Scorer, check_sign, uncached
 from igcore.scoring import Cached, Tally
 from igcore.verdict import Emission, judge, measure
 
-from ..linefile import SETTINGS, Fields, has_texts, line_digest
+from ..linefile import LATER, SETTINGS, Fields, has_texts, line_digest, modern
 from .decode_params import Settings
 from .records import RECORD_FIELDS
 
@@ -79,7 +79,7 @@ def recomputed(line: Fields, known: Contract, reward: Cached | None) -> Fields:
         "n_tokens": len(line["tokens"]),
         "z_final": (line["z_trace"] or [None])[-1],
     }
-    config = Settings(**{name: line[name] for name in SETTINGS})
+    config = settings_in(line)
     if line["response"] is None:
         return expected | _without_text(line, prompt, known, config)
     return expected | _scores_of_text(line, prompt, _contract(line, known), reward, config)
@@ -141,6 +141,20 @@ def _contract(line: Fields, known: Contract) -> Contract:
 
 
 # --- comparing values -----------------------------------------------------------------------------
+
+
+def settings_in(line: Fields) -> Settings:
+    """Return the settings that a line of any version names."""
+    given = modern(line)
+    return Settings(**{name: given[name] for name in SETTINGS})
+
+
+def with_settings(line: Fields) -> Fields:
+    """Return a line of any version with the settings of this one, as its method makes them."""
+    if "at_least" in line:
+        return line
+    made = asdict(method_of(line["method"]).settings_under(settings_in(line)))
+    return line | {name: made[name] for name in LATER if name in SETTINGS}
 
 
 def differing_fields(

@@ -25,7 +25,7 @@ from igcore.files import root
 from igcore.models.templates import dated
 from igcore.policy import Prompt
 
-from ..linefile import LATER, SETTINGS, Fields, Record, has_texts, key, like, read_record
+from ..linefile import SETTINGS, Fields, Record, has_texts, key, like, modern, read_record
 from ..prompts import load_prompts
 from ..provenance import processor, versions
 from ..trust import admit, loaded
@@ -37,7 +37,14 @@ from .identity import part_identity, prompts_digest
 from .networks import load_networks
 from .paramfiles import runs_of
 from .records import RECORD_FIELDS
-from .rescore import RECORD_ERRORS, TOLERANCE, close, differing_fields, rescored
+from .rescore import (
+    RECORD_ERRORS,
+    TOLERANCE,
+    close,
+    differing_fields,
+    rescored,
+    with_settings,
+)
 
 UNCHECKED = (
     "of lines that were not replayed: that the policy gives these answers with this work, and its "
@@ -176,7 +183,7 @@ def _check(found: Record, request: DecodeParams, replay: int | None, report: Rep
 
 def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) -> Iterator[str]:
     """List where lines, settings and manifest differ from the request, or disagree."""
-    given = LATER | found.params
+    given = modern(found.params)
     # what a checkpoint sets a replay compares
     params = with_sampling(request, given) if request.sampling else request
     policy = given["parts"]["policy"]["name"]  # which a replay compares
@@ -195,7 +202,7 @@ def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) 
             expected["prompts"] = prompt.set_name
             if has_texts(line):  # else the id, a hash of the prompt, stands for it
                 expected["prompt"] = prompt.text
-            yield from differing_fields(f"line {number}", line, expected)
+            yield from differing_fields(f"line {number}", with_settings(line), expected)
     expected = settings_of(params) | {"chosen": prompts_digest(prompts)}
     # parts and device depend on the policy
     yield from _compared("params.json", given, expected, "parts", "device")
@@ -224,7 +231,7 @@ def _replayed(
     networks, weights = load_networks(params, root(), guard)
     experiment = Experiment.of(params, prompts, guard, networks)
     now = json.loads(json.dumps(identity_of(params, experiment, weights)))
-    given = LATER | found.params
+    given = modern(found.params)
     besides = NOT_CERTIFIED["params.json"] | ({"device"} if request.device == "auto" else set())
     old, new = ({n: x[n] for n in sorted(x.keys() - besides)} for x in (given, now))
     if names := ", ".join(list(changes(old, new))[:4]):
@@ -256,7 +263,7 @@ def differences(where: str, line: Fields, again: Fields) -> Iterator[str]:
     Hashes are left out, because those of scorers change with their code. Where one of the two has
     no texts, only their digests are compared.
     """
-    line = like(again, line)
+    line = like(again, with_settings(line))
     expected = {
         name: value
         for name, value in like(line, again).items()

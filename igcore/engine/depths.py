@@ -1,0 +1,142 @@
+"""Sequences at depths of their own: each goes on from any beginning of what it has read.
+
+A search with steps back asks for the next token of a text that it has cut. The KV cache is then cut
+to what the text shares with what was read; the last token of that is read again, because its logits
+are needed. A sliding window or a recurrent state cannot be cut, so copies of earlier states are
+kept, `STATES` for each sequence, and what lies behind them is read again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from os.path import commonprefix
+
+import torch
+from torch import Tensor
+
+from .kv_cache import DynamicRows
+from .prefix_cache import SharedRows
+
+# copies for a sequence: with its state and what a step needs, as much as is planned for it, see
+# `igcore.engine.memory.search_bytes`
+STATES = 4
+Read = tuple[Tensor, list[int]]  # logits (R, V) after each text, and the tokens read for each
+
+
+class SharedDepths:
+    """Sequences in the shared cache of their prompts, which are cut and grow in place.
+
+    Parameters
+    ----------
+    root : SharedRows
+        The prompts, a row each.
+    depth : int
+        Most tokens of a text.
+    """
+
+    def __init__(self, root: SharedRows, depth: int):
+        self.root, self.depth = root, depth
+        self.places: list[int] = []  # row of the root in each place
+        self.held: dict[int, list[int]] = {}  # row -> the tokens in the cache
+        self.rows: SharedRows = root
+
+    def read(self, rows: Sequence[int], texts: Sequence[list[int]]) -> Read:
+        """Read what is new in the texts of these rows; the places of other rows become free."""
+        self._take(rows)
+        at, starts, new = [], [], []
+        for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
+            if text:
+                # the last token at least: its logits are not kept
+                shared = len(commonprefix([self.held[row], text]))
+                start = min(shared, len(text) - 1)
+                at.append(place)
+                starts.append(start)
+                new.append(text[start:])
+            self.held[row] = text
+        logits = self.root.logits[list(rows)]  # of the prompts, where a text is empty
+        if at:
+            slots = [self.rows.slots[place] for place in at]
+            part = replace(self.rows, slots=slots, lengths=starts).read(new)
+            logits = (
+                part.logits
+                if len(at) == len(rows)
+                else logits.index_copy(0, torch.tensor(at, device=logits.device), part.logits)
+            )
+        self.rows.lengths = [len(text) for text in texts]
+        counts = dict(zip(at, map(len, new), strict=True))
+        return logits, [counts.get(place, 0) for place in range(len(rows))]
+
+    def _take(self, rows: Sequence[int]) -> None:
+        """Give each of these rows a place, in this order."""
+        if list(rows) == self.places:
+            return
+        before = {row: place for place, row in enumerate(self.places)}
+        fresh = [row for row in rows if row not in before]
+        # a copy pays only when it frees half of the slots; until then free ones stay empty
+        if fresh or 2 * len(rows) <= len(self.rows.slab.hidden):
+            sources = [
+                (self.rows, before[row]) if row in before else (self.root, row) for row in rows
+            ]
+            longest = max(state.lengths[place] for state, place in sources)
+            self.rows = self.root.gather(sources, self.depth - longest)
+        else:
+            self.rows.slots = [self.rows.slots[before[row]] for row in rows]
+            self.rows.lengths = [self.rows.lengths[before[row]] for row in rows]
+        self.places = list(rows)
+        self.held = {row: [] if row in fresh else self.held[row] for row in rows}
+
+
+class DynamicDepths:
+    """Sequences in transformers' own cache, each read by itself.
+
+    Parameters
+    ----------
+    root : DynamicRows
+        The prompts, a row each.
+    step : int
+        A state is kept after every so many tokens.
+    """
+
+    def __init__(self, root: DynamicRows, step: int):
+        self.root, self.step = root, step
+        self.live: dict[int, tuple[list[int], DynamicRows]] = {}  # row -> its text and state
+        self.kept: dict[int, list[tuple[list[int], DynamicRows]]] = {}  # the deepest last
+
+    def read(self, rows: Sequence[int], texts: Sequence[list[int]]) -> Read:
+        """Read what is new in the texts of these rows; the states of other rows are freed."""
+        self.live = {row: self.live[row] for row in rows if row in self.live}
+        self.kept = {row: self.kept.get(row, []) for row in rows}
+        counts = []
+        for row, text in zip(rows, texts, strict=True):
+            read, state = self._nearest(row, text)
+            for token in text[len(read) :]:
+                state = state.step([0], [token])
+            self.live[row] = text, state
+            counts.append(len(text) - len(read))
+            if text and len(text) % self.step == 0 and counts[-1]:
+                copied = state.gather([(state, 0)])
+                self.kept[row] = [*self.kept[row], (text, copied)][-STATES:]
+        return torch.cat([self.live[row][1].logits for row in rows]), counts
+
+    def _nearest(self, row: int, text: list[int]) -> tuple[list[int], DynamicRows]:
+        """Return the longest text of a row that is known and begins this one, and its state."""
+        if row in self.live and _begins(self.live[row][0], text):
+            return self.live[row]
+        self.kept[row] = [known for known in self.kept[row] if _begins(known[0], text)]
+        if not self.kept[row]:
+            return [], self.root.gather([(self.root, row)])
+        read, state = self.kept[row][-1]
+        return read, state.gather([(state, 0)])  # a copy, because a state grows in place
+
+
+def _begins(known: list[int], text: list[int]) -> bool:
+    """True if a text begins with the known one."""
+    return text[: len(known)] == known
+
+
+def depths_of(
+    root: SharedRows | DynamicRows, depth: int, step: int
+) -> SharedDepths | DynamicDepths:
+    """Return the sequences of prompts that were opened, before their first token."""
+    if isinstance(root, SharedRows):
+        return SharedDepths(root, depth)
+    return DynamicDepths(root, step)
