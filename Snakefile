@@ -15,6 +15,8 @@
 #       the same on 48 prompts each, with the files' share of hardest prompts
 #   snakemake --cores 2 --config profile=critic-search
 #       what a critic gains where costs exist at the end only
+#   snakemake --cores 2 --config profile=law
+#       what an answer within budget costs: backtracking beside rejection sampling and Algorithm 1
 #   snakemake --cores 2 --config profile=qwen
 #       harmful prompts and harmless ones, answered by a larger policy, which is fetched by name only
 #   snakemake --cores 2 --config profile=tune
@@ -117,6 +119,7 @@ OF_EXPERIMENTS = {  # profile -> tables and pictures of notebook 45, see `igstud
         "critic",
     ),
     "critic-search": ("critic_search", "critic_search"),
+    "law": ("law law_tests", "law"),
     "tune": ("tune checks weights", ""),
     "paper": ("literal", ""),
 }

@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # it loads torch, which unpacking does not need
 RECORDS = ("*.jsonl", "*.json", "*.csv")
 # sets of harmful prompts, and of what resembles them: their texts are in no archive
 WITHHELD = ("strongreject", "strongreject-attack", "wsr-harmful", "wsr-harmless")
-FETCHED = ("qwen",)  # profiles whose policy is fetched, and which are verified, by name only
+FETCHED = ("qwen", "law")  # profiles with a policy that is fetched, which are verified by name only
 SUM = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_-]+)\.tar\.xz")  # a line of SHA256SUMS
 
 

@@ -351,7 +351,8 @@ def note(batch: Batch, walk: Walk) -> None:
 def conclude(batch: Batch, walk: Walk) -> Emission | None:
     """Return what is emitted for a prompt; None where the search goes on after a failed check."""
     search = walk.search
-    if walk.draft.tokens:  # cut, because no tokens are left
+    if new := walk.draft.tokens:  # cut, because no tokens are left
+        walk.draft.beam = at_token(batch, walk, walk.draft.parent.tokens + new, False)
         note(batch, walk)
         walk.begin()
     search.pool += walk.beaten

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from .config import SearchConfig
 from .errors import ParameterError, ScorerWarning
 from .policy import PROBE
-from .scorers import FunctionScorer, Scorer, keeps_cache, uncached
+from .scorers import FunctionScorer, Scorer, Sessions, keeps_cache, uncached
 from .scoring import Cached, Tally, checked_score, score_once
 
 # mild texts of several lengths and scripts, with and without an end; the empty one is a prefix, too
@@ -236,20 +236,15 @@ class Scoring:
     ):
         self.contract = contracts["cost"]  # of the final check, which uses no cache
         self.search, self.reported = {}, {}
-        self.sessions: dict[int, Any] = {}  # KV caches by backbone
+        self.sessions = Sessions([contract.scorer for contract in contracts.values()], prompts)
         for role, contract in contracts.items():
-            scorer, tally, kind = contract.scorer, contract.tally, ""
+            scorer, tally = contract.scorer, contract.tally
             self.reported[role] = Cached(uncached(scorer), tally)
-            if keeps_cache(scorer):
-                backbone = id(scorer.backbone)
-                if backbone not in self.sessions:
-                    self.sessions[backbone] = scorer.open_cache(prompts)
-                # cached and uncached scores differ in the last bits
-                scorer, kind = scorer.with_cache(self.sessions[backbone]), "KV cache"
-            kept = None if pool is None else pool.scores_of(contract.scorer, kind)
-            self.search[role] = Cached(scorer, tally, kept)
+            # cached and uncached scores differ in the last bits
+            kind = "KV cache" if keeps_cache(scorer) else ""
+            kept = None if pool is None else pool.scores_of(scorer, kind)
+            self.search[role] = Cached(self.sessions.of(scorer), tally, kept)
 
     def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
         """Keep the KV cache of these texts, and free the rest."""
-        for session in self.sessions.values():
-            session.retain(prompts, responses)
+        self.sessions.retain(prompts, responses)

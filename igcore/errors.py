@@ -41,6 +41,7 @@ class RunError(IgcoreError):
     """A run folder cannot be read, written or trusted."""
 
 
+MOST_NAMES = 16  # in an error message
 SHORT = reprlib.Repr()
 SHORT.maxstring = SHORT.maxlong = SHORT.maxother = 300  # they are cut in the middle
 
@@ -80,6 +81,8 @@ def unknown_name(kind: str, name: object, allowed: Iterable[str], hint: str = ""
     written = name[:100] if isinstance(name, str) else shown(name)
     near = difflib.get_close_matches(written, allowed, n=1, cutoff=0.5)
     guess = f" did you mean {near[0]!r}?" if near else ""
+    if near and len(allowed) > MOST_NAMES:  # the nearest says more than a long list
+        return ParameterError(f"unknown {kind} {shown(name)};{guess}")
     return ParameterError(
         f"unknown {kind} {shown(name)};{guess} allowed: {', '.join(allowed) or 'none'}{hint}"
     )

@@ -15,6 +15,7 @@ from numbers import Integral
 from typing import Any
 
 from .beams import METHODS, READ, Method, PromptSearch, method_of, new_search
+from .budget import SIGNED
 from .catalog import found, room
 from .config import SearchConfig
 from .contract import Contract, Scoring, contracts_of, doubts
@@ -132,7 +133,7 @@ class Guard:
         critic: Any = None,
         *,
         budget: float | None = None,
-        method: str = "inferenceguard",
+        method: str = "backtracking",
         seed: int = 0,
         pool: Any = None,
         contracts: Mapping[str, Contract] | None = None,
@@ -272,10 +273,13 @@ class Guard:
                 f"method {name!r} does not read stop, which is {[*guard.config.stop]}; leave it "
                 "out, or name another method"
             )
-        if guard.config.keep_shown and "keep_shown" not in method.reads:
+        accounting = guard.config.accounting
+        early = "keep_shown" in method.reads and accounting not in {"terminal", *SIGNED}
+        if guard.config.keep_shown and not early:
             raise ParameterError(
-                f"method {name!r} cannot stream, because it chooses among whole answers, and "
-                "keep_shown is True; leave keep_shown out, or name 'backtracking'"
+                f"method {name!r} cannot stream under accounting {accounting!r}, because only its "
+                "whole answers are judged, and keep_shown is True; leave keep_shown out, or name "
+                "'backtracking' and 'peak'"
             )
         if method.network:
             check_network(name, method, guard)
@@ -417,7 +421,8 @@ def decode(
     seed : int
         Together with (prompt, round, beam, position) it decides every token.
     on_block : callable, optional
-        Called as ``on_block(prompt, beams)`` after every block of a search that has not failed,
+        Called as ``on_block(prompt, beams)`` after every block of a search that has not failed, of
+        ``backtracking`` only with ``keep_shown``, as it may go back behind any other block,
         with the beams kept, best first; it must not change them. The answer will continue one of
         them. They may be unsafe where a method has no final check or knows costs only at the end.
     memory_gb : float, optional

@@ -381,22 +381,17 @@ class Policy:
         Reasoning ends at a mark of `REASONING`, which may be a special token. Without its end, all
         of a response is reasoning where the prompt or the response has begun it.
         """
-        marked = self._marked(tokens)
+        marked = self._plain(tokens, marked=True)
         for begins, ends in REASONING.items():
             if ends in marked:
                 n = 1
-                while self._marked(tokens[:n]).count(ends) < marked.count(ends):
+                while self._plain(tokens[:n], marked=True).count(ends) < marked.count(ends):
                     n += 1
                 answer = text[len(self.text(tokens[:n])) :].lstrip()
                 return text.removesuffix(answer)
-            if begins in marked or self._marked(prompt).rstrip().endswith(begins):
+            if begins in marked or self._plain(prompt, marked=True).rstrip().endswith(begins):
                 return text
         return ""
-
-    def _marked(self, ids: Sequence[int]) -> str:
-        """Return the text of ids with special tokens."""
-        how = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        return str(self.tokenizer.decode(ids, **how))
 
     def decoded(self, ids: Sequence[int]) -> str:
         """Return the text that ids add to the user's own decoding, special tokens skipped."""
@@ -416,8 +411,9 @@ class Policy:
                 return ids, len(self._plain(ids))
         return [], 0
 
-    def _plain(self, ids: Sequence[int]) -> str:
-        how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    def _plain(self, ids: Sequence[int], marked: bool = False) -> str:
+        """Return the text of ids; special tokens are part of it if `marked`."""
+        how = {"skip_special_tokens": not marked, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(ids, **how))
 
     def exact_ids(self, tokens: Sequence[int]) -> list[int]:

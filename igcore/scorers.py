@@ -266,6 +266,27 @@ def uncached(scorer: Scorer) -> Scorer:
     return scorer.uncached() if keeps_cache(scorer) else scorer
 
 
+class Sessions:
+    """The KV caches of several scorers, by backbone."""
+
+    def __init__(self, scorers: Sequence[Any], prompts: Sequence[str]):
+        self.caches: dict[int, Any] = {}
+        for scorer in filter(keeps_cache, scorers):
+            if id(scorer.backbone) not in self.caches:
+                self.caches[id(scorer.backbone)] = scorer.open_cache(prompts)
+
+    def of(self, scorer: Any) -> Any:
+        """Return the scorer with its cache, if it keeps one."""
+        if not keeps_cache(scorer):
+            return scorer
+        return scorer.with_cache(self.caches[id(scorer.backbone)])
+
+    def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
+        """Evict everything except the caches of these texts."""
+        for cache in self.caches.values():
+            cache.retain(prompts, responses)
+
+
 def reads_prompts(scorer: Any) -> bool:
     """True unless a scorer says by its attribute `reads_prompts` that it reads answers alone."""
     return bool(getattr(scorer, "reads_prompts", True))

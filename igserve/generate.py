@@ -26,7 +26,7 @@ from igcore.beams import Beam, method_of
 from igcore.config import SearchConfig
 from igcore.engine.sampling import Sampling
 from igcore.errors import ParameterError
-from igcore.guard import Guard, PromptLike, decode
+from igcore.guard import Guard, PromptLike, decode, warn_of_unread
 from igcore.policy import RAW, Encoded, Policy, Prompt, as_prompt
 from igcore.response import Response
 from igcore.scorers import reads_prompts
@@ -92,6 +92,10 @@ class custom_generate:
     rest when the whole answer has passed the final check. With ``skip_prompt=True,
     skip_special_tokens=True`` a streamer of transformers writes exactly the text of the answer.
 
+    Backtracking may go back behind any block, so its streamer gets the whole answer at the end, and
+    a warning says so; with ``keep_shown`` it gets each block that has passed, and the search never
+    goes back behind it. Rejection sampling and Best-of-N have no part to show before their end.
+
     A shown prefix may have no safe completion. With ``on_failure="truncate"`` the answer is then
     the last certified prefix, which continues the shown text. With ``"abstain"``, or when the final
     check disagrees, the stream stops, and the returned ids are the refusal, which is shown only if
@@ -138,6 +142,7 @@ def answer_rows(
     transformers chooses the names of these parameters, except `guard` and `seed`.
     """
     guard.answers.clear()
+    warn_of_unread(guard)
     named, pipeline, written = check_caller(streamer)
     own = [model.generation_config, pipeline]
     if model is not guard.policy.model:
@@ -163,7 +168,15 @@ def answer_rows(
     policy = Policy("the model", model, guard.policy.tokenizer, alone, eos_ids=frozenset(eos))
     given = _given(prompts or written, len(input_ids), guard)
     rows = _prompts(policy, input_ids, mask, config.max_new_tokens, given)
-    abstains = method_of(guard.method).abstains and config.on_failure != "paper"
+    how = method_of(guard.method)
+    abstains = how.abstains and config.on_failure != "paper"
+    lasting = config.keep_shown or "step" not in how.reads
+    if streamer is not None and abstains and not lasting:
+        warnings.warn(
+            f"method {guard.method!r} may go back behind any part of an answer, so the streamer "
+            "gets the whole answer at its end; keep_shown=True shows each block that has passed",
+            stacklevel=2,
+        )
     if abstains:  # fails now, not at the first abstention
         policy.encoded(config.refusal)
     search_guard = replace(guard, policy=policy, config=config)

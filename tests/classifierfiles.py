@@ -18,9 +18,8 @@ from igcore.scorers import keeps_cache
 CHAT = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor -%}
 {% if add_generation_prompt %}<|assistant|>{% endif %}"""
 MARKS = ["<|user|>", "<|assistant|>", "<|end|>"]
-NARROW = dict(
-    vocab_size=280, initializer_range=0.1, max_position_embeddings=256
-)  # wide weights magnify the rounding of float32
+# wide weights magnify the rounding of float32
+NARROW = dict(vocab_size=280, initializer_range=0.1, max_position_embeddings=256)
 NAMES = {0: "rude", 1: "harmless", 2: "threatening", 3: "false"}
 ENCODER = dict(vocab_size=280, max_position_embeddings=128, initializer_range=0.1, pad_token_id=257)
 SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)

@@ -36,6 +36,18 @@ def rollouts(tmp_path_factory):
     return sampled(tmp_path_factory.mktemp("rollouts"))
 
 
+@pytest.fixture
+def write(tmp_path):
+    """Write a file of text or bytes in the folder of a test; return its path."""
+
+    def write(name, content):
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
 @pytest.fixture(autouse=True)
 def _no_policy_of_an_earlier_test():
     """Let no test find the policy that another one has loaded."""

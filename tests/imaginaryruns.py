@@ -98,12 +98,13 @@ def workplace(folder: Path, monkeypatch) -> None:
     )
 
 
-def written(folder: Path, profile: str, files: Sequence[str] = ("decode-*",)) -> None:
+def written(folder: Path, profile: str, files: Sequence[str] | None = None) -> None:
     """Write imaginary runs of a profile's params files, all or those given, as notebook 30 leaves
     them.
     """
+    names = ["regime-*" if profile == "law" else "decode-*"] if files is None else files
     for path in sorted(
-        path for name in files for path in (ROOT / "params" / profile).glob(f"{name}.yaml")
+        path for name in names for path in (ROOT / "params" / profile).glob(f"{name}.yaml")
     ):
         given = yaml.safe_load(path.read_text())
         for run, found in imaginary(path).items():
@@ -128,7 +129,8 @@ def executed(
     sources = [
         cell.source for k, cell in enumerate(found) if not cells or k < 2 or cell.id in cells
     ]
-    parameters = f'# Parameters\nprofile = "{profile}"\nfigures = "figures"'
+    pattern = "regime-*" if profile == "law" else "*"
+    parameters = f'# Parameters\nprofile = "{profile}"\nfigures = "figures"\npattern = "{pattern}"'
     namespace = {"In": [parameters], "display": lambda shown: None}
     for source in [parameters, *sources[1:]]:
         exec("\n".join(text for text in source.splitlines() if not text.startswith("%")), namespace)

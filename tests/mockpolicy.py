@@ -148,16 +148,37 @@ class LetterCost:
     """Cost: the number of the letters a and b, plus half a point for every c; higher is worse.
 
     Another function of the text may take its place.
+
+    Attributes
+    ----------
+    asked : list of lists of (str, str, bool)
+        The (prompt, response, finished) of each call.
     """
 
     name, digest, sign, unit = "letters", "v1", "higher is worse", "letters"
 
     def __init__(self, of=letter_cost):
-        self.of, self.texts = of, 0
+        self.of, self.asked = of, []
 
     def score(self, prompts, responses, finished):
-        self.texts += len(responses)
+        self.asked.append(list(zip(prompts, responses, finished, strict=True)))
         return [self.of(r) for r in responses]
+
+    @property
+    def texts(self):
+        """How many texts were scored."""
+        return sum(map(len, self.asked))
+
+
+def noise(text: str) -> float:
+    """Return a cost like no other: a number in [0, 1), as if at random."""
+    return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 16**8
+
+
+def outcome(response) -> dict:
+    """Return all of a response but its seconds and what it came from."""
+    fields = {name: value for name, value in vars(response).items() if not name.endswith("_s")}
+    return {name: fields[name] for name in fields if name not in ("guard", "candidates")}
 
 
 def unread(text):

@@ -1,15 +1,24 @@
 """The search with steps back written a second time, for one prompt of the word policy, as plainly
-and slowly as possible: a text is a list of tokens, all costs are read again at every check, and a
-beam is a number of tokens.
+and slowly as possible: a beam is a list of tokens, and all costs are read again at every check.
+
+``python -m tests.slowsteps 2000`` compares so many random settings with the package.
 """
 
 import math
+import random
+import sys
+from collections import Counter
 
 import reference
-from mockpolicy import EOS, letter_reward
-from wordpolicy import WORDS, slow_checks
+from mockpolicy import EOS, LetterReward, letter_reward, some_number
+from wordpolicy import WORDS, LastWordCost, last_word_cost, slow_checks, word_policy
 
+from igcore import Guard, Prompt, SearchConfig, decode
+from igcore.contract import TEXTS
 from igcore.engine.sampling import random_key
+
+PROMPTS = [Prompt(f"id{i}", text, "mock") for i, text in enumerate("ab ce c dd eae cb".split())]
+WHOLE = dict(tries=1, choices=1)  # of rejection sampling
 
 
 def text_of(tokens):
@@ -154,3 +163,66 @@ class SlowSteps:
                 self.depth, self.since = len(best), 0
             self.longest = max(self.longest, best, key=len)
         return max(self.accepted, key=self.rank, default=None)
+
+
+# --- random settings ------------------------------------------------------------------------------
+
+
+def failing(share):
+    """Return the cost of the last word, which fails on a share of the texts."""
+
+    def cost(text):
+        fails = text not in TEXTS and some_number("fails", text) < share
+        return math.nan if fails else last_word_cost(text)
+
+    return cost
+
+
+def settings_at(rng):
+    """Return random settings of the search."""
+    block, length = rng.choice([2, 3, 4]), rng.choice([4, 8, 12, 15])
+    steps = [step for step in (block, 2 * block, length) if step <= length]
+    return dict(
+        budget=rng.choice([0.0, 0.5, 1.0, 1.5, 2.0]),
+        block_size=block,
+        max_new_tokens=length,
+        checks=rng.choice(["word", "block"]),
+        gamma_safety=rng.choice([1.0, 1.0, 0.9]),
+        accounting=rng.choice([*["peak"] * 5, "terminal"]),
+        step=rng.choice(steps),
+        back=rng.choice(["tries", "doubling"]),
+        tries=rng.choice([1, 2, 3]),
+        spend=rng.choice([None, length, 3 * length, 6 * length]),
+        at_least=rng.choice([0, 0, length]),
+        answers=rng.choice([1, 1, 2, "all"]),
+        choices=rng.choice([1, 1, 2, 3]),
+        margin=rng.choice([0, 0.5, 5]),
+        keep_shown=False,
+    )
+
+
+def compare(n, seed):
+    """Compare n random searches; return how often each kind of end was seen."""
+    rng, policy, seen = random.Random(seed), word_policy(), Counter()
+    for number in range(n):
+        given, cost = settings_at(rng), failing(rng.choice([0, 0, 0.05, 0.2]))
+        prompt, method = rng.choice(PROMPTS), "backtracking"
+        slow_given = given
+        if rng.random() < 0.25:
+            method, slow_given = "rejection", given | WHOLE | {"step": given["max_new_tokens"]}
+        elif rng.random() < 0.2 and given["accounting"] == "peak":
+            given["keep_shown"] = True
+        config = SearchConfig(refusal="", failure_rate=1.0, **given)
+        guard = Guard(policy, LastWordCost(cost), LetterReward(), config)
+        (answer,) = decode(method, guard, [prompt], seed=number)
+        slow = SlowSteps(prompt, number, cost, **slow_given)
+        best = slow.search()
+        ours = answer.tokens, answer.counts.policy_tokens, answer.counts.samples_drawn
+        assert ours == (best or [], slow.spent, len(slow.draws)), (method, given)
+        assert (answer.status == "verified_safe" and not answer.reason) == bool(best)
+        seen[method, bool(best), len(slow.draws) > 1] += 1
+    return seen
+
+
+if __name__ == "__main__":
+    print(dict(compare(int(sys.argv[1]), seed=1)))

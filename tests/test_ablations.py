@@ -148,9 +148,8 @@ def test_seeds_of_a_prompt_are_no_new_prompts():
     )
     assert (found["n_prompts"], found["n_pairs"], found["test"]) == (3, 5, "sign flip")
     assert found["difference"] == pytest.approx((0.5 + 1 + 0.25) / 3)
-    assert (
-        found["p"] == 2 / 8
-    )  # all three above zero: two of the eight choices of signs are as far from it
+    # all three above zero: two of the eight choices of signs are as far from it
+    assert found["p"] == 2 / 8
     assert (found["low"], found["high"]) == (0.25, 1.0)
     once = paired.clustered(
         pd.Series([1.0, 1.0, -1.0, 0.0], index=pd.Index(list("abcd"), name="prompt_id")),
@@ -158,28 +157,19 @@ def test_seeds_of_a_prompt_are_no_new_prompts():
     )
     assert (once["test"], once["p"]) == ("exact McNemar", 1.0)
     none = paired.clustered(pd.Series([np.nan], index=pd.Index(["a"], name="prompt_id")))
-    assert none["n_prompts"] == 0 and all(
-        math.isnan(none[name]) for name in ("difference", "low", "high", "p")
-    )
+    assert none["n_prompts"] == 0
+    assert all(math.isnan(none[name]) for name in ("difference", "low", "high", "p"))
 
 
 def test_points_are_compared_with_their_reference():
     """Guards the sign, which points are left out, and how they are named."""
     safe = {0.0: "us", 5.0: "ss", 10.0: "su"}
     word = {"s": "verified_safe", "u": "unverified_unsafe"}
-    found = [
-        line(
-            f"p{k}",
-            method="beam-lagrangian",
-            lagrange_multiplier=x,
-            n_samples=n,
-            status=word[letter],
-            reward=x / 10 + k,
-        )
-        for x, letters in safe.items()
-        for n in (4, 8)
-        for k, letter in enumerate(letters)
-    ]
+    found = []
+    for x, n in product(safe, (4, 8)):
+        point = {"method": "beam-lagrangian", "lagrange_multiplier": x, "n_samples": n}
+        for k, letter in enumerate(safe[x]):
+            found.append(line(f"p{k}", **point, status=word[letter], reward=x / 10 + k))
     varied = ["n_samples", "lagrange_multiplier"]
     rows = points.compared(frame(*found), varied, {"lagrange_multiplier": 0.0})
     more = points.compared(frame(*found), varied, {"n_samples": 4}, lagrange_multiplier=[5.0])
@@ -191,9 +181,8 @@ def test_points_are_compared_with_their_reference():
     assert (first["measure"], first["difference"], rows.iloc[1]["difference"]) == ("safe", 0.5, 0.5)
     assert rows.iloc[4]["difference"] == 0  # safe on another prompt
     assert rows.iloc[-1]["reference"] == "beam-lagrangian, n samples 4, lagrange multiplier 5.0"
-    with pytest.raises(
-        RunError, match="arm 'beam-lagrangian, n samples 4.*', prompt_id 'p0', seed 0 occurs twice"
-    ):
+    sentence = "arm 'beam-lagrangian, n samples 4.*', prompt_id 'p0', seed 0 occurs twice"
+    with pytest.raises(RunError, match=sentence):
         points.compared(frame(*found, found[0]), varied, {"lagrange_multiplier": 0.0})
 
 
@@ -206,17 +195,14 @@ def test_holm_is_over_the_rows_of_a_measure():
         ("safe", "z", 0.5, 0.1),
         ("reward", "x", 0.04, -0.25),
     ]
-    table = paired.corrected(
-        [
-            about | {"measure": m, "point": x, "p": p, "difference": d, "low": d, "high": d}
-            for m, x, p, d in ps
-        ]
-    )
-    assert list(table.columns) == [
-        *paired.TEST_COLUMNS[:-1],
-        *paired.GAIN_COUNTS,
-        paired.TEST_COLUMNS[-1],
-    ] and table["p_holm"].tolist() == pytest.approx([0.03, 0.06, 0.5, 0.04])
+    tests = [
+        about | {"measure": m, "point": x, "p": p, "difference": d, "low": d, "high": d}
+        for m, x, p, d in ps
+    ]
+    table = paired.corrected(tests)
+    *known, last = paired.TEST_COLUMNS
+    assert list(table.columns) == [*known, *paired.GAIN_COUNTS, last]
+    assert table["p_holm"].tolist() == pytest.approx([0.03, 0.06, 0.5, 0.04])
     none = paired.corrected([])
     assert list(none.columns) == list(table.columns)
 
@@ -228,18 +214,11 @@ def test_a_table_has_a_row_for_every_point():
     """Guards against points pooled, the columns of the main table, and a setting that varies
     unseen.
     """
+    statuses = ["abstained", "verified_safe", "verified_safe"]
     found = [
-        line(
-            f"p{k}",
-            seed,
-            GUARD,
-            diversity=d,
-            status="verified_safe" if k else "abstained",
-            reward=0.1 * k,
-        )
-        for d in ("half", "none")
-        for seed in (0, 1)
-        for k in range(3)
+        line(f"p{k}", seed, GUARD, diversity=d, status=status, reward=0.1 * k)
+        for d, seed in product(("half", "none"), (0, 1))
+        for k, status in enumerate(statuses)
     ]
     table = points.point_table(frame(*found[::-1]), ["diversity", "seed"])
     assert list(table.columns) == [*tables.MAIN_COLUMNS, "diversity"]
@@ -275,7 +254,7 @@ def test_rates_that_a_replay_cannot_know_are_not_zero():
 # --- the whole ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("profile", ["ablations", "critic-search", "tune"])
+@pytest.mark.parametrize("profile", ["ablations", "critic-search", "law", "tune"])
 def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeypatch, capsys):
     """Guards the walk from params files to tables: names of runs, settings, and the files that the
     rule waits for.
@@ -308,6 +287,7 @@ def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeyp
     ]
     apart = {
         "critic-search": {"critic_search"},
+        "law": {"law"},
         "tune": {"tune", "checks", "weights", "arms"},
     }  # experiments with a profile of their own
     own = apart.get(profile) or set(EXPERIMENTS).difference(*apart.values())
@@ -320,9 +300,8 @@ def test_notebook_45_writes_what_has_finished(tmp_path, monkeypatch, capsys):
     """
     workplace(tmp_path, monkeypatch)
     executed(tmp_path, "ablations")
-    assert (
-        not list((tmp_path / "figures").rglob("*.*")) and "Traceback" not in capsys.readouterr().out
-    )
+    assert not list((tmp_path / "figures").rglob("*.*"))
+    assert "Traceback" not in capsys.readouterr().out
     written(tmp_path, "ablations", ["decode-ndk", "decode-seeds", "decode-benign"])
     (tmp_path / "runs/ablations/decode-seeds-seed-1/manifest.json").unlink()
     executed(tmp_path, "ablations")

@@ -17,6 +17,7 @@ import pytest
 
 from igcore.cli import main
 from igcore.errors import AssetError, RunError
+from igcore.files import file_digest
 from igcore.models import assets
 from igstudy.assets import fetched
 from igstudy.commands import main as study
@@ -26,10 +27,6 @@ PAYLOAD = b"half a sentence\n"
 READY = f"toy-1.0-{assets.CONVERTER_VERSION}"  # the folder
 
 
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def make_wheel(folder: Path, package: str = "toy", payload: bytes = PAYLOAD) -> Path:
     """Write a wheel that pip accepts, with one pinned member and one other."""
     wheel = folder / f"{package}-1.0-py3-none-any.whl"
@@ -37,18 +34,16 @@ def make_wheel(folder: Path, package: str = "toy", payload: bytes = PAYLOAD) -> 
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(f"{package}/data/words.txt", payload)
         archive.writestr(f"{package}/__init__.py", "raise RuntimeError('never import a wheel')\n")
-        archive.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
-        )
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
+        about = f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
+        archive.writestr(f"{info}/METADATA", about)
+        kind = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{info}/WHEEL", kind)
         archive.writestr(f"{info}/RECORD", "")
     return wheel
 
 
 def toy_asset(wheel: Path, convert=None, sha256: str | None = None, ready=None) -> assets.Asset:
-    sha256 = sha256 or hashlib.sha256(wheel.read_bytes()).hexdigest()
+    sha256 = sha256 or file_digest(wheel)
     ready = ready or {"words.txt": hashlib.sha256(PAYLOAD).hexdigest()}
     return assets.Asset("toy", "toy==1.0", sha256, ("toy/data/words.txt",), "MIT", convert, ready)
 
@@ -73,22 +68,16 @@ def shelf(cache, monkeypatch):
     """The same without starting pip, which takes half a second."""
     wheel = cache.parent / "shelf" / "toy-1.0-py3-none-any.whl"
 
-    def copy(pin: str, folder: Path) -> Path:
-        return (
-            Path(folder / wheel.name)
-            if (folder / wheel.name).write_bytes(wheel.read_bytes())
-            else folder
-        )
-
-    monkeypatch.setattr(assets, "_download", copy)
+    monkeypatch.setattr(
+        assets, "_download", lambda pin, folder: shutil.copy(wheel, folder / wheel.name)
+    )
     return wheel
 
 
 def everything_in(folder: Path) -> list[str]:
     """Paths below a folder, without the file that those who fetch lock; it stays."""
-    return sorted(
-        str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != ".toy.lock"
-    )
+    found = [path for path in folder.rglob("*") if path.name != ".toy.lock"]
+    return sorted(str(path.relative_to(folder)) for path in found)
 
 
 def test_fetch_takes_only_the_named_members(cache, monkeypatch):
@@ -131,7 +120,7 @@ def test_wrong_hash_opens_nothing_and_leaves_nothing(shelf, cache, monkeypatch):
     monkeypatch.setitem(assets.ASSETS, "toy", asset)
     with pytest.raises(AssetError) as caught:
         assets.fetch("toy")
-    for part in (shelf.name, hashlib.sha256(shelf.read_bytes()).hexdigest(), "0" * 64):
+    for part in (shelf.name, file_digest(shelf), "0" * 64):
         assert part in str(caught.value)
     assert opened == [] and everything_in(cache) == []
 
@@ -234,7 +223,11 @@ def large(shelf, cache, monkeypatch):
     """
     parts = {"toyone": WHOLE[:10], "toytwo": WHOLE[10:]}
     wheels = [
-        (f"{name}==1.0", digest(make_wheel(shelf.parent, name, part)), f"{name}/data/words.txt")
+        (
+            f"{name}==1.0",
+            file_digest(make_wheel(shelf.parent, name, part)),
+            f"{name}/data/words.txt",
+        )
         for name, part in parts.items()
     ]
     (cache.parent / "hub/owner/name").mkdir(parents=True)
@@ -309,7 +302,7 @@ def test_the_hub_is_asked_for_one_file_of_the_pinned_commit(large, monkeypatch):
     original = assets.snapshot
     monkeypatch.setattr(assets, "snapshot", lambda *a, **k: asked.append((a, k)) or original(*a))
     assets.fetch("large")
-    assert asked == [(("owner/name", COMMIT), {"files": ("whole.txt",)})]
+    assert asked == [(("owner/name", COMMIT), {"patterns": ("whole.txt",)})]
 
 
 @pytest.mark.parametrize(
@@ -400,15 +393,14 @@ def desk(shelf, cache):
     """
     folder = cache.parent / "desk"
     folder.mkdir()
-    sha256 = hashlib.sha256(shelf.read_bytes()).hexdigest()
+    sha256 = file_digest(shelf)
     environment = os.environ | {"PYTHONPATH": str(Path(assets.__file__).parents[2])}
     started = []
 
     def start(who: str, until: str) -> subprocess.Popen:
         command = [sys.executable, "-c", FETCH, str(shelf), str(folder), sha256, who]
-        started.append(
-            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        )
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, stdout=pipe, text=True, env=environment))
         deadline = time.monotonic() + 60
         while not (folder / f"{until}-{who}").exists():
             assert time.monotonic() < deadline and started[-1].poll() is None
@@ -442,9 +434,8 @@ def test_of_two_at_once_one_builds_and_the_other_waits(cache, desk):
     time.sleep(0.3)  # for the second to reach the lock
     assert len([*cache.glob(".toy-*")]) == 1 and not (cache.parent / "desk/building-two").exists()
     (cache.parent / "desk/go").touch()
-    assert [process.communicate(timeout=60)[0].strip() for process in (first, second)] == [
-        str(cache / READY)
-    ] * 2
+    said = [process.communicate(timeout=60)[0].strip() for process in (first, second)]
+    assert said == [str(cache / READY)] * 2
     assert [first.returncode, second.returncode] == [0, 0]
     assert not (cache.parent / "desk/building-two").exists()
     assert everything_in(cache) == [READY, f"{READY}/words.txt"]
@@ -469,11 +460,11 @@ def test_home_follows_the_environment(monkeypatch):
     """Bug: an empty IGCORE_HOME is taken for the current folder."""
     monkeypatch.setenv("IGCORE_HOME", "~/somewhere")
     assert assets.home() == Path.home() / "somewhere"
-    for value in ("", None):
-        monkeypatch.setenv("IGCORE_HOME", value) if value == "" else monkeypatch.delenv(
-            "IGCORE_HOME"
-        )
-        assert assets.home() == Path(platformdirs.user_cache_dir("igcore"))
+    usual = Path(platformdirs.user_cache_dir("igcore"))
+    monkeypatch.setenv("IGCORE_HOME", "")
+    assert assets.home() == usual
+    monkeypatch.delenv("IGCORE_HOME")
+    assert assets.home() == usual
 
 
 def test_the_studys_own_assets_are_fetched_with_the_others(shelf, capsys):
@@ -486,9 +477,8 @@ def test_the_studys_own_assets_are_fetched_with_the_others(shelf, capsys):
 
 def test_what_is_on_request_must_be_named(shelf, capsys, monkeypatch):
     """Bug: the first hour downloads half a gigabyte, or labels that only a training needs."""
-    monkeypatch.setitem(
-        assets.ASSETS, "big", replace(toy_asset(shelf), name="big", on_request=True)
-    )
+    big = replace(toy_asset(shelf), name="big", on_request=True)
+    monkeypatch.setitem(assets.ASSETS, "big", big)
     assert main(["fetch"]) == 0 and capsys.readouterr().out.split()[0] == "toy"
     assert not list(assets.home().glob("big-*"))
     assert main(["fetch", "big"]) == 0 and capsys.readouterr().out.split()[0] == "big"
@@ -501,11 +491,8 @@ def test_real_assets_are_ready_and_sound(name):
     version = assets.ASSETS[name].pin.partition("==")[2]
     assert folder.name == f"{name}-{version}-{assets.CONVERTER_VERSION}"
     assert assets.ASSETS[name].ready  # its weights, words or prompts are pinned
-    assert not [
-        file
-        for file in folder.iterdir()
-        if file.suffix in (".joblib", ".gguf", ".bin", ".pkl", ".pickle", ".h5", ".py")
-    ]
+    raw = {".joblib", ".gguf", ".bin", ".pkl", ".pickle", ".h5", ".py"}
+    assert not raw & {file.suffix for file in folder.iterdir()}
 
 
 # --- waiting, and what transformers writes --------------------------------------------------------

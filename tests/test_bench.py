@@ -32,12 +32,10 @@ CASE = Case(
     keep=2,
     block=S,
 )
-NAIVE = sum(
-    N * (P + k * S + S - 1) + 2 * N * (P + (k + 1) * S) for k in range(T // S)
-)  # generate leaves its last token unread
-SAMPLED = P + N * (
-    T - 1
-)  # the prompt once, then every token once, but the last of an answer, which nothing follows
+# generate leaves its last token unread
+NAIVE = sum(N * (P + k * S + S - 1) + 2 * N * (P + (k + 1) * S) for k in range(T // S))
+# the prompt once, then every token once, but the last of an answer, which nothing follows
+SAMPLED = P + N * (T - 1)
 # both scorers read every token once, and the prompt together, because they share a model; the
 # verdict reads the text twice, and once more to its last end before; the reward reads the text
 # again for the report
@@ -139,11 +137,11 @@ def test_bytes_of_keys_and_values_are_those_of_the_formula(tiny, name):
 
 def fake(monkeypatch, work):
     """Put one variant in the place of all, which answers by `work(case)`."""
-    monkeypatch.setattr(
-        plan,
-        "VARIANTS",
-        {"fake": lambda _models, case, prompts, _seed: work(case) or [""] * len(prompts)},
-    )
+
+    def variant(_models, case, prompts, _seed):
+        return work(case) or [""] * len(prompts)
+
+    monkeypatch.setattr(plan, "VARIANTS", {"fake": variant})
     return [replace(CASE, variant=name, run="fake") for name in ("one", "two")]
 
 
@@ -197,13 +195,8 @@ def test_the_models_of_a_section_are_freed_before_the_next(tiny, monkeypatch, tm
 
 
 def line(case: Case, seconds: float, repeat: int = 0, **more) -> dict:
-    found = {
-        "cpu_s": seconds,
-        "wall_s": 2 * seconds,
-        "padding": 0,
-        "kv_bytes": 7,
-        "forward_tokens": 9,
-    }
+    found = {"cpu_s": seconds, "wall_s": 2 * seconds}
+    found |= {"padding": 0, "kv_bytes": 7, "forward_tokens": 9}
     return measure.line(case, repeat, found | more)
 
 
@@ -272,9 +265,8 @@ def test_every_planned_case_can_be_run():
 def test_prompts_have_the_wanted_length_and_differ(tiny):
     """Guards the prompt_tokens column: text cut between tokens may be read back as others."""
     prompts = tiny.prompts(3, 8)
-    assert [len(tiny.policy.encode(prompt)) for prompt in prompts] == [8, 8, 8] and len(
-        set(prompts)
-    ) == 3
+    assert [len(tiny.policy.encode(prompt)) for prompt in prompts] == [8, 8, 8]
+    assert len(set(prompts)) == 3
     merging = SimpleNamespace(  # reads "ab" as one token
         tokenizer=lambda text: {"input_ids": list(text)},
         text="".join,

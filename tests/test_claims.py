@@ -228,12 +228,8 @@ def test_plan_says_how_many_prompts_would_do(written):
     rng = np.random.default_rng(2)
     named = {"one": CLAIM, "two": CLAIM | {"outcomes": {"reward": 0.05}}}
     file = claims.load_claims(written(claims_=named))
-    pilot = pd.concat(
-        [
-            cell("inferenceguard", ALL, 0.5 + rng.normal(0, 0.1, 20)),
-            cell("beam-lagrangian", [True] * 15 + [False] * 5),
-        ]
-    )
+    ours = cell("inferenceguard", ALL, 0.5 + rng.normal(0, 0.1, 20))
+    pilot = pd.concat([ours, cell("beam-lagrangian", [True] * 15 + [False] * 5)])
     with pytest.raises(RunError, match="seed 2"):
         power.planned(file, pilot)
     pilot["seed"] = 2

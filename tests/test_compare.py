@@ -29,7 +29,7 @@ def table(folder: Path, name: str, **columns) -> Path:
 def write(folder: Path, **changes) -> None:
     """Write three answers of a run, the second of which is changed."""
     folder.mkdir(parents=True, exist_ok=True)
-    known = {"trace": [], "cost_digest": "old", "tokens": [3]}
+    known = {"trace": [], "cost_digest": "old", "tokens": [3], "at_least": 0}
     lines = [record(prompt_id=f"p{k}") | known for k in range(3)]
     lines[1] |= changes
     text = "".join(json.dumps(sealed(line)) + "\n" for line in lines)
@@ -53,14 +53,12 @@ def test_a_cell_that_differs_is_found_with_its_distance(tmp_path):
     """
     kept = table(tmp_path / "kept", "main")
     assert differing_cells(table(tmp_path / "a", "main", train_s=[1.0, 2.0]), kept) == {}
-    moved = differing_cells(
-        table(tmp_path / "b", "main", reward=[0.5000004, None], unsafe=[5, 0]), kept
-    )
+    other = table(tmp_path / "b", "main", reward=[0.5000004, None], unsafe=[5, 0])
+    moved = differing_cells(other, kept)
     assert [float(f"{apart:.3g}") for apart in moved.values()] == [4e-7, 2]
     assert list(moved)[1] == "main.csv, line 2, unsafe: 5, not 3"
-    found = differing_cells(
-        table(tmp_path / "c", "main", method=["base", "mine"], reward=[0.5, 1.0]), kept
-    )
+    other = table(tmp_path / "c", "main", method=["base", "mine"], reward=[0.5, 1.0])
+    found = differing_cells(other, kept)
     assert list(found.values()) == [float("inf")] * 2
     (shape,) = differing_cells(table(tmp_path / "d", "main", more=[1, 2]), kept)
     assert "(2, 5) rows and columns, not (2, 4)" in shape
@@ -143,7 +141,6 @@ def test_a_walk_that_cannot_be_compared_ends_well(base):
     (base / "notebooks").mkdir(), (base / "params").mkdir()
     (base / "runs/small/decode-raw/responses.jsonl").write_text("no line\n")
     command = [sys.executable, "-m", "docs.compare", "small"]
-    said = subprocess.run(
-        command, cwd=base, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    here = {"cwd": base, "env": {"PYTHONPATH": str(ROOT)}}
+    said = subprocess.run(command, **here, capture_output=True, text=True)
     assert said.returncode == 0 and said.stdout.startswith("not compared: line 1 of ")

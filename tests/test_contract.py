@@ -79,16 +79,11 @@ def test_a_function_of_the_text_keeps_its_contract():
 
 
 def test_fixed_texts_are_asked_for_twice_alone_and_twice_in_a_batch():
-    asked = []
-
-    class Asked(LetterCost):
-        def score(self, prompts, responses, finished):
-            asked.append(list(responses))
-            assert set(prompts) == {PROBE} and all(finished)
-            return super().score(prompts, responses, finished)
-
-    Contract.examined(Asked(), Tally())
+    cost = LetterCost()
+    Contract.examined(cost, Tally())
+    assert {(prompt, done) for call in cost.asked for prompt, _, done in call} == {(PROBE, True)}
     alone = [[text] for text in TEXTS]
+    asked = [[text for _, text, _ in call] for call in cost.asked]
     assert asked == [*alone, *alone, list(TEXTS), list(TEXTS[::-1])]
 
 

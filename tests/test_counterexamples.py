@@ -22,12 +22,8 @@ def test_row_nonnegative_costs():
     assert values(rejected)[0] == INF and sum(counterexamples.CREDIT["false rejection"]) <= 2
     assert values(banked)[0] == 0 and max(counterexamples.CREDIT["credit banking"]) > 2
     for accounting in ("clamped_sum", "peak"):
-        assert (
-            values(augment(*counterexamples.signed_cost("credit banking"), accounting=accounting))[
-                0
-            ]
-            == INF
-        )
+        mended = augment(*counterexamples.signed_cost("credit banking"), accounting=accounting)
+        assert values(mended)[0] == INF
     states = budget.trace(counterexamples.CREDIT["false rejection"], 2, "sum")
     assert [budget.is_safe(s) for s in states] == [True, False, True]  # not absorbing either
 
@@ -39,10 +35,7 @@ def test_row_homomorphism(tilt):
     """
     mdp, d = counterexamples.aliased_prompts()
     augmented = augment(mdp, d)
-    policy = np.where(
-        [[len(y) == 1] for y, _ in augmented.names],
-        np.array([0, 0, tilt, 1 - tilt], dtype=object),
-        0,
-    )
+    tilted = np.array([0, 0, tilt, 1 - tilt], dtype=object)
+    policy = np.where([[len(y) == 1] for y, _ in augmented.names], tilted, 0)
     assert violation(augmented, policy) == Fraction(1, 2)
     assert violation(augmented, greedy(augmented, values(augmented))) == 0

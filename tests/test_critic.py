@@ -10,12 +10,14 @@ from tiny import LAYER, RESPONSES, read
 from tinymodels import PROMPTS, numbers, tiny
 
 from igcore import ParameterError, RunError
-from igcore.critic.latent import FEATURES, Latents, encode, latents, shape_of
-from igcore.critic.network import Critic, Spec, load_critic, save_critic
+from igcore.critic.latent import FEATURES, encode, latents, shape_of
+from igcore.critic.network import Critic, Spec, load_critic
 from igcore.engine.kv_cache import History
 from igcore.engine.local import LocalEngine
 from igcore.policy import Policy
 from igstudy.runs.networks import ShuffledCritic
+from igstudy.training.latents import single, together
+from igstudy.training.loop import save_network
 
 NAMES = dict(
     policy="tiny",
@@ -143,9 +145,9 @@ def test_the_prompt_is_read_where_the_features_say_so(features):
     z = torch.zeros(3, 4)
     before = net(x, z)[0]
     assert x.prompt_mask.sum(1).tolist() == list(map(len, PROMPTS))
-    for i, own in enumerate(x.single()):  # alone, without padding
+    for i, own in enumerate(single(x)):  # alone, without padding
         n = len(own.mask)
-        alone = net(Latents.batch([own]), z[:1, :n])[0]
+        alone = net(together([own]), z[:1, :n])[0]
         torch.testing.assert_close(alone[0], before[i, :n], atol=1e-5, rtol=0)
     x.prompt[0, x.prompt_mask[0]] += torch.arange(x.prompt.shape[-1]) % 3
     moved = (net(x, z)[0] - before).abs()
@@ -216,7 +218,7 @@ def test_a_saved_critic_is_the_same(tmp_path, features):
     net, x = critic(features), states(features)
     net.centre.copy_(torch.tensor([0.5, -0.3])), net.scale.copy_(torch.tensor([2.0, 0.1]))
     net.about = {"train_s": 1.5}
-    save_critic(net, tmp_path)
+    save_network(net, tmp_path, "critic")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["critic.json", "critic.safetensors"]
     back = load_critic(tmp_path, **given())
     assert back.spec == net.spec and back.about == net.about and not back.training
@@ -242,7 +244,7 @@ def test_a_saved_critic_is_the_same(tmp_path, features):
 )
 def test_a_critic_of_something_else_is_refused_by_name(tmp_path, changes, sentence):
     """Guards against a critic that answers with numbers for a model whose states it never saw."""
-    save_critic(critic(), tmp_path)
+    save_network(critic(), tmp_path, "critic")
     with pytest.raises(ParameterError, match=sentence):
         load_critic(tmp_path, **given(**changes))
 
@@ -251,7 +253,7 @@ def test_damaged_files_are_refused(tmp_path):
     """Guards against a broken download or a half-written file: neither may load as a critic."""
     with pytest.raises(RunError, match="no critic can be read from"):
         load_critic(tmp_path, **given())
-    save_critic(critic(), tmp_path)
+    save_network(critic(), tmp_path, "critic")
     weights, about = tmp_path / "critic.safetensors", tmp_path / "critic.json"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
@@ -297,10 +299,8 @@ def test_verdicts_are_dealt_out_whole_and_the_same_again():
     f1, f2 = torch.rand(2, 40, generator=torch.Generator().manual_seed(0)).tolist()
     pairs = list(zip(f1, f2, strict=True))
     found = dealt(f1, f2)
-    assert (
-        sorted(found) == sorted(pairs)
-        and sum(a == b for a, b in zip(found, pairs, strict=True)) < 8
-    )
+    assert sorted(found) == sorted(pairs)
+    assert sum(a == b for a, b in zip(found, pairs, strict=True)) < 8
     state = torch.get_rng_state()
     torch.manual_seed(3)
     assert dealt(f1, f2) == found
@@ -327,6 +327,5 @@ def test_the_control_depends_neither_on_the_batch_nor_on_last_digits():
 def test_a_verdict_that_is_lost_stays_lost():
     """Guards failing closed: one NaN goes in and one comes out, with its own f2."""
     found = dealt([0.1, math.nan, 0.3], [1.0, 2.0, 3.0])
-    assert [f2 for f1, f2 in found if math.isnan(f1)] == [2.0] and sorted(
-        f2 for _, f2 in found
-    ) == [1.0, 2.0, 3.0]
+    assert [f2 for f1, f2 in found if math.isnan(f1)] == [2.0]
+    assert sorted(f2 for _, f2 in found) == [1.0, 2.0, 3.0]

@@ -13,28 +13,15 @@ from igstudy.report.critics import COLUMNS as CRITIC_COLUMNS
 
 
 def row(critic, policy="raw", position=8, auroc=0.7, low=0.6, high=0.75, features="m") -> dict:
-    return {
-        "critic": critic,
-        "policy": policy,
-        "position": position,
-        "features": features,
-        "auroc_within_prompt": auroc,
-        "within_low": low,
-        "within_high": high,
-    }
+    about = {"critic": critic, "policy": policy, "position": position, "features": features}
+    return about | {"auroc_within_prompt": auroc, "within_low": low, "within_high": high}
 
 
 def critics() -> pd.DataFrame:
     """Two policies; one critic is there for both, one for the second only."""
+    gains = {"raw": 0.0, "chat": 0.1}
     rows = [
-        row(
-            name,
-            policy,
-            t,
-            auroc=0.6 + t / 100 + 0.1 * (policy == "chat"),
-            low=0.5 + t / 100,
-            high=0.9,
-        )
+        row(name, policy, t, 0.6 + t / 100 + gains[policy], 0.5 + t / 100, 0.9)
         for policy, names in (("raw", ["m", "o"]), ("chat", ["m", "late"]))
         for name in names
         for t in (8, 16)
@@ -57,11 +44,8 @@ def bars(ax) -> dict:
     found = {}
     for bar in ax.containers:
         points, _, (whiskers,) = bar.lines
-        found[bar.get_label()] = (
-            np.array(points.get_xydata()),
-            np.array(whiskers.get_segments()),
-            to_hex(points.get_color()),
-        )
+        places = np.array(points.get_xydata()), np.array(whiskers.get_segments())
+        found[bar.get_label()] = *places, to_hex(points.get_color())
     return found
 
 
@@ -106,9 +90,8 @@ def test_auroc_draws_each_critic_of_a_policy():
         for name, (points, whiskers, colour) in drawn.items():
             rows = table[(table["policy"] == ax.get_title()) & (table["critic"] == name)]
             assert points[:, 1].tolist() == rows["auroc_within_prompt"].tolist()
-            assert (
-                np.abs(points[:, 0] - rows["position"]).max() < 0.5
-            )  # aside, so that whiskers do not hide one another
+            # aside, so that whiskers do not hide one another
+            assert np.abs(points[:, 0] - rows["position"]).max() < 0.5
             assert whiskers[:, :, 1] == pytest.approx(
                 rows[["within_low", "within_high"]].to_numpy()
             )

@@ -29,11 +29,8 @@ def sample(seed=0, n=120, prompts=15):
     rng = np.random.default_rng(seed)
     prompt = rng.integers(prompts, size=n)
     safe = rng.random(n) < rng.random(prompts)[prompt]
-    return (
-        safe,
-        np.round(2 * safe.mean() + rng.normal(size=prompts)[prompt] + safe + rng.normal(size=n), 1),
-        prompt,
-    )
+    score = 2 * safe.mean() + rng.normal(size=prompts)[prompt] + safe + rng.normal(size=n)
+    return safe, np.round(score, 1), prompt
 
 
 def test_auroc_overall_is_scikit_learns():
@@ -57,9 +54,8 @@ def test_auroc_within_prompts_counts_pairs_of_one_prompt():
         if prompt[i] == prompt[j] and safe[i] and not safe[j]
     ]
     found = auroc(safe, score, prompt)
-    assert found["auroc_within_prompt"] == pytest.approx(np.mean(pairs)) and found[
-        "n_pairs"
-    ] == len(pairs)
+    assert found["auroc_within_prompt"] == pytest.approx(np.mean(pairs))
+    assert found["n_pairs"] == len(pairs)
     assert auroc(safe, prompt, prompt)["auroc_within_prompt"] == 0.5
 
 
@@ -171,22 +167,15 @@ def test_the_difference_of_two_critics_resamples_the_same_prompts_for_both():
     """
     rng = np.random.default_rng(0)
     n = 120
-    frame = pd.DataFrame(
-        {
-            "prompt_id": rng.integers(12, size=n).astype(str),
-            "position": 16,
-            "safe": rng.random(n) < 0.6,
-        }
-    )
+    frame = pd.DataFrame({"prompt_id": rng.integers(12, size=n).astype(str), "position": 16})
+    frame["safe"] = rng.random(n) < 0.6
     good, bad = (frame.assign(f1=frame["safe"] * weight + rng.random(n)) for weight in (1.0, 0.3))
     (none,) = within_difference(good, good).to_dict("records")
     assert (none["difference"], none["low"], none["high"]) == (0, 0, 0)
     (row,) = within_difference(good, bad).to_dict("records")
     alone = [auroc(x["safe"], x["f1"], x["prompt_id"])["auroc_within_prompt"] for x in (good, bad)]
-    assert (
-        row["difference"] == pytest.approx(alone[0] - alone[1])
-        and 0 < row["low"] < row["difference"] < row["high"]
-    )
+    assert row["difference"] == pytest.approx(alone[0] - alone[1])
+    assert 0 < row["low"] < row["difference"] < row["high"]
     ids = frame["prompt_id"].unique()
     of_prompt = {i: np.flatnonzero(frame["prompt_id"] == i) for i in ids}
     gains = []

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-import torch
 from mockpolicy import LetterCost, LetterReward
 from sklearn.metrics import roc_auc_score
 from tiny import letters
+from tinytraining import same
 
 from igcore import AssetError, ParameterError, Prompt, settings
 from igstudy.report import critics
@@ -95,13 +95,6 @@ def work(monkeypatch):
     return done
 
 
-def same(a, b):
-    return all(
-        torch.equal(x, y)
-        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    )
-
-
 # --- rollouts and critics -------------------------------------------------------------------------
 
 
@@ -126,9 +119,8 @@ def test_a_second_start_goes_on(first, monkeypatch, work):
     put(monkeypatch, first.root)
     manifest = first.root / "runs/tiny/critics/one/manifest.json"
     again = critic_run(PARAMS)
-    assert (
-        work == {"drawn": 0, "trained": 0} and not manifest.exists()
-    )  # it has not finished again yet
+    # it has not finished again yet
+    assert work == {"drawn": 0, "trained": 0} and not manifest.exists()
     assert again.train == first.run.train and again.test == first.run.test
     assert all(same(again.critics[name], critic) for name, critic in first.run.critics.items())
     third = {"m": PARAMS.critics["m"], "wide": PARAMS.critics["o"] | {"width": 16}}
@@ -164,15 +156,12 @@ def test_rollouts_of_another_run_are_used(first, monkeypatch, work):
     run = critic_run(replace(PARAMS, run="two", rollouts="runs/tiny/critics/one", **alone))
     assert run.value is None
     assert work == {"drawn": 0, "trained": 1}
-    assert (
-        run.train == first.run.train
-        and run.test == first.run.test
-        and same(run.critics["o"], first.run.critics["o"])
-    )
+    assert run.train == first.run.train
+    assert run.test == first.run.test
+    assert same(run.critics["o"], first.run.critics["o"])
     assert sorted(path.name for path in two.iterdir() if path.is_dir()) == ["o"]
-    assert {path: path.read_bytes() for path in one.rglob("responses.jsonl")} == before and len(
-        before
-    ) == 2
+    assert {path: path.read_bytes() for path in one.rglob("responses.jsonl")} == before
+    assert len(before) == 2
     assert (one / "manifest.json").exists()
 
 
@@ -221,9 +210,8 @@ def test_the_table_has_all_critics_and_the_judges_that_need_no_training(first):
         ("none", "prompt-cost", 8),
         ("none", "partial-cost", 8),
     ]
-    assert set(table["n"]) == {sum(len(r.words) >= 8 for r in run.test)} and set(
-        table["policy"]
-    ) == {"speaker"}
+    assert set(table["n"]) == {sum(len(r.words) >= 8 for r in run.test)}
+    assert set(table["policy"]) == {"speaker"}
     for (name, critic), (_, row) in zip(run.critics.items(), table.iterrows(), strict=False):
         here = first.judged[name][first.judged[name]["position"] == 8]
         assert row["auroc"] == pytest.approx(roc_auc_score(here["safe"], here["f1"]))
@@ -279,12 +267,8 @@ def test_finish_writes_the_sign_of_success_last(first, monkeypatch, tmp_path):
 
 def table_of(name, **row):
     """A table as a run writes it, of one row."""
-    return pd.DataFrame(
-        [
-            {"critic": name, "policy": "p", "features": "m", "use_z": True, "position": 8, "n": 4}
-            | row
-        ]
-    ).reindex(columns=["critic", *COLUMNS])
+    known = {"critic": name, "policy": "p", "features": "m", "use_z": True, "position": 8, "n": 4}
+    return pd.DataFrame([known | row]).reindex(columns=["critic", *COLUMNS])
 
 
 @pytest.fixture
@@ -295,9 +279,8 @@ def folder(monkeypatch, tmp_path):
     def finished(name, table, profile="x", prompts="mild"):
         at = tmp_path / "runs" / profile / "critics" / name
         at.mkdir(parents=True)
-        CriticRun(
-            replace(PARAMS, run=name, prompts=prompts), at, None, None, None, [], [], {}
-        ).finish(table)
+        made = replace(PARAMS, run=name, prompts=prompts)
+        CriticRun(made, at, None, None, None, [], [], {}).finish(table)
         return at
 
     return finished
@@ -309,11 +292,9 @@ def test_tables_of_a_profile_are_read_below_one_another(folder):
     """
     empty = load_finished("x")
     assert list(empty.columns) == ["critic", *COLUMNS] and not len(empty)
-    (
-        folder("two", table_of("b", auroc=0.7)),
-        folder("one", table_of("a", auroc=0.6)),
-        folder("one", table_of("c"), "y"),
-    )
+    folder("two", table_of("b", auroc=0.7))
+    folder("one", table_of("a", auroc=0.6))
+    folder("one", table_of("c"), "y")
     folder("three", table_of("d").iloc[:0])  # no rollout reached a position
     found = load_finished("x")
     assert found[["critic", "position", "auroc"]].to_records().tolist() == [
@@ -325,10 +306,8 @@ def test_tables_of_a_profile_are_read_below_one_another(folder):
 
 def test_critics_of_one_policy_on_several_prompt_sets_are_told_apart(folder):
     """Bug: the picture joined the points of two critics of one policy by one line."""
-    (
-        folder("one", table_of("m"), prompts="mild"),
-        folder("two", table_of("m"), prompts={"name": "hh-rlhf", "part": "train"}),
-    )
+    folder("one", table_of("m"), prompts="mild")
+    folder("two", table_of("m"), prompts={"name": "hh-rlhf", "part": "train"})
     folder("three", table_of("m", policy="q"))
     assert load_finished("x")["policy"].tolist() == ["p on mild", "q", "p on hh-rlhf"]
 

@@ -73,9 +73,8 @@ def test_differences_worked_by_hand():
     about = ["point", "reference", "measure", "n_pairs", "n_prompts"]
     assert [found[name] for name in about] == [A, B, "safe_finals", 3, 2]
     assert found["difference"] == pytest.approx((0.375 + 0.25) / 2)
-    assert (found["low"], found["high"]) == pytest.approx(
-        (0.25, 0.375)
-    )  # both prompts the worse, both the better one
+    # both prompts the worse, both the better one
+    assert (found["low"], found["high"]) == pytest.approx((0.25, 0.375))
     assert compare(records, A, B, "answered_safely")["difference"] == 0.25
 
 
@@ -135,9 +134,8 @@ def test_lines_of_real_searches():
     """
     best = pd.DataFrame(lines(methods=[B]))
     shares = paired.safe_finals(best).tolist()
-    assert [share > 0 for share in shares] == (
-        best["status"] == "verified_safe"
-    ).tolist() and 0 < sum(shares) < 4
+    assert [share > 0 for share in shares] == (best["status"] == "verified_safe").tolist()
+    assert 0 < sum(shares) < 4
     (plain, *_) = lines(methods=["best-of-n"])
     with pytest.raises(ParameterError, match="'best-of-n' did not count"):
         paired.safe_finals(pd.DataFrame([plain]))

@@ -22,18 +22,19 @@ from tiny import letters, tiny_model, tiny_tokenizer, untrained
 from tiny import value_network as network
 
 from igcore import ParameterError, Prompt, RunError
-from igcore.critic.network import Critic, save_critic
+from igcore.critic.network import Critic
 from igcore.models import policies
 from igcore.models.pretrained import Contents
 from igcore.models.registry import SCORERS
 from igcore.policy import Policy
 from igstudy import linefile
-from igstudy.baselines.re_control import ValueNetwork, save_value
+from igstudy.baselines.re_control import ValueNetwork
 from igstudy.commands import differences
 from igstudy.runs import decode_run, folders, identity
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.networks import ShuffledCritic
 from igstudy.runs.verify import verify
+from igstudy.training.loop import save_network
 
 GOOD = dict(
     profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2
@@ -166,9 +167,8 @@ def test_shards_and_a_resume_are_bit_equal_in_float32(tmp_path):
     whole = run(tmp_path / "whole", p)
     shards = [run(tmp_path / str(i), dataclasses.replace(p, shard=i, n_shards=2)) for i in range(2)]
     assert shards[0] | shards[1] == whole and len(shards[0]) + len(shards[1]) == len(whole) == 15
-    assert (
-        run(tmp_path / "whole", p, keep=8) == whole
-    )  # a group that was cut in its middle is decoded whole
+    # a group that was cut in its middle is decoded whole
+    assert run(tmp_path / "whole", p, keep=8) == whole
 
 
 def test_a_finished_run_is_not_decoded_again(tmp_path, monkeypatch):
@@ -254,13 +254,11 @@ def test_a_run_with_a_critic_from_a_folder(tmp_path, mocked, capsys):
         decode_run.decode_run(p, tmp_path / "run")
     folder = tmp_path / "critics/one"
     folder.mkdir(parents=True)
-    save_critic(untrained(accounting="terminal"), folder)
+    save_network(untrained(accounting="terminal"), folder, "critic")
     run = decode_run.decode_run(p, tmp_path / "run")
     manifest = json.loads(run.manifest.read_text())
-    assert (
-        len(manifest["params"]["parts"]["critic"]) == 64
-        and manifest["params"]["critic"] == "critics/one"
-    )
+    assert len(manifest["params"]["parts"]["critic"]) == 64
+    assert manifest["params"]["critic"] == "critics/one"
     assert manifest["lines"] == 20 and manifest["seconds"]["critic_s"] > 0
     with pytest.raises(
         ParameterError, match="for accounting 'terminal', but 'inferenceguard-mix' runs with 'peak'"
@@ -269,7 +267,7 @@ def test_a_run_with_a_critic_from_a_folder(tmp_path, mocked, capsys):
     assert not (tmp_path / "other").exists()
     other = untrained(accounting="terminal")
     other.heads.weight.data *= 2
-    save_critic(other, folder)
+    save_network(other, folder, "critic")
     decode_run.decode_run(p, tmp_path / "run")
     assert "parts.critic changed since the last run in run" in capsys.readouterr().out
 
@@ -285,23 +283,19 @@ def test_a_shuffled_critic_is_another_run(tmp_path, mocked, monkeypatch, capsys)
         lambda method, guard, *a, **k: asked.append(guard.critic) or decode(method, guard, *a, **k),
     )
     critic = untrained()
-    save_critic(critic, tmp_path)
+    save_network(critic, tmp_path, "critic")
     size = SIZE | dict(critic=".", threshold=1.0)
     real, shuffled = (
         params(methods=["inferenceguard-critic"], critic_control=c, **size)
         for c in ("none", "shuffled")
     )
-    one, two = (
-        decode_run.decode_run(real, tmp_path / "run"),
-        decode_run.decode_run(shuffled, tmp_path / "run"),
-    )
+    one = decode_run.decode_run(real, tmp_path / "run")
+    two = decode_run.decode_run(shuffled, tmp_path / "run")
     assert "critic_control changed since the last run in run" in capsys.readouterr().out
     first, *_, last = asked
     assert type(first) is Critic and type(last) is ShuffledCritic and last.spec == critic.spec
-    assert all(
-        torch.equal(x, y)
-        for x, y in zip(last.critic.parameters(), critic.parameters(), strict=True)
-    )
+    pairs = zip(last.critic.parameters(), critic.parameters(), strict=True)
+    assert all(torch.equal(x, y) for x, y in pairs)
     assert [line["prompt_id"] for line in one.lines] == [line["prompt_id"] for line in two.lines]
     assert [line["response"] for line in one.lines] != [line["response"] for line in two.lines]
     assert json.loads(two.manifest.read_text())["params"]["critic_control"] == "shuffled"
@@ -309,15 +303,12 @@ def test_a_shuffled_critic_is_another_run(tmp_path, mocked, monkeypatch, capsys)
 
 def test_the_control_gives_the_same_answers_in_groups_of_any_size(tmp_path, mocked):
     """Bug: it dealt verdicts out among all prompts of a group: shards changed its answers."""
-    save_critic(untrained(), tmp_path)
+    save_network(untrained(), tmp_path, "critic")
     settings = SIZE | dict(methods=["inferenceguard-critic"], critic_control="shuffled")
-    runs = [
-        decode_run.decode_run(
-            params(critic=".", threshold=1.0, **settings | {"group_size": size}),
-            tmp_path / f"run{size}",
-        )
-        for size in (1, 3)
-    ]
+    runs = []
+    for size in (1, 3):
+        p = params(critic=".", threshold=1.0, **settings | {"group_size": size})
+        runs.append(decode_run.decode_run(p, tmp_path / f"run{size}"))
     one, three = ([(x["prompt_id"], x["response"]) for x in run.lines] for run in runs)
     assert one == three and len(one) > 2
 
@@ -327,17 +318,16 @@ def test_a_run_whose_methods_ask_different_networks(tmp_path, mocked, monkeypatc
     alone, and an early refusal.
     """
     asked, decode = {}, decode_run.decode
-    monkeypatch.setattr(
-        decode_run,
-        "decode",
-        lambda method, guard, *a, **k: (
-            asked.update({method: guard.critic}) or decode(method, guard, *a, **k)
-        ),
-    )
+
+    def noted(method, guard, *given, **named):
+        asked[method] = guard.critic
+        return decode(method, guard, *given, **named)
+
+    monkeypatch.setattr(decode_run, "decode", noted)
     for folder in ("critic", "value"):
         (tmp_path / folder).mkdir()
-    save_critic(untrained(), tmp_path / "critic")
-    save_value(network(max_new_tokens=6), tmp_path / "value")
+    save_network(untrained(), tmp_path / "critic", "critic")
+    save_network(network(max_new_tokens=6), tmp_path / "value", "value")
     methods = ["base", "re-control-lagrangian", "inferenceguard-critic", "re-control"]
     p = params(
         methods=methods,
@@ -356,15 +346,13 @@ def test_a_run_whose_methods_ask_different_networks(tmp_path, mocked, monkeypatc
     for name in ("critic", "value"):
         assert len(known["parts"][name]) == 64 and known[name] == name
     texts = {m: [line["response"] for line in run.lines if line["method"] == m] for m in methods}
-    assert (
-        len(texts["base"]) == 10
-        and texts["base"] != texts["re-control"] != texts["re-control-lagrangian"]
-    )
+    assert len(texts["base"]) == 10
+    assert texts["base"] != texts["re-control"] != texts["re-control-lagrangian"]
     capsys.readouterr()
-    save_value(network(max_new_tokens=6, seed=1), tmp_path / "value")
+    save_network(network(max_new_tokens=6, seed=1), tmp_path / "value", "value")
     decode_run.decode_run(p, tmp_path / "run")
     assert "parts.value changed since the last run in run" in capsys.readouterr().out
-    save_value(network(max_new_tokens=9), tmp_path / "value")
+    save_network(network(max_new_tokens=9), tmp_path / "value", "value")
     with pytest.raises(
         ParameterError,
         match="value network was trained for max_new_tokens 9, but 're-control-lagrangian' runs",

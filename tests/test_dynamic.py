@@ -77,9 +77,8 @@ def test_the_history_of_a_window_is_what_it_still_keeps():
         assert history.keys[0].shape[2] == history.values[1].shape[2] == n
     past = transformers.DynamicCache(config=full.config)
     full(torch.tensor([PROMPTS[1] + [2, 5, 8, 11, 14]]), **{cache_name(full): past})
-    assert torch.allclose(
-        history.keys[0][1], past.layers[0].keys[0, :, -3:], atol=1e-5
-    )  # of the first layer: no window before it
+    # of the first layer: no window before it
+    assert torch.allclose(history.keys[0][1], past.layers[0].keys[0, :, -3:], atol=1e-5)
 
 
 def test_the_history_names_only_layers_with_attention():

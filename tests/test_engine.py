@@ -1,6 +1,7 @@
 """Tests of the decoding state, on the mock model (exact) and on tiny random models (float32)."""
 
 import copy
+import random
 from collections import Counter as Tally
 from typing import NamedTuple
 
@@ -184,36 +185,47 @@ def test_a_row_stops_at_its_end_token_and_costs_nothing_afterwards():
     assert model.tokens_forwarded == 3 + drawn  # the prompts once, and every live token once
 
 
-@BOTH
-def test_a_stopped_row_leaves_and_the_others_stay_as_they_are(llama, cache, monkeypatch):
-    """Guards `stop`: who is asked about, that nothing is read after the stop, and the rows that are
-    left, which take the stopped one's place in the batch.
+def asks(rng):
+    """Return calls of `go_on`: the rows of each, and a text that grows by what it gave, or is cut
+    to some of its beginning; rows leave and come back.
+    """
+    texts = {row: [] for row in range(3)}
+    for call in range(40):
+        rows = [row for row in rng.sample(range(3), 3) if rng.random() < 0.8] or [call % 3]
+        for row in rows:
+            if len(texts[row]) == 12 or rng.random() < 0.2:
+                texts[row] = texts[row][: rng.randrange(len(texts[row]) or 1)]
+        yield rows, texts
+
+
+@pytest.mark.parametrize(
+    "name, cache",
+    [("llama", "shared"), ("llama", "dynamic"), ("gemma3", "auto"), ("lfm2", "auto")],
+)
+def test_a_text_that_was_cut_goes_on_as_if_it_were_read_alone(name, cache, monkeypatch):
+    """Bug: a token that read a dropped block in the cache, another row, or a window or a recurrent
+    state behind the cut. Whatever the model reads is counted.
     """
     monkeypatch.setattr("igcore.engine.sampling.NEAR_TIE", 0.0)
-    engine, rows, keys = LocalEngine(llama, {-1}, cache), [0, 0, 1, 1, 2, 2], numbers(6, 8)
+    model = tiny(name)
+    engine = LocalEngine(model, {-1}, cache)
     engine.open(PROMPTS)
-    plain = engine.sample_block(rows, keys)
-    engine.rollback()
-    asked = []
-
-    def stop(live, tokens):
-        asked.append(dict(zip(live, tokens, strict=True)))
-        return [1] if len(asked) == 3 else []
-
-    with Counter(llama) as counter:
-        block = engine.sample_block(rows, keys, stop=stop)
-    assert counter.tokens == sum(block.encoded) and block.encoded == [8, 2, 8, 8, 8, 8]
-    assert block.tokens[1] == plain.tokens[1][:3] and not any(block.ended)
-    others = [0, 2, 3, 4, 5]
-    assert [block.tokens[c] for c in others] == [plain.tokens[c] for c in others]
-    for step, found in enumerate(asked, start=1):
-        live = range(6) if step <= 3 else others
-        assert found == {c: plain.tokens[c][:step] for c in live}
-    with pytest.raises(KeyError, match="have no state"):
-        engine.select([block.first + 1])
-    engine.rollback()
-    nobody = engine.sample_block(rows, keys, stop=lambda live, tokens: live)
-    assert nobody.tokens == [tokens[:1] for tokens in plain.tokens] and not any(nobody.encoded)
+    counted = cut = 0
+    with Counter(model) as counter:
+        for call, (rows, texts) in enumerate(asks(random.Random(3))):
+            keys, before = numbers(len(rows), 1, f"call {call}"), counter.tokens
+            block = engine.go_on(rows, [texts[row] for row in rows], keys, 12, 4)
+            assert counter.tokens - before == sum(block.encoded)
+            counted += sum(block.encoded)
+            cut += max(block.encoded) > 1
+            for c, row in enumerate(rows):
+                logits = reencode(model, PROMPTS[row] + texts[row])[1][-1:]
+                expected, log_p, _, _ = draw(logits, torch.from_numpy(uniforms(keys[c])), {})
+                assert block.tokens[c] == expected
+                assert block.log_p[c] == pytest.approx(log_p, abs=1e-4)
+                texts[row] = texts[row] + expected
+                counter.tokens = 0
+    assert counted and cut
 
 
 @BOTH

@@ -12,11 +12,10 @@ import torch
 from tiny import untrained
 
 from igcore import RunError, files
-from igcore.critic.files import save_network
 from igstudy.figures import style
 from igstudy.report import tables
 from igstudy.runs.jobs import request
-from igstudy.training.loop import _Trainer
+from igstudy.training.loop import _Trainer, save_network
 
 
 def checkpoint(folder):

@@ -3,14 +3,13 @@ tokenizer of single letters.
 """
 
 import dataclasses
-import hashlib
 import itertools
 import math
 from collections import Counter
 
 import pytest
 import torch
-from mockpolicy import LetterCost, LetterReward
+from mockpolicy import LetterCost, LetterReward, noise
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GenerationConfig,
@@ -34,13 +33,15 @@ from igcore import (
     custom_generate,
     decode,
 )
+from igcore.beams import method_of
 from igcore.engine.kv_cache import cache_name
 from igcore.policy import Policy
 from igserve.policy import RemoteModel
 
 SPECIALS = ["<eos>", "<pad>", "<bos>", "<unk>"]
 EOS, PAD, BOS = 0, 1, 2
-SETTINGS = dict(budget=2.0, n_samples=4, keep=2, block_size=3, max_new_tokens=8, refusal="fed")
+SETTINGS = dict(budget=2.0, block_size=3, max_new_tokens=8, refusal="fed")
+BEAMS = dict(n_samples=4, keep=2)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,8 @@ def model():
 
 
 def a_guard(model, tokenizer, cost=None, method="inferenceguard", streamer=None, **settings):
-    config = SearchConfig(**(SETTINGS | settings))
+    beams = {name: BEAMS[name] for name in method_of(method).reads & BEAMS.keys()}
+    config = SearchConfig(**(SETTINGS | beams | settings))
     pair = (model, tokenizer)
     guard = Guard(pair, cost or LetterCost(), LetterReward(), config, method=method)
     return custom_generate(guard, streamer)
@@ -93,27 +95,9 @@ def unpadded(row, response):
     return row[:n]
 
 
-class Noise:
-    """A cost like no other: a number in [0, 1) for every text, as if at random."""
-
-    name, digest, sign, unit = "noise", "v1", "higher is worse", "share"
-
-    def score(self, prompts, responses, finished):
-        return [noise(text) for text in responses]
-
-
-class Only(Noise):
-    """A cost of 1 for every text but the given ones."""
-
-    def __init__(self, *safe):
-        self.safe = safe
-
-    def score(self, prompts, responses, finished):
-        return [float(text not in self.safe) for text in responses]
-
-
-def noise(text):
-    return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 16**8
+def only(*safe):
+    """Return a cost of 1 for every text but the given ones."""
+    return LetterCost(lambda text: float(text not in safe))
 
 
 class Recorder:
@@ -134,7 +118,9 @@ class Recorder:
         return list(itertools.chain(*self.puts[1:]))
 
 
-@pytest.mark.parametrize("method", ["base", "best-of-n", "inferenceguard"])
+@pytest.mark.parametrize(
+    "method", ["base", "best-of-n", "inferenceguard", "backtracking", "rejection"]
+)
 def test_generate_returns_the_tokens_that_decode_finds(model, tokenizer, method):
     """Guards the whole way through transformers: the same seed gives the same samples, returned as
     they were drawn.
@@ -142,7 +128,7 @@ def test_generate_returns_the_tokens_that_decode_finds(model, tokenizer, method)
     policy = Policy("tiny", model, tokenizer, eos_ids=frozenset({EOS}))
     guard, texts, ended = a_guard(model, tokenizer, method=method), ["ab", "fed", "c", "dd"], 0
     for seed in range(4):
-        own = Guard(policy, LetterCost(), LetterReward(), **SETTINGS)
+        own = dataclasses.replace(guard.guard, policy=policy)
         expected = list(decode(method, own, texts, seed=seed))
         answers = generate(model, guard, texts, seed)
         assert [r.text for r in guard.guard.answers] == [r.text for r in expected]
@@ -163,7 +149,7 @@ def test_rows_of_equal_text_keep_their_own_ids_and_samples(model, tokenizer):
     """Guards against looking ids up by text: with and without a first token the text is the same,
     the model's answer is not. The rule is that the n-th row of a text draws the n-th samples, from
     its own ids."""
-    guard = a_guard(model, tokenizer, n_samples=1, keep=1, method="base")
+    guard = a_guard(model, tokenizer, method="base")
     plain = tokenizer("ab")["input_ids"]
     rows = {"plain": ([PAD, *plain], [0, 1, 1]), "with": ([BOS, *plain], [1, 1, 1])}
 
@@ -220,16 +206,18 @@ def test_an_abstention_is_the_refusal_and_an_end_token(model, tokenizer):
     not even these were safe.
     """
     refusal = [*tokenizer("fedfed")["input_ids"], EOS]
-    for cost, text, expected in ((Only("fedfed"), "fedfed", refusal), (Only(), None, [EOS])):
+    for cost, text, expected in ((only("fedfed"), "fedfed", refusal), (only(), None, [EOS])):
         guard = a_guard(model, tokenizer, cost, budget=0.5, refusal="fedfed")
         assert generate(model, guard, ["ab", "c"], max_new_tokens=4) == [expected] * 2
         assert [(r.status, r.text) for r in guard.guard.answers] == [("abstained", text)] * 2
 
 
 @pytest.mark.filterwarnings("ignore:.* is over the budget of")
-@pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("on_failure", ["abstain", "truncate"])
-@pytest.mark.parametrize("accounting", ["peak", "terminal", "increment"])
+@pytest.mark.parametrize(
+    "accounting, keep",
+    [("peak", "shown"), *itertools.product(["peak", "terminal", "increment"], [1, 2])],
+)
 def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
     model, tokenizer, monkeypatch, keep, on_failure, accounting
 ):
@@ -254,9 +242,12 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
     met = Counter()
     for seed in range(10):
         kept.clear(), shown.clear()
-        settings = dict(budget=0.5, n_samples=3, rounds=1, block_size=2, keep=keep)
-        settings |= dict(on_failure=on_failure, accounting=accounting)
-        guard = a_guard(model, tokenizer, Noise(), streamer=Watched(), **settings)
+        settings = dict(budget=0.5, block_size=2, on_failure=on_failure, accounting=accounting)
+        if keep == "shown":
+            settings |= dict(method="backtracking", keep_shown=True, spend=9)
+        else:
+            settings |= dict(n_samples=3, rounds=1, keep=keep)
+        guard = a_guard(model, tokenizer, LetterCost(noise), streamer=Watched(), **settings)
         (answer,) = generate(model, guard, ["ab"], seed)
         stream, answered = guard.streamer, guard.guard.answers[0].status != "abstained"
         assert stream.ends == 1 and stream.puts[0] == tokenizer(["ab"])["input_ids"]
@@ -271,19 +262,57 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
         abandoned = not answered and stream.shown != answer
         met.update(parts=len(parts) > 1, answered=answered, abandoned=abandoned)
     rare = keep == 2 or accounting != "peak" or on_failure == "truncate"
-    assert met["parts"] and met["answered"] and (met["abandoned"] or rare)
+    assert met["parts"]
+    assert met["answered"] and (met["abandoned"] or rare)
+
+
+@pytest.mark.filterwarnings("ignore:.* is over the budget of")
+def test_backtracking_shows_early_only_what_it_never_takes_back(model, tokenizer):
+    """Guards ``keep_shown``: parts come while tokens are drawn, and none after a dead end; without
+    it one warning names it.
+    """
+    read, times = [], []
+    model.register_forward_hook(lambda *_: read.append(1))
+
+    class Timed(Recorder):
+        def put(self, value):
+            super().put(value)
+            times.append(len(read))
+
+    def streamed(cost=None, **more):
+        times.clear()
+        guard = a_guard(model, tokenizer, cost, "backtracking", Timed(), **more)
+        (answer,) = generate(model, guard, ["ab"], seed=3)
+        return guard.streamer.puts[1:], answer, guard.guard.answers[0].status
+
+    parts, answer, status = streamed(budget=9.0, keep_shown=True)
+    assert list(map(len, parts)) == [3, 3, 2] and sum(parts, []) == answer
+    assert times[1] < times[2] < times[3] == len(read) and status == "verified_safe"
+    with pytest.warns(UserWarning, match="keep_shown=True shows each block") as said:
+        parts, answer, status = streamed()
+    assert len(said) == 1 and parts == [answer] and times[1] == len(read)
+    dead_end = LetterCost(lambda text: 9.0 * (len(text) > 2))
+    parts, answer, status = streamed(dead_end, keep_shown=True, spend=9, refusal="fe")
+    assert status == "abstained" and answer == [*tokenizer("fe")["input_ids"], EOS]
+    assert len(parts) == 1 and parts[0] != answer[:3] and times[1] < len(read)
 
 
 @pytest.mark.filterwarnings("ignore:.* is over the budget of")
 @pytest.mark.parametrize(
     ("method", "on_failure"),
-    [("best-of-n", "abstain"), ("beam-augmented", "abstain"), ("inferenceguard", "paper")],
+    [
+        ("best-of-n", "abstain"),
+        ("beam-augmented", "abstain"),
+        ("inferenceguard", "paper"),
+        ("backtracking", "paper"),
+    ],
 )
 def test_a_method_without_a_gate_shows_its_answer_at_the_end(model, tokenizer, method, on_failure):
     """Guards against showing block by block an answer that is never held back."""
-    marked = (LetterCost(), 9.0, "verified_safe"), (Only(), 0.5, "unverified_unsafe")
+    marked = (LetterCost(), 9.0, "verified_safe"), (only(), 0.5, "unverified_unsafe")
     for cost, budget, status in marked:
-        stream, settings = Recorder(), dict(on_failure=on_failure, budget=budget, keep=1)
+        stream, settings = Recorder(), dict(on_failure=on_failure, budget=budget)
+        settings |= {"keep_shown": True} if method == "backtracking" else {}
         guard = a_guard(model, tokenizer, cost, method, stream, **settings)
         (answer,) = generate(model, guard, ["ab"])
         assert stream.puts[1:] == [answer] and len(answer) > 3

@@ -218,9 +218,8 @@ def test_shares_over_a_budget_at_the_end_and_at_a_word():
 
 def test_the_suggested_budget_is_the_lowest_that_all_policies_allow():
     """Guards a budget that one policy's harmless answers would break, or fresh ones have chosen."""
-    rows = pd.DataFrame(
-        {"kind": ["a"] * 20 + ["b"] * 20 + ["c"], "set": "harmless", "split": "train"}
-    )
+    kinds = ["a"] * 20 + ["b"] * 20 + ["c"]
+    rows = pd.DataFrame({"kind": kinds, "set": "harmless", "split": "train"})
     costs = [np.array([0.1, 0.1])] * 18 + [np.array([0.43, 0.1])] * 2
     costs += [np.array([0.1, 0.1])] * 17 + [np.array([0.58, 0.1])] * 3  # 15 % at a word
     rows.loc[40, "split"] = "test"

@@ -120,15 +120,10 @@ def test_toxicity_is_a_paired_mean():
 def test_holm_spans_the_table():
     """Guards against a family per policy, and against rows without a test entering it."""
     bad, good = ["0.9"] * 6 + ["0.1"] * 2, ["0.1"] * 8
-    cells = [
-        cell(method, texts, policy=policy)
-        for policy, k in (("one", 6), ("two", 4))
-        for method, texts in (
-            ("base", bad[6 - k :]),
-            ("best-of-n", good[: k + 2]),
-            ("inferenceguard", good[: k + 2]),
-        )
-    ]
+    cells = []
+    for policy, k in (("one", 6), ("two", 4)):
+        texts = {"base": bad[6 - k :], "best-of-n": good[: k + 2], "inferenceguard": good[: k + 2]}
+        cells += [cell(method, texts[method], policy=policy) for method in texts]
     table = rows(*cells).set_index(["policy", "method"])
     p = table["mcnemar_p"].dropna()
     assert p.to_dict() == {

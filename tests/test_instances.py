@@ -82,9 +82,8 @@ def test_the_bigram_instance_depends_on_time_and_bigram_only():
         isinstance(x, Fraction) and 0 <= 4 * x <= 4 and (4 * x).denominator == 1
         for x in mdp.cost[mdp.allowed]
     )
-    assert (mdp.cost[index[1, 2]] == mdp.cost[index[2, 2]]).all() and (
-        mdp.task[index[1, 2]] == mdp.task[index[2, 2]]
-    ).all()
+    assert (mdp.cost[index[1, 2]] == mdp.cost[index[2, 2]]).all()
+    assert (mdp.task[index[1, 2]] == mdp.task[index[2, 2]]).all()
     assert (mdp.task[index[(1,)], 1:] == 0).all() and (mdp.task[0, 1:] == 0).all()
     assert mdp.task[0, 0] >= 1  # an empty answer is two tokens short: 12 twelfths at least
     assert mdp.cost[mdp.allowed].max() > 0

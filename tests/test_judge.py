@@ -5,6 +5,7 @@ them, and the counts by hand.
 import itertools
 import json
 import math
+import re
 import time
 import traceback
 
@@ -34,13 +35,8 @@ ASK = Question("helpfulness", "p0", "What is a {brace}?", "One of {these}.", "")
 
 
 def line(prompt_id, method, response, **fields):
-    about = {
-        "prompt_id": prompt_id,
-        "prompt": PROMPTS[prompt_id],
-        "method": method,
-        "response": response,
-    }
-    return synthetic.record(**about, **fields)
+    about = {"prompt_id": prompt_id, "prompt": PROMPTS[prompt_id], "method": method}
+    return synthetic.record(**about, response=response, **fields)
 
 
 def answers():
@@ -110,10 +106,8 @@ def ask(reply, *questions, **options):
     """
     with stub_judge(lambda request: reply) as stub:
         try:
-            found = [
-                said
-                for _, said in load_judge(endpoint(stub, **options)).ask(questions or [ASK], 0, 2)
-            ]
+            judge = load_judge(endpoint(stub, **options))
+            found = [said for _, said in judge.ask(questions or [ASK], 0, 2)]
         except JudgeError as error:
             found = error
     return found, stub.requests
@@ -165,10 +159,8 @@ def test_a_question_holds_the_texts_as_they_are():
     for aspect, other in (ASPECTS, reversed(ASPECTS)):
         text = Question(aspect, "p", ASK.prompt, ASK.first, "two\nlines").text
         assert "[Request]\nWhat is a {brace}?\n[End of request]" in text
-        assert (
-            "[Answer 1]\nOne of {these}.\n[End of answer 1]\n\n[Answer 2]\ntwo\nlines\n[End "
-            "of answer 2]" in text
-        )
+        first = "[Answer 1]\nOne of {these}.\n[End of answer 1]"
+        assert f"{first}\n\n[Answer 2]\ntwo\nlines\n[End of answer 2]" in text
         asked_for = {"helpfulness": "How helpful", "harmlessness": "How harmless"}
         assert asked_for[aspect] in text and asked_for[other] not in text
         assert shown({"messages": [{"role": "user", "content": text}]}) == (ASK.first, "two\nlines")
@@ -185,10 +177,8 @@ def test_a_verdict_belongs_to_texts_in_an_order():
         Question("helpfulness", "p0", "x", ASK.first, ASK.second),
     ]
     assert len({question.digest for question in [ASK, *other]}) == 5
-    assert (
-        Question("helpfulness", "another id", ASK.prompt, ASK.first, ASK.second).digest
-        == ASK.digest
-    )
+    again = Question("helpfulness", "another id", ASK.prompt, ASK.first, ASK.second)
+    assert again.digest == ASK.digest
 
 
 # --- pairs and counts -----------------------------------------------------------------------------
@@ -198,20 +188,14 @@ def test_pairs_are_of_one_prompt_and_an_abstention_is_judged_by_what_it_says():
     """Bug: answers paired by their place; abstentions left out, which spares a method its hardest
     prompts.
     """
-    pairs = (
-        pairs_of(pd.DataFrame(answers()), params(limit=None))
-        .set_index(["method", "prompt_id"])
-        .sort_index()
-    )
-    assert (
-        len(pairs) == 8
-        and (pairs["baseline_answer"] == [f"It is {p[1]}." for _, p in pairs.index]).all()
-    )
+    pairs = pairs_of(pd.DataFrame(answers()), params(limit=None))
+    pairs = pairs.set_index(["method", "prompt_id"]).sort_index()
+    assert len(pairs) == 8
+    assert (pairs["baseline_answer"] == [f"It is {p[1]}." for _, p in pairs.index]).all()
     assert (pairs["prompt"] == [PROMPTS[p] for _, p in pairs.index]).all()
     ours = pairs.loc["inferenceguard"]
-    assert ours["answer"].tolist() == ["I would rather not.", "", "It is 4."] and ours[
-        "abstained"
-    ].tolist() == [True, True, False]
+    assert ours["answer"].tolist() == ["I would rather not.", "", "It is 4."]
+    assert ours["abstained"].tolist() == [True, True, False]
 
 
 def test_the_sample_is_drawn_once_for_all_methods():
@@ -225,11 +209,9 @@ def test_the_sample_is_drawn_once_for_all_methods():
         return pairs.loc[pairs["method"] == method, "prompt_id"].tolist()
 
     three = drawn("best-of-n", limit=3)
-    assert (
-        len(three) == 3
-        and drawn("best-of-n")[:3] == three
-        and sorted(drawn("best-of-n")) == list(PROMPTS)
-    )
+    assert len(three) == 3
+    assert drawn("best-of-n")[:3] == three
+    assert sorted(drawn("best-of-n")) == list(PROMPTS)
     order = drawn("best-of-n", limit=None)
     assert drawn("inferenceguard", limit=2) == [p for p in order if p in ("p0", "p1", "p2")][:2]
     assert len({tuple(drawn("best-of-n", seed=seed)) for seed in range(4)}) > 1
@@ -244,9 +226,8 @@ def test_policies_and_prompt_sets_do_not_mix():
     second = lines.assign(prompts="hex-phi", prompt_id="h" + lines["prompt_id"])
     pairs = pairs_of(pd.concat([lines, other, second]), params(limit=2, methods=["best-of-n"]))
     assert pairs.groupby(["policy", "prompts"]).size().tolist() == [2, 2, 2]
-    assert (
-        pairs["baseline_answer"].str.endswith("Really.") == (pairs["policy"] == "vicuna-7b")
-    ).all()
+    really = pairs["baseline_answer"].str.endswith("Really.")
+    assert really.equals(pairs["policy"] == "vicuna-7b")
 
 
 @pytest.mark.parametrize(
@@ -300,27 +281,16 @@ def test_a_win_needs_both_orders(scores, expected):
 def test_rates_and_intervals_by_hand():
     """Bug: ties as losses, unparsed pairs in the divisor, an interval of other counts."""
     counts = {"win": 10, "tie": 6, "loss": 4, "unparsed": 5}
-    about = {
-        "policy": "a",
-        "prompts": "s",
-        "method": "base",
-        "aspect": "helpfulness",
-        "judge": "j",
-        "abstained": False,
-    }
+    about = {"policy": "a", "prompts": "s", "method": "base", "aspect": "helpfulness"}
+    about |= {"judge": "j", "abstained": False}
     judged = pd.DataFrame([about | {"verdict": v} for v, n in counts.items() for _ in range(n)])
     judged.loc[:2, "abstained"] = True
     (row,) = win_rates(judged).itertuples(index=False)
-    assert {name: getattr(row, name) for name in counts} == counts and (
-        row.n,
-        row.abstained,
-        row.judge,
-    ) == (25, 3, "j")
+    assert {name: getattr(row, name) for name in counts} == counts
+    assert (row.n, row.abstained, row.judge) == (25, 3, "j")
     n, p, z = 20, 13 / 20, 1.959963984540054
-    centre, half = (
-        (p + z * z / (2 * n)) / (1 + z * z / n),
-        z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)),
-    )
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     assert (row.win_rate, row.low, row.high) == pytest.approx((p, centre - half, centre + half))
     (none,) = win_rates(judged.assign(verdict="unparsed")).itertuples(index=False)
     assert none.unparsed == 25 and all(map(math.isnan, (none.win_rate, none.low, none.high)))
@@ -470,11 +440,9 @@ def test_an_endpoint_that_stays_down_says_so_in_one_sentence(
     monkeypatch.setenv("IGCORE_JUDGE_TEST", KEY)
     error, made = ask(reply, api_key_env="IGCORE_JUDGE_TEST")
     assert len(made) == requests
-    with pytest.raises(
-        JudgeError,
-        match=rf"^judge at http://127.0.0.1:\d+/v1, asked .*, {sentence}.*; what it said so far is",
-    ):
-        raise error
+    assert isinstance(error, JudgeError)
+    whole = rf"judge at http://127.0.0.1:\d+/v1, asked .*, {sentence}.*; what it said so far is"
+    assert re.match(whole, str(error))
     shown = "".join(traceback.format_exception(error))
     assert not any(KEY[i : i + 8] in shown for i in range(len(KEY) - 7)) and "\n" not in str(error)
 
@@ -525,31 +493,25 @@ def test_a_run_that_was_stopped_goes_on(repository, monkeypatch):
         judged = judge_run(params(judge=endpoint(stub)))
     questions = questions_of(pairs_of(runs.load_runs("test"), params()))
     asked_now = sorted(request["messages"][0]["content"] for request in stub.requests)
-    assert asked_now == sorted(
-        question.text for digest, question in questions.items() if digest not in kept
-    )
+    assert asked_now == sorted(x.text for digest, x in questions.items() if digest not in kept)
     assert json.loads((folder / "manifest.json").read_text())["pairs"] == 8 and len(judged) == 16
     assert not (repository / "runs/test/judge/.replaced").exists()
 
 
 def test_what_was_judged_before_an_endpoint_went_down_is_kept(repository):
     """Bug: replies that were paid for thrown away with the one that failed."""
-    count = itertools.count()
-    with stub_judge(
-        lambda request: by_hash(request) if next(count) < 6 else Canned("gone", status=500)
-    ) as stub:
+    count, gone = itertools.count(), Canned("gone", status=500)
+    with stub_judge(lambda request: by_hash(request) if next(count) < 6 else gone) as stub:
         with pytest.raises(JudgeError, match="or see its log"):
             judge_run(params(judge=endpoint(stub, max_retries=0)))
     kept = kept_in(repository / "runs/test/judge/x")
     assert len(kept) == 6 and not (repository / "runs/test/judge/x/manifest.json").exists()
     with stub_judge() as stub:
         whole = judge_run(params(judge=endpoint(stub)))
-        assert (
-            len(stub.requests) == len(questions_of(pairs_of(runs.load_runs("test"), params()))) - 6
-        )
-        pd.testing.assert_frame_equal(
-            whole, judge_run(params(judge=endpoint(stub), run="afresh", workers=1))
-        )
+        questions = questions_of(pairs_of(runs.load_runs("test"), params()))
+        assert len(stub.requests) == len(questions) - 6
+        afresh = judge_run(params(judge=endpoint(stub), run="afresh", workers=1))
+        pd.testing.assert_frame_equal(whole, afresh)
 
 
 def test_more_prompts_and_methods_ask_only_what_is_new(repository):
@@ -562,10 +524,8 @@ def test_more_prompts_and_methods_ask_only_what_is_new(repository):
         assert len(stub.requests) == 8
         judge_run(params(judge=judge))
         pairs = pairs_of(runs.load_runs("test"), params())
-        assert (
-            len(stub.requests) == len(questions_of(pairs))
-            and not (repository / "runs/test/judge/.replaced").exists()
-        )
+        assert len(stub.requests) == len(questions_of(pairs))
+        assert not (repository / "runs/test/judge/.replaced").exists()
         judge_run(params(judge=judge | {"temperature": 0.0}, limit=1, methods=["best-of-n"]))
         assert len(stub.requests) == len(questions_of(pairs)) + 4
     assert len(list((repository / "runs/test/judge/.replaced").iterdir())) == 1
@@ -576,12 +536,11 @@ def test_equal_answers_are_asked_about_once_and_tie(repository):
     same = pd.DataFrame(
         [line("p0", method, "It is 0.") for method in ("base", "best-of-n", "inferenceguard")]
     )
-    asked_ = questions_of(pairs_of(same, params()))
+    pairs = pairs_of(same, params())
+    asked_ = questions_of(pairs)
     assert len(asked_) == 2
-    scores = dict.fromkeys(asked_, (9, 2))
-    assert set(
-        verdicts(pairs_of(same, params()), scores, dict.fromkeys(ASPECTS, "j"))["verdict"]
-    ) == {"tie"}
+    judged = verdicts(pairs, dict.fromkeys(asked_, (9, 2)), dict.fromkeys(ASPECTS, "j"))
+    assert set(judged["verdict"]) == {"tie"}
 
 
 def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
@@ -648,15 +607,9 @@ def test_bad_settings_are_named(changes, message):
 def test_the_embedded_scorers_judge():
     """Guards the default of notebook 60: what it names is there; an empty answer has a score."""
     judge = load_judge("scorer")
-    asked_ = [
-        Question(
-            aspect, "p", "What is the capital of France?", "The capital of France is Paris.", ""
-        )
-        for aspect in ASPECTS
-    ]
+    texts = "What is the capital of France?", "The capital of France is Paris.", ""
+    asked_ = [Question(aspect, "p", *texts) for aspect in ASPECTS]
     replies = {question.aspect: reply for question, reply in judge.ask(asked_, 0, 1)}
-    assert (
-        replies["helpfulness"].scores[0] > replies["helpfulness"].scores[1]
-        and replies["harmlessness"].scores is not None
-    )
+    assert replies["helpfulness"].scores[0] > replies["helpfulness"].scores[1]
+    assert replies["harmlessness"].scores is not None
     assert judge.names == {"helpfulness": "minilm-relevance", "harmlessness": "jigsaw-toxicity"}

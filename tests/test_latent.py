@@ -9,11 +9,12 @@ from tinymodels import PROMPTS, Counter, numbers, tiny
 from transformers import DynamicCache
 
 from igcore import ParameterError
-from igcore.critic.latent import FEATURES, Latents, Source, latents, shape_of
+from igcore.critic.latent import FEATURES, latents, shape_of
 from igcore.engine.agreement import cache_for
 from igcore.engine.device import GIB
 from igcore.engine.kv_cache import cache_name
 from igcore.engine.local import LocalEngine
+from igstudy.training.latents import Source, single, together
 
 
 @torch.inference_mode()
@@ -155,10 +156,9 @@ def test_held_in_memory_or_made_again_is_the_same(features):
     assert held.held and not made.held
     index = [40, 3, 17, 3]
     # prompts are padded on either side
-    ours, theirs = (Latents.batch(source.take(index).single()) for source in (held, made))
-    assert ours.mask.tolist() == theirs.mask.tolist() and ours.mask.sum(1).tolist() == [
-        len(responses[i]) for i in index
-    ]
+    ours, theirs = (together(single(source.take(index))) for source in (held, made))
+    assert ours.mask.tolist() == theirs.mask.tolist()
+    assert ours.mask.sum(1).tolist() == [len(responses[i]) for i in index]
     torch.testing.assert_close(ours[1:], theirs[1:], atol=1e-4, rtol=1e-4)
 
 

@@ -4,27 +4,21 @@ import math
 
 import numpy as np
 import pytest
+from mockpolicy import LetterCost
 
 from igcore.models.embedded import OffensiveLanguage
 from igcore.watch.html import mask
 
 
-class Table:
-    """A cost that knows some words, is 0 for others, and counts its calls."""
-
-    def __init__(self, **costs):
-        self.costs, self.calls = costs, []
-
-    def score(self, prompts, responses, finished):
-        assert len(prompts) == len(finished) == len(responses)
-        self.calls.append(list(responses))
-        return [self.costs.get(word, 0.0) for word in responses]
+def table(**costs):
+    """Return a cost that knows some words, and is 0 for others."""
+    return LetterCost(lambda word: costs.get(word, 0.0))
 
 
 def test_blocks_keep_length_space_and_punctuation():
     """Bug: masking eats punctuation or white space, so that lines of a figure shift."""
     text = "I  hate Mondays,\n(hate!) don't-hate \thate"
-    assert mask(text, Table(hate=0.9)) == "I  ████ Mondays,\n(████!) don't-████ \t████"
+    assert mask(text, table(hate=0.9)) == "I  ████ Mondays,\n(████!) don't-████ \t████"
 
 
 @pytest.mark.parametrize(
@@ -40,25 +34,25 @@ def test_blocks_keep_length_space_and_punctuation():
 )
 def test_threshold_is_the_highest_readable_cost(score, masked):
     """Bug: the comparison is turned round, or NaN compares as "not above the threshold"."""
-    shown = mask("I like Mondays", Table(Mondays=score))
+    shown = mask("I like Mondays", table(Mondays=score))
     assert shown == ("I like ███████" if masked else "I like Mondays")
 
 
 def test_threshold_that_is_no_number_masks_all():
     """Bug: a NaN threshold shows everything."""
-    assert mask("I like Mondays", Table(), threshold=math.nan) == "█ ████ ███████"
+    assert mask("I like Mondays", table(), threshold=math.nan) == "█ ████ ███████"
 
 
 def test_each_distinct_word_is_asked_once():
     """Bug: one call per word makes a notebook wait."""
-    cost = Table()
+    cost = table()
     mask("so so very very late", cost)
-    assert cost.calls == [["late", "so", "very"]]
+    assert [[word for _, word, _ in call] for call in cost.asked] == [["late", "so", "very"]]
 
 
 def test_text_without_words():
     """Bug: an empty text or bare punctuation raises."""
-    assert mask("", Table()) == "" and mask("... \n", Table()) == "... \n"
+    assert mask("", table()) == "" and mask("... \n", table()) == "... \n"
 
 
 def test_with_the_embedded_cost():

@@ -200,15 +200,10 @@ def test_a_method_on_a_subset_of_prompts_is_paired_on_these_alone():
     """Guards against the 12 prompts of a slow method being compared with the rates of all 48, and
     the sentence hiding how many.
     """
-    records = pd.concat(
-        [
-            table(
-                ("inferenceguard", "sauss", [9.0, 9.0, 9.0, 0.75, 0.5]),
-                ("base", "sssss", [0.0, 0.0, 0.0, 0.5, 0.5]),
-            ),
-            table(("args", "ssusu", [0.0, 0.0, 0.0, 0.5, 0.25])).iloc[3:],
-        ]
-    )
+    ours = ("inferenceguard", "sauss", [9.0, 9.0, 9.0, 0.75, 0.5])
+    whole = table(ours, ("base", "sssss", [0.0, 0.0, 0.0, 0.5, 0.5]))
+    few = table(("args", "ssusu", [0.0, 0.0, 0.0, 0.5, 0.25])).iloc[3:]
+    records = pd.concat([whole, few])
     base, args = compare(records).itertuples(index=False)
     assert (base.n_pairs, base.n_answered, base.mcnemar_b, base.mcnemar_c) == (5, 4, 0, 2)
     assert (args.n_pairs, args.n_answered, args.mcnemar_b, args.mcnemar_c) == (2, 2, 1, 0)

@@ -12,16 +12,11 @@ STATUSES = {"s": "verified_safe", "a": "abstained", "u": "unverified_unsafe"}
 
 def cell(method, statuses, **fields):
     """Return records of a method; statuses by initial."""
-    lines = [
-        synthetic.record(
-            method=method,
-            prompt_id=f"p{k}",
-            status=STATUSES[status],
-            **({"prompts": "benign"} | fields),
-        )
+    about = {"method": method, "prompts": "benign"} | fields
+    return pd.DataFrame(
+        synthetic.record(prompt_id=f"p{k}", status=STATUSES[status], **about)
         for k, status in enumerate(statuses)
-    ]
-    return pd.DataFrame(lines)
+    )
 
 
 BASE = cell("base", "ssussuss", reward=0.25)
@@ -51,6 +46,5 @@ def test_what_cannot_be_compared_is_refused():
     """Guards against refusals on tempting prompts beside benign ones; without base is no test."""
     assert not len(over_refusal(OURS)["tests"])
     with pytest.raises(ParameterError, match="prompts takes the values benign, rtp"):
-        over_refusal(
-            BASE, cell("inferenceguard", "s"), cell("inferenceguard", "as", prompts="rtp")[1:]
-        )
+        rude = cell("inferenceguard", "as", prompts="rtp")[1:]
+        over_refusal(BASE, cell("inferenceguard", "s"), rude)

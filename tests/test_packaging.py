@@ -209,10 +209,9 @@ def test_the_embedded_profile_holds_both_policies_and_all_methods():
     assert {p.policy.name for p in small} == {"smollm2-raw", "smollm2-chat"}
     for policy in {p.policy.name for p in small}:
         found = {m for p in small if p.policy.name == policy for m in p.methods}
-        assert found | {"rejection"} == set(METHODS)  # which is compared in the claims
-    assert all(
-        p.limit >= (12 if p.value or p.critic else 60) and p.split == "test" for p in small
-    )  # token by token, and with a critic: a stated part
+        assert found | {"backtracking", "rejection"} == set(METHODS)  # those of params/law
+    # token by token, and with a critic: a stated part
+    assert all(p.limit >= (12 if p.value or p.critic else 60) and p.split == "test" for p in small)
 
 
 def snakemake(folder: Path, *options: str) -> subprocess.CompletedProcess:

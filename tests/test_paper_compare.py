@@ -31,22 +31,12 @@ def cell(safe, n, reward=7.08, spread=2.49, run="decode-main-alpaca-pku", **fiel
     """Lines of one run, `safe` of them safe, whose rewards lie one printed deviation below and
     above a mean.
     """
-    lines = [
-        synthetic.record(
-            **{
-                "prompt_id": f"p{k:04d}",
-                "prompt": f"What is {k}?",
-                "reward": reward + spread * (-1) ** k,
-                "max_new_tokens": 128,
-            }
-            | {
-                "status": "verified_safe" if k < safe else "unverified_unsafe",
-                "lagrange_multiplier": 5.0,
-            }
-            | fields
-        )
-        for k in range(n)
-    ]
+    lines = []
+    for k in range(n):
+        line = {"prompt_id": f"p{k:04d}", "prompt": f"What is {k}?", "max_new_tokens": 128}
+        line |= {"reward": reward + spread * (-1) ** k, "lagrange_multiplier": 5.0}
+        line["status"] = "verified_safe" if k < safe else "unverified_unsafe"
+        lines.append(synthetic.record(**line | fields))
     return pd.DataFrame(lines).assign(run=run, critic_control="none", group_size=8)
 
 
@@ -69,15 +59,10 @@ def test_every_row_has_the_print_and_a_run_that_has_all_of_its_settings():
     """Bug: a row left out, or numbers in one that was not run."""
     found = beside("main_alpaca_beaver", cell(669, 759, **OURS))
     row = row_of(found, policy="alpaca-7b", method="inferenceguard")
-    assert (row["run"], row["standing"], row["safety_n"], row["safety_paper"]) == (
-        "decode-main-alpaca-pku",
-        "alpaca-7b",
-        759,
-        0.8814,
-    )
-    assert (row["safety_ours"], row["safety_low"], row["safety_high"]) == pytest.approx(
-        (669 / 759, *metrics.wilson(669, 759))
-    )
+    assert (row["run"], row["standing"]) == ("decode-main-alpaca-pku", "alpaca-7b")
+    assert (row["safety_n"], row["safety_paper"]) == (759, 0.8814)
+    interval = row["safety_ours"], row["safety_low"], row["safety_high"]
+    assert interval == pytest.approx((669 / 759, *metrics.wilson(669, 759)))
     assert row["reward_ours"] == pytest.approx(7.08, abs=0.004)
     rest = found[found["run"] == NOT_RUN]
     assert len(found) == 24 and len(rest) == 23
@@ -105,9 +90,8 @@ def test_a_short_last_group_weighs_as_many_prompts_as_it_has():
     assert row["seconds_low"] < row["seconds_ours"] < row["seconds_high"]
     values = MEASURES["seconds"].values(Cell({}, "", lines))
     sizes, means = np.array([8, 8, 4]), np.array([1.5, 2.5, 6.5])
-    error = (sizes * (means - values.mean()) / sizes.mean()).var(
-        ddof=1
-    )  # of the ratio of sums, as in Cochran (6.13)
+    # of the ratio of sums, as in Cochran (6.13)
+    error = (sizes * (means - values.mean()) / sizes.mean()).var(ddof=1)
     assert values.var(ddof=1) == pytest.approx(error)
     assert MEASURES["seconds"].values(Cell({}, "", lines[:16])).tolist() == [1.5, 2.5]
     assert MEASURES["seconds"].values(Cell({}, "", lines.assign(score_s=np.nan))).empty
@@ -197,18 +181,13 @@ RAW = {"policy": "smollm2-raw", "prompts": "rtp"}
 
 def test_embedded_policies_stand_beside_the_print():
     """Guards a run of another policy, method or sweep beside a row."""
-    lines = pd.concat(
-        [
-            cell(8, 8, run="decode-raw", **RAW | {"method": "inferenceguard"}),
-            cell(4, 8, run="decode-raw", **RAW | {"method": "base", "n_samples": 1}),
-            cell(
-                8,
-                8,
-                run="decode-ndk-8-16-2",
-                **RAW | {"method": "inferenceguard", "block_size": 16},
-            ),
-        ]
-    )
+    wide = RAW | {"method": "inferenceguard", "block_size": 16}
+    cells = [
+        cell(8, 8, run="decode-raw", **RAW | {"method": "inferenceguard"}),
+        cell(4, 8, run="decode-raw", **RAW | {"method": "base", "n_samples": 1}),
+        cell(8, 8, run="decode-ndk-8-16-2", **wide),
+    ]
+    lines = pd.concat(cells)
     found = beside("main_alpaca_beaver", lines)
     assert len(found) == 24
     row = row_of(found, policy="alpaca-7b", method="base")
@@ -261,9 +240,8 @@ def test_the_sweep_of_best_of_n_has_a_row_for_every_point_that_its_samples_hold(
         [128, 8],
     ]
     assert (points["lagrange_multiplier"] == points["ours_lagrange_multiplier"]).all()
-    assert (
-        points["reward_ours"].notna().all() and points["seconds_ours"].isna().all()
-    )  # what only decoding would tell
+    # what only decoding would tell
+    assert points["reward_ours"].notna().all() and points["seconds_ours"].isna().all()
     assert compare.replayed(cell(1, 2, **OURS))["run"].tolist() == ["decode-main-alpaca-pku"] * 2
 
 
@@ -306,11 +284,8 @@ def test_a_run_that_has_not_finished_is_left_out_and_named(repository, capsys):
     in a table.
     """
     stored(repository, cell(6, 8, **OURS))
-    stored(
-        repository,
-        cell(6, 8, run="decode-main-half", **OURS | {"method": "beam-augmented"}),
-        finished=False,
-    )
+    half = cell(6, 8, run="decode-main-half", **OURS | {"method": "beam-augmented"})
+    stored(repository, half, finished=False)
     found = compare.load("mine")
     assert capsys.readouterr().out.count("decode-main-half") == 1
     table = beside("main_alpaca_beaver", found)
@@ -322,15 +297,8 @@ def test_shards_are_one_run_and_best_of_n_is_none(repository):
     lines = cell(8, 8, **OURS)
     for shard in (0, 1):
         stored(repository, lines[shard::2], shard=shard)
-    stored(
-        repository,
-        cell(
-            4,
-            8,
-            run="decode-sweep-lambda-best-of-n",
-            **OURS | {"method": "best-of-n-lagrangian", "keep": 1},
-        ),
-    )
+    best = OURS | {"method": "best-of-n-lagrangian", "keep": 1}
+    stored(repository, cell(4, 8, run="decode-sweep-lambda-best-of-n", **best))
     found = compare.load("mine")
     assert [len(cell.lines) for cell in cells("lambda_vicuna", found)] == [8, 8]
     made = {name: beside(name, found) for name in ("main_alpaca_beaver", "ndk")}

@@ -64,9 +64,8 @@ def test_chance_implies_nothing():
     spread = np.random.default_rng(0).integers(0, 10_001, 40) / 100
     found = counts.implied([f"{p:.2f}" for p in spread], 1000)
     assert not found["implied"] and found["p"] > 0.05
-    assert not counts.implied(["81", "48", "96"], 1000)[
-        "implied"
-    ]  # whole numbers fit nearly everything
+    # whole numbers fit nearly everything
+    assert not counts.implied(["81", "48", "96"], 1000)["implied"]
 
 
 def test_the_tail_is_that_of_all_outcomes():

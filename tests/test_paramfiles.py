@@ -209,12 +209,8 @@ def test_a_grid_makes_names(tmp_path, grid, sentence):
     """Bug: a list in the name of a folder, text taken letter by letter, a point that takes the
     place of another.
     """
-    files = ParamFiles(
-        "paper",
-        base=folder(
-            tmp_path, **{"decode-a": {"profile": "paper", "run": "decode-a", "grid": grid}}
-        ),
-    )
+    file = {"profile": "paper", "run": "decode-a", "grid": grid}
+    files = ParamFiles("paper", base=folder(tmp_path, **{"decode-a": file}))
     with pytest.raises(ParameterError, match=sentence):
         files.runs()
 
@@ -224,13 +220,10 @@ def test_two_files_do_not_make_one_run(tmp_path):
     be called the same.
     """
     one = {"profile": "paper", "run": "a"}
-    ParamFiles(
-        "paper", base=folder(tmp_path, **{"critic-a": one, "judge-a": one, "decode-a": one})
-    ).runs()
-    with pytest.raises(
-        ParameterError,
-        match="paper/regime-a.yaml makes a run 'a', as another file or point does",
-    ):
+    base = folder(tmp_path, **{"critic-a": one, "judge-a": one, "decode-a": one})
+    ParamFiles("paper", base=base).runs()
+    sentence = "paper/regime-a.yaml makes a run 'a', as another file or point does"
+    with pytest.raises(ParameterError, match=sentence):
         ParamFiles("paper", base=folder(tmp_path, **{"regime-a": one})).runs()
 
 

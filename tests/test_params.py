@@ -67,9 +67,8 @@ def test_a_value_network_is_trained_where_one_is_wanted():
     default settings: an empty mapping.
     """
     assert params().valuing() is None and params(value=None).valuing() is None
-    assert params(value={}).valuing() == ValueConfig() and params(
-        value={"width": 8}
-    ).valuing() == ValueConfig(width=8)
+    assert params(value={}).valuing() == ValueConfig()
+    assert params(value={"width": 8}).valuing() == ValueConfig(width=8)
 
 
 @pytest.mark.parametrize(
@@ -183,10 +182,8 @@ def test_every_committed_file_is_valid(path):
     cls = dict.fromkeys(OUTPUT, OutputParams)
     cls |= {"critic": CriticParams, "judge": JudgeParams, "harm": HarmParams}
     points = [files.read(path)] if kind in OUTPUT else [given for _, given in files.points(path)]
-    assert (
-        all(cls.get(kind, DecodeParams)(**given).profile == path.parent.name for given in points)
-        and points
-    )
+    assert all(cls.get(kind, DecodeParams)(**given).profile == path.parent.name for given in points)
+    assert points
 
 
 @pytest.mark.parametrize(

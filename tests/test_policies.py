@@ -13,7 +13,7 @@ import igcore as ig
 from igcore.engine.kv_cache import cache_name
 from igcore.models.policies import policy_of, unwrapped
 
-SETTINGS = dict(budget=1e6, n_samples=2, keep=1, block_size=3, max_new_tokens=6)
+SETTINGS = dict(budget=1e6, block_size=3, max_new_tokens=6)
 TOKENIZER = tiny_tokenizer()
 TEXT = dict(
     vocab_size=len(TOKENIZER), hidden_size=16, intermediate_size=24, num_hidden_layers=2,

@@ -6,7 +6,8 @@ import re
 import shutil
 
 import pytest
-from safetensors.torch import load_file, save_file
+from copiedcode import edit_json, edit_tensors, swap_letters
+from mockpolicy import LetterCost, LetterReward
 from tiny import tiny_model, tiny_tokenizer, turn_calendar
 
 from igcore import AssetError, Guard, ParameterError, SearchConfig, decode, load_policy
@@ -103,72 +104,31 @@ def test_a_prompt_must_fit_the_context_together_with_its_answer(policy):
 def test_any_local_folder_is_a_policy(folder):
     """Guards the way in for a model of one's own, from folder to answers."""
 
-    class Length:
-        name, digest, sign, unit = "length", "v1", "higher is worse", "characters"
-
-        def score(self, prompts, responses, finished):
-            return [len(r) / 100 for r in responses]
-
-    class Brevity(Length):
-        sign = "higher is better"
-
     policy = load_policy(str(folder))
-    assert (policy.name, policy.template.name, len(policy.digest), policy.context) == (
-        "tiny",
-        "raw",
-        64,
-        64,
-    )
+    assert (policy.name, policy.template.name) == ("tiny", "raw")
+    assert (len(policy.digest), policy.context) == (64, 64)
     config = SearchConfig(budget=1.0, n_samples=4, keep=2, block_size=4, max_new_tokens=10)
-    out = list(
-        decode(
-            "inferenceguard",
-            Guard(policy, reward=Brevity(), cost=Length(), config=config),
-            ["hello", "a longer one"],
-        )
-    )
-    assert [r.status for r in out] == ["verified_safe"] * 2 and [r.n_tokens for r in out] == [
-        10,
-        10,
-    ]
-    guard = Guard(policy, reward=Brevity(), cost=Length(), config=config)
-    alone = [
-        r.text for p in ("hello", "a longer one") for r in decode("inferenceguard", guard, [p])
-    ]
+    length = LetterCost(lambda text: len(text) / 100)
+    guard = Guard(policy, length, LetterReward(length.of), config)
+    prompts = ["hello", "a longer one"]
+    out = list(decode("inferenceguard", guard, prompts))
+    assert [(r.status, r.n_tokens) for r in out] == [("verified_safe", 10)] * 2
+    alone = [r.text for p in prompts for r in decode("inferenceguard", guard, [p])]
     assert alone == [r.text for r in out]
 
 
-def respelt(path, **changes):
-    """Change settings in a JSON file."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def permuted(path):
-    """Let a tokenizer read one letter as another."""
-    settings = json.loads(path.read_text())
-    ids = settings["model"]["vocab"]
-    ids["a"], ids["b"] = ids["b"], ids["a"]
-    path.write_text(json.dumps(settings))
-
-
-def shifted(path):
-    state = load_file(path)
-    save_file(
-        state | {"model.norm.weight": state["model.norm.weight"] + 1},
-        path,
-        metadata={"format": "pt"},
-    )
+def shifted(state):
+    return state | {"model.norm.weight": state["model.norm.weight"] + 1}
 
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+ROTARY = {"rope_type": "default", "rope_theta": 500.0}
 CHANGES = {  # file -> how it is changed
-    "model.safetensors": shifted,
-    "config.json": lambda path: respelt(
-        path, rope_parameters={"rope_type": "default", "rope_theta": 500.0}
-    ),
-    "generation_config.json": lambda path: respelt(path, eos_token_id=[5, 6]),
-    "tokenizer.json": permuted,
-    "tokenizer_config.json": lambda path: respelt(path, chat_template=CHAT),
+    "model.safetensors": lambda path: edit_tensors(path, shifted),
+    "config.json": lambda path: edit_json(path, rope_parameters=ROTARY),
+    "generation_config.json": lambda path: edit_json(path, eos_token_id=[5, 6]),
+    "tokenizer.json": swap_letters,
+    "tokenizer_config.json": lambda path: edit_json(path, chat_template=CHAT),
     "chat_template.jinja": lambda path: path.write_text(CHAT),
 }
 
@@ -182,10 +142,8 @@ def test_whatever_changes_in_a_folder_changes_the_digest_and_is_named(folder, tm
     before = load_policy({"name": str(copy), "template": "raw"}).identity()
     CHANGES[name](copy / name)
     after = load_policy({"name": str(copy), "template": "raw"}).identity()
-    files = before["files"].keys() | after["files"].keys()
-    assert [file for file in files if before["files"].get(file) != after["files"].get(file)] == [
-        name
-    ]
+    differing = before["files"].items() ^ after["files"].items()
+    assert {file for file, _ in differing} == {name}
     assert len({before["digest"], after["digest"]}) == 2
     assert (before["ends"] == after["ends"]) == (name != "generation_config.json")
     assert json.loads(json.dumps(after)) == after
@@ -193,15 +151,11 @@ def test_whatever_changes_in_a_folder_changes_the_digest_and_is_named(folder, tm
 
 def test_the_same_folder_under_another_name_has_the_same_digest(folder, tmp_path):
     """Bug: a critic that is refused where a folder was moved."""
-    first, again, moved = (
-        load_policy(str(path))
-        for path in (folder, folder, shutil.copytree(folder, tmp_path / "moved"))
-    )
-    assert (
-        first.identity() == again.identity()
-        and moved.digest == first.digest
-        and moved.name == "moved"
-    )
+    places = folder, folder, shutil.copytree(folder, tmp_path / "moved")
+    first, again, moved = (load_policy(str(path)) for path in places)
+    assert first.identity() == again.identity()
+    assert moved.digest == first.digest
+    assert moved.name == "moved"
 
 
 def test_a_template_that_writes_the_date_changes_the_digest(folder, tmp_path, monkeypatch):
@@ -236,14 +190,16 @@ def test_a_policy_made_by_hand_has_an_identity(policy):
     }
 
 
+def without_the_last_norm(tensors):
+    return {key: x for key, x in tensors.items() if key != "model.norm.weight"}
+
+
 def test_a_folder_without_all_its_weights_is_refused(folder, tmp_path):
     """Guards against a model that transformers would complete with random numbers."""
-    shutil.copytree(folder, tmp_path / "copy")
-    weights = load_file(tmp_path / "copy" / "model.safetensors")
-    del weights["model.norm.weight"]
-    save_file(weights, tmp_path / "copy" / "model.safetensors", metadata={"format": "pt"})
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    edit_tensors(copy / "model.safetensors", without_the_last_norm)
     with pytest.raises(AssetError, match="lacks the weights .*model.norm.weight"):
-        load_policy(str(tmp_path / "copy"))
+        load_policy(str(copy))
 
 
 def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):
@@ -254,10 +210,8 @@ def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["more"])
     tokenizer.save_pretrained(copy)
-    with pytest.raises(
-        AssetError,
-        match="has 258 tokens, but its model has embeddings for 257; the two belong to different",
-    ):
+    sentence = "has 258 tokens, but its model has embeddings for 257; the two belong to different"
+    with pytest.raises(AssetError, match=sentence):
         load_policy(str(copy))
 
 
@@ -266,13 +220,12 @@ def test_a_policy_may_be_given_with_its_options(folder, monkeypatch):
     asked = []
     monkeypatch.setattr(
         "igcore.models.policies.snapshot",
-        lambda repo, revision, weights: asked.append((repo, revision)) or folder,
+        lambda repo, revision, patterns: asked.append((repo, revision)) or folder,
     )
     policy = load_policy({"name": "alpaca-7b", "revision": "v1", "template": "vicuna"})
     assert (policy.name, policy.template.name) == ("alpaca-7b", "vicuna")
-    assert (
-        load_policy({"name": "lmsys/vicuna-7b-v1.5", "revision": "v0"}).template.name == "raw"
-    )  # no name of ours, and no chat template
+    # no name of ours, and no chat template
+    assert load_policy({"name": "lmsys/vicuna-7b-v1.5", "revision": "v0"}).template.name == "raw"
     assert load_policy("vicuna-7b").template.name == "vicuna"
     pinned = policies.VICUNA.revision
     assert asked == [
@@ -296,9 +249,8 @@ def test_a_chat_template_that_is_not_there_is_refused(folder):
 
 def test_a_policy_that_the_mirror_lacks_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("IGCORE_HUB", str(tmp_path))
-    with pytest.raises(
-        AssetError, match="model 'PKU-Alignment/beaver-7b-v3.0' is not in IGCORE_HUB"
-    ):
+    sentence = "model 'PKU-Alignment/beaver-7b-v3.0' is not in IGCORE_HUB"
+    with pytest.raises(AssetError, match=sentence):
         load_policy("beaver-7b-v3")
 
 
@@ -353,8 +305,4 @@ def test_the_embedded_policy_reads_both_templates():
     ends = {raw.tokenizer.convert_ids_to_tokens(i) for i in raw.eos_ids}
     assert ends == {"<|im_end|>", "<|endoftext|>", "<|im_start|>"}
     assert raw.files == chat.files and raw.digest != chat.digest and raw.context == 8192
-    assert {
-        "model.safetensors",
-        "config.json",
-        "tokenizer.json",
-    } <= raw.files.keys()
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= raw.files.keys()

@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import pytest
 from copiedcode import edit, forget, know_code_from
-from mockpolicy import LetterCost, LetterReward, MockModel, mock_policy
+from mockpolicy import LetterCost, LetterReward, MockModel, mock_policy, outcome
 from tiny import SCORERS, letters, untrained, value_network
-from tinymodels import tiny
+from tinymodels import numbers, tiny
 
 from igcore import Guard, ParameterError, RunError, decode, load_scorer
 from igcore.beams import METHODS, method_of
 from igcore.engine.diversity import Failures, diversity_penalty
 from igcore.engine.local import LocalEngine
-from igcore.engine.sampling import Sampling, random_key
+from igcore.engine.sampling import Sampling
 from igstudy.baselines.args import ArgsConfig
 from igstudy.baselines.re_control import ReControlConfig
 from igstudy.pool import Pool, policy_digest, scorer_digest, value_of
@@ -32,18 +32,11 @@ POOLED = [name for name in SEARCHES if not method_of(name).search]  # the others
 ENDS = {0}
 
 
-def said(response):
-    """All of a response but its seconds and what it came from."""
-    line = {name: value for name, value in vars(response).items() if not name.endswith("_s")}
-    del line["guard"], line["candidates"]
-    return line
-
-
 def answered(policy, method, pool=None, prompts=PROMPTS, scorers=SCORERS, critic=None, **settings):
     kind = ReControlConfig if method.startswith("re-") else ArgsConfig
     config = kind(**SETTINGS | settings | ({"token_top_k": 5} if kind is ArgsConfig else {}))
     guard = Guard(policy, **scorers, config=config, critic=critic, pool=pool)
-    return [said(response) for response in decode(method, guard, prompts)]
+    return [outcome(response) for response in decode(method, guard, prompts)]
 
 
 def no_engine(*_):
@@ -121,10 +114,6 @@ def test_every_token_is_drawn_once(tmp_path):
 
 def pooled(make, ends, pool, digest="llama"):
     return PooledEngine(make, replace(mock_policy(), eos_ids=frozenset(ends), digest=digest), pool)
-
-
-def numbers(n, length, name="", at=0):
-    return [[random_key(0, name, 0, i, at + t) for t in range(length)] for i in range(n)]
 
 
 @pytest.fixture(scope="module")

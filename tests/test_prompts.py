@@ -28,16 +28,6 @@ def saved(write, **columns) -> bytes:
     return file.getvalue()
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(name, content):
-        path = tmp_path / name
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
-
-    return write
-
-
 def texts(path):
     return sorted(prompt.text for prompt in load_prompts(path))
 
@@ -60,10 +50,8 @@ def test_benign_set_is_what_it_says():
     lines = benign()
     assert len(lines) == len({line.lower() for line in lines}) == 80 and not set(lines) & set(MILD)
     assert all(line == line.strip() and line[0].isupper() and line[-1] in ".?" for line in lines)
-    assert (
-        "How do I kill a process in Linux?" in lines[60:]
-        and "Who painted the Mona Lisa?" in lines[:60]
-    )
+    assert "How do I kill a process in Linux?" in lines[60:]
+    assert "Who painted the Mona Lisa?" in lines[:60]
     assert {p.text for p in load_prompts("benign")} == set(lines)
 
 

@@ -56,22 +56,10 @@ class Length:
         self.broken, self.seen = broken, []
 
     def score(self, prompts, responses, finished):
-        assert (
-            set(prompts) == {""}
-            and all(finished)
-            and len(prompts) == len(finished) == len(responses)
-        )
+        assert set(prompts) == {""}
+        assert all(finished)
+        assert len(prompts) == len(finished) == len(responses)
         return [self.broken.get(text, float(len(text))) for text in responses]
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(name, content):
-        path = tmp_path / name
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
-
-    return write
 
 
 def texts(name, split="all", **options):
@@ -131,11 +119,9 @@ def test_hex_phi_has_ten_categories(hub):
         with path.open("w", newline="") as file:
             csv.writer(file).writerows([[f"{path.stem}, prompt {i}"] for i in range(30)])
     found = texts(HEX)
-    assert (
-        len(found) == 300
-        and "category_1, prompt 0" in found
-        and not any(text.startswith("category_2,") for text in found)
-    )
+    assert len(found) == 300
+    assert "category_1, prompt 0" in found
+    assert not any(text.startswith("category_2,") for text in found)
 
 
 def test_hh_prompts_are_dialogues(hub):
@@ -147,9 +133,8 @@ def test_hh_prompts_are_dialogues(hub):
             p.text.startswith("\n\nHuman: ") and p.text.endswith("\n\nAssistant:") for p in found
         )
     turns = [turns_of(text) for text in texts(HH)]
-    assert {len(dialogue) for dialogue in turns} == {1, 3} and {
-        dialogue[-1] for dialogue in turns
-    } == set(data.TEST)
+    assert {len(dialogue) for dialogue in turns} == {1, 3}
+    assert {dialogue[-1] for dialogue in turns} == set(data.TEST)
     table = pd.read_parquet(hub / data.HH_DAHOAS / data.HH_FILES["test"])
     assert hub_texts(HH, PromptOptions())["test"] == list(table["prompt"])
     assert list(table) == ["prompt", "response", "chosen", "rejected"]

@@ -21,7 +21,7 @@ CHATML = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}<a>{% endif %}"
 )
-SMALL = {"n_samples": 4, "block_size": 2, "max_new_tokens": 6}
+SMALL = {"block_size": 2, "max_new_tokens": 6}
 
 
 def capitals(text: str) -> float:

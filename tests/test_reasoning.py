@@ -10,7 +10,7 @@ from igcore.policy import Policy, as_prompt, role_and_content
 from igstudy.runs.records import record
 
 MARKS = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "[THINK]", "[/THINK]"]
-SMALL = {"budget": 1e9, "n_samples": 2, "keep": 1, "block_size": 4, "max_new_tokens": 12}
+SMALL = {"budget": 1e9, "block_size": 4, "max_new_tokens": 12}
 
 
 def reasoner():
@@ -50,57 +50,49 @@ def test_reasoning_is_told_from_the_answer(prompt, response, reasoning, answer):
     assert text == reasoning + answer
 
 
-class Heard(LetterCost):
-    """Counts letters, and keeps every text that it reads."""
-
-    def __init__(self):
-        super().__init__()
-        self.heard = []
-
-    def score(self, prompts, responses, finished):
-        self.heard += responses
-        return super().score(prompts, responses, finished)
-
-
 def test_reasoning_is_judged_and_recorded_but_is_no_answer(monkeypatch):
     """Bug: reasoning that no cost has read, or a record whose text is not what was judged."""
     monkeypatch.setattr(Policy, "reasoning_in", lambda self, prompt, tokens, text: text[:2])
-    cost = Heard()
+    cost = LetterCost()
     guard = ig.Guard(mock_policy(), cost, **SMALL)
     answer = guard("ab")
     assert answer.judged == answer.reasoning + answer.text and len(answer.reasoning) == 2
-    assert cost.heard[-1].startswith(answer.reasoning) and answer.judged in cost.heard
-    assert record(answer, "inferenceguard", guard, 0)["response"] == answer.judged
+    heard = [text for call in cost.asked for _, text, _ in call]
+    assert heard[-1].startswith(answer.reasoning) and answer.judged in heard
+    assert record(answer, "backtracking", guard, 0)["response"] == answer.judged
     assert f"{answer.reasoning}</i>{answer.text[:1]}" in answer._repr_html_()
 
 
 # --- stop strings ---------------------------------------------------------------------------------
 
-ONE = {"n_samples": 1, "rounds": 1}
+METHODS = {"inferenceguard": {"n_samples": 1, "keep": 1, "rounds": 1}}
+METHODS |= {"backtracking": {}, "rejection": {}}
 
 
-def one_sample(stop=(), **more):
-    """Return answers of one sample each, which no cost influences."""
-    settings = SMALL | ONE | more
-    guard = ig.Guard(mock_policy(), LetterCost(), stop=list(stop), **settings)
-    return [guard(prompt) for prompt in ("ab", "fed", "c", "abc", "dd", "ea")]
+def one_sample(method, stop=(), **more):
+    """Return a guard of one sample for an answer, which no cost influences."""
+    settings = SMALL | METHODS[method] | more
+    return ig.Guard(mock_policy(), LetterCost(), method=method, stop=list(stop), **settings)
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("stop", [["a"], ["bc", "e"], ["ab", "cd", "de", "ff"], ["zzz"]])
-def test_an_answer_ends_before_the_first_stop_string(stop):
+def test_an_answer_ends_before_the_first_stop_string(stop, method):
     """Bug: few-shot prompts of base models ran on into the next question."""
-    for plain, answer in zip(one_sample(), one_sample(stop), strict=True):
+    prompts, stopped = ["ab", "fed", "c", "abc", "dd", "ea"], one_sample(method, stop)
+    for plain, answer in zip(one_sample(method).map(prompts), stopped.map(prompts), strict=True):
         ends = [plain.text.index(text) for text in stop if text in plain.text]
         assert answer.text == plain.text[: min(ends, default=len(plain.text))]
         assert answer.finished and answer.status == "verified_safe"
         assert answer.cost == pytest.approx(LetterCost().score([""], [answer.text], [True])[0])
         assert max([0, *answer.block_ends]) == len(answer.text) == answer.grid_ends[-1]
         short = {"max_new_tokens": answer.n_tokens, "block_size": 1}
-        alone = ig.Guard(mock_policy(), LetterCost(), **SMALL | short | ONE)(answer.prompt)
+        alone = one_sample(method, **short)(answer.prompt)
         assert answer.reward == pytest.approx(alone.reward)
 
 
-def test_a_stop_string_may_begin_inside_a_token_and_in_an_earlier_block():
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stop_string_may_begin_inside_a_token_and_in_an_earlier_block(method):
     """Bug: letters before the stop string that went with its token; a string over two blocks."""
 
     class Words(type(mock_policy().tokenizer)):
@@ -109,7 +101,7 @@ def test_a_stop_string_may_begin_inside_a_token_and_in_an_earlier_block():
 
     plain, cut = mock_policy(), []
     plain.tokenizer = Words()
-    settings = SMALL | ONE | {"block_size": 1}
+    settings = SMALL | METHODS[method] | {"method": method, "block_size": 1}
     guard = ig.Guard(plain, len, **settings)
     for prompt in ("ab", "fed", "c", "abc"):
         whole = guard(prompt)
@@ -123,9 +115,10 @@ def test_a_stop_string_may_begin_inside_a_token_and_in_an_earlier_block():
 def test_a_method_with_its_own_search_has_no_stop_strings():
     """Bug: a setting that a method ignores in silence."""
     guard = ig.Guard(mock_policy(), LetterCost(), LetterReward(), stop=["a"], **SMALL)
-    assert method_of("rejection").search
-    with pytest.raises(ig.ParameterError, match="'rejection' does not read stop"):
-        guard.with_method("rejection")
+    assert method_of("args").search
+    with pytest.raises(ig.ParameterError, match="'args' does not read stop"):
+        guard.with_method("args")
+    assert guard.with_method("rejection").config.stop == ("a",)
 
 
 # --- what a chat says -----------------------------------------------------------------------------

@@ -35,9 +35,8 @@ def test_records_come_back_as_they_were(repository, tmp_path_factory):
     archive = pack("mine", repository)
     first = archive.read_bytes()
     (repository / "runs/mine/decode-raw/manifest.json").touch()
-    assert pack("mine", repository).read_bytes() == first and known_hashes(repository).keys() == {
-        "mine.tar.xz"
-    }
+    assert pack("mine", repository).read_bytes() == first
+    assert known_hashes(repository).keys() == {"mine.tar.xz"}
     other = tmp_path_factory.mktemp("other")
     (repository / "records").rename(other / "records")
     assert unpack(other, other) == ["mine"]

@@ -78,7 +78,7 @@ def test_a_row_group_of_the_main_tables_runs(name, here):
         found |= {line["method"]: line for line in run.lines}
         assert len(run.lines) == 2 * len(run.params["methods"])
         assert verify(run.responses, asked).problems == []
-    assert len(found) >= len(METHODS) - 4  # among them rejection sampling, which it does not have
+    assert len(found) >= len(METHODS) - 2  # all but the two that a critic steers
     assert found["inferenceguard"]["status"] in ("verified_safe", "abstained")
 
 
@@ -122,10 +122,7 @@ def test_the_judge_is_rehearsed_with_an_endpoint(here, monkeypatch):
     decode_run.decode_run(params(DecodeParams, "decode-main-alpaca-pku", **two))
     with stub_judge() as stub:
         given = PAPER.read(ROOT / "params/paper/judge-alpaca-pku.yaml") | {"limit": SMALL["limit"]}
-        judged = judge_run(
-            JudgeParams(
-                **(given | {"judge": given["judge"] | {"base_url": stub.base_url}, "workers": 2})
-            )
-        )
+        judge = given["judge"] | {"base_url": stub.base_url}
+        judged = judge_run(JudgeParams(**given | {"judge": judge, "workers": 2}))
     rates = win_rates(judged)
     assert set(rates["aspect"]) == {"helpfulness", "harmlessness"} and (rates["n"] == 2).all()

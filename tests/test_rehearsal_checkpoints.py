@@ -9,6 +9,7 @@ import json
 
 import pytest
 import torch
+from mockpolicy import LetterCost, LetterReward
 from sentencepiece import SentencePieceProcessor
 
 from igcore import AssetError, Guard, SearchConfig, decode, load_policy, load_scorer
@@ -39,26 +40,15 @@ def mirror(tmp_path_factory):
         yield folder
 
 
-class Length:
-    name, digest, sign, unit = "length", "v1", "higher is worse", "characters"
-
-    def score(self, prompts, responses, finished):
-        return [len(r) / 100 for r in responses]
-
-
-class Brevity(Length):
-    sign = "higher is better"
+def length(text):
+    return len(text) / 100
 
 
 def answers(policy, prompts, **settings):
-    config = SearchConfig(
-        **dict(budget=9.0, n_samples=2, keep=1, block_size=3, max_new_tokens=6) | settings
-    )
-    return list(
-        decode(
-            "inferenceguard", Guard(policy, reward=Brevity(), cost=Length(), config=config), prompts
-        )
-    )
+    common = dict(budget=9.0, n_samples=2, keep=1, block_size=3, max_new_tokens=6)
+    config = SearchConfig(**common | settings)
+    guard = Guard(policy, LetterCost(length), LetterReward(length), config)
+    return list(decode("inferenceguard", guard, prompts))
 
 
 def letters(text: str) -> list[int]:
@@ -159,9 +149,8 @@ def test_every_policy_answers(name):
     """
     policy, prompts = load_policy(name), ["Why does bread rise?", "Tea"]
     together = answers(policy, prompts)
-    assert [r.status for r in together] == ["verified_safe"] * 2 and all(
-        0 < r.n_tokens <= 6 for r in together
-    )
+    assert [r.status for r in together] == ["verified_safe"] * 2
+    assert all(0 < r.n_tokens <= 6 for r in together)
     alone = [r.text for p in prompts for r in answers(policy, [p])]
     assert alone == [r.text for r in together]
 

@@ -22,9 +22,8 @@ ONCE = "{% if messages[1:] %}{{ raise_exception('One turn\n only!') }}{% endif %
 SMALL = {"block_size": 2, "max_new_tokens": 4}
 TURNS = [("user", "a"), ("assistant", "b"), ("user", "c")]
 SYSTEM = ("system", "Answer in Latin.")
-LONG = SimpleNamespace(
-    config=LlamaConfig(max_position_embeddings=10**6)
-)  # reads texts of any length
+# reads texts of any length
+LONG = SimpleNamespace(config=LlamaConfig(max_position_embeddings=10**6))
 
 
 def tokenizer_of(template, special=(), added=(), **_):

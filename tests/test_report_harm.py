@@ -93,9 +93,8 @@ def test_every_prompt_has_one_outcome_and_exact_intervals():
     assert np.isnan(row["auroc"]) and table.iloc[1]["auroc"] == 0.75
     assert harm.for_people(table, "harmful")["judge (AUROC)"][0] == "harm (not measured)"
     shown = harm.for_people(table, "harmful")
-    assert (
-        shown["harm"][1] == "2 of 5 [0.05, 0.85]" and shown["judge (AUROC)"][1] == "reader (0.75)"
-    )
+    assert shown["harm"][1] == "2 of 5 [0.05, 0.85]"
+    assert shown["judge (AUROC)"][1] == "reader (0.75)"
     with pytest.raises(RunError, match="occurs twice"):
         harm.harm_table({"harmful": pd.concat([lines, lines])}, scores_by_hand(lines), JUDGES)
 

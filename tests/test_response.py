@@ -25,7 +25,7 @@ def answer() -> Response:
     tokenizer = tiny_tokenizer()
     guard = Guard(
         (tiny_model(tokenizer), tokenizer), lambda text: broken_now_and_then(text),
-        LetterReward(), budget=1.0, n_samples=4, block_size=2, max_new_tokens=8,
+        LetterReward(), budget=1.0, block_size=2, max_new_tokens=8,
     )  # fmt: skip
     return guard("a bed", record=True)
 

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from copiedcode import forget, know_code_from
-from safetensors.torch import load_file, save_file
+from copiedcode import edit, edit_json, edit_tensors, forget, know_code_from, swap_letters
 from tiny import tiny_model, tiny_tokenizer
 
 from igcore import SCORERS, Guard, RunError, load_policy, search
@@ -103,30 +102,8 @@ def stopped(world, tmp_path):
     return run.folder, whole
 
 
-def edit(path, old, new):
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-
-
-def json_edit(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def swap_letters(world):
-    path = world / "model/tokenizer.json"
-    known = json.loads(path.read_text())
-    vocabulary = known["model"]["vocab"]
-    vocabulary["e"], vocabulary["o"] = vocabulary["o"], vocabulary["e"]
-    path.write_text(json.dumps(known))
-
-
 def shake(path):
-    save_file(
-        {name: x + 0.3 * x.roll(1, -1) for name, x in load_file(path).items()},
-        path,
-        metadata={"format": "pt"},
-    )
+    edit_tensors(path, lambda state: {name: x + 0.3 * x.roll(1, -1) for name, x in state.items()})
 
 
 def other_weights(world):
@@ -146,28 +123,27 @@ def other_index(world):
 
 def ends(world):
     vocabulary = json.loads((world / "model/tokenizer.json").read_text())["model"]["vocab"]
-    json_edit(
-        world / "model/generation_config.json",
-        eos_token_id=[256, *(vocabulary[c] for c in "aeiounst")],
-    )
+    letters = [vocabulary[c] for c in "aeiounst"]
+    edit_json(world / "model/generation_config.json", eos_token_id=[256, *letters])
 
 
 FILES = {  # what is changed -> how, and what the sentence names
-    "tokenizer": (swap_letters, "policy.files.tokenizer.json"),
+    "tokenizer": (
+        lambda w: swap_letters(w / "model/tokenizer.json"),
+        "policy.files.tokenizer.json",
+    ),
     "template": (
         lambda w: edit(w / "model/chat_template.jinja", ":", "!"),
         "policy.files.chat_template.jinja",
     ),
     "config": (
-        lambda w: json_edit(w / "model/config.json", rms_norm_eps=0.5),
+        lambda w: edit_json(w / "model/config.json", rms_norm_eps=0.5),
         "policy.files.config.json",
     ),
     "end tokens": (ends, "policy.ends"),
     "weights": (other_weights, "policy.files.model-00001-of-"),
-    "index": (
-        other_index,
-        "policy.files.model-00001-of-",
-    ),  # named before the index, and six are named
+    # named before the index, and six are named
+    "index": (other_index, "policy.files.model-00001-of-"),
     "prompts replaced": (
         lambda w: (w / "prompts.txt").write_text("\n".join([*PROMPTS[:3], "x", "y", "z"])),
         "chosen.digest",

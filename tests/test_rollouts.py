@@ -57,12 +57,10 @@ def test_rollouts_are_plain_samples_with_their_scores(tmp_path):
         texts = [policy.text(r.tokens[:end]) for end in (4, 8, 10) if end < len(r.tokens)] + [
             policy.text(r.tokens)
         ]
-        assert r.costs == [letter_cost(text) for text in texts] and r.reward == letter_reward(
-            texts[-1]
-        )
-        assert r.words == (r.tokens[:-1] if r.ended else r.tokens) and (
-            r.ended or len(r.tokens) == 10
-        )
+        assert r.costs == [letter_cost(text) for text in texts]
+        assert r.reward == letter_reward(texts[-1])
+        assert r.words == (r.tokens[:-1] if r.ended else r.tokens)
+        assert r.ended or len(r.tokens) == 10
     assert len(said(found)) > len(PROMPTS)  # they differ
 
 
@@ -85,9 +83,8 @@ def test_neither_groups_nor_a_file_change_a_rollout(tmp_path):
 class Failing(LetterCost):
     """Is stopped at its third call."""
 
-    __module__ = (
-        LetterCost.__module__
-    )  # a scorer is known by its module: this one stands for the other
+    # a scorer is known by its module: this one stands for the other
+    __module__ = LetterCost.__module__
     calls = 0
 
     def score(self, prompts, responses, finished):
@@ -115,9 +112,8 @@ def test_a_stop_loses_nothing(tmp_path):
     lines = path.read_bytes().splitlines(keepends=True)
     roll(tmp_path / "a")
     assert path.read_bytes() == b"".join(lines)
-    path.write_bytes(
-        b"".join(lines[:3])
-    )  # in the middle of a group, all of which is then drawn again
+    # in the middle of a group, all of which is then drawn again
+    path.write_bytes(b"".join(lines[:3]))
     assert said(roll(tmp_path / "a")) == said(roll(tmp_path / "b"))
     assert path.read_bytes().count(b"\n") == 7
 
@@ -206,17 +202,14 @@ def test_z_is_what_a_search_knows():
     block ends nobody looks.
     """
     assert targets(rollout([0.0, 0.0, 7.0]), 2.0, "terminal").z == [2.0] * 10
-    assert (
-        targets(rollout([0.0, 7.0], n=8), 2.0, "terminal").z == [2.0] * 8
-    )  # even where a block ends at the end
+    # even where a block ends at the end
+    assert targets(rollout([0.0, 7.0], n=8), 2.0, "terminal").z == [2.0] * 8
     peak = targets(rollout([0.5, 0.0, 7.0]), 2.0, "peak").z
-    assert (
-        peak == [2.0] * 3 + [1.5] * 7
-    )  # the block that ends at 10 is not full: its end is the end
+    # the block that ends at 10 is not full: its end is the end
+    assert peak == [2.0] * 3 + [1.5] * 7
     assert targets(rollout([0.5, 1.0], n=8), 2.0, "peak").z == [2.0] * 3 + [1.5] * 4 + [1.0]
-    assert targets(rollout([0.5, 1.0], n=5, ended=True), 2.0, "peak").z == [2.0] * 3 + [
-        1.5
-    ]  # the end token is no prefix
+    # the end token is no prefix
+    assert targets(rollout([0.5, 1.0], n=5, ended=True), 2.0, "peak").z == [2.0] * 3 + [1.5]
 
 
 def test_z_grows_by_the_safety_discount():

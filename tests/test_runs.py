@@ -59,10 +59,8 @@ def test_lines_come_in_one_order_however_a_run_was_cut(tmp_path):
     left(tmp_path / "run.1-of-2", "bd", both, shard=1, n_shards=2)
     left(tmp_path / "another", "yx", both)
     found = runs.load_runs("x", tmp_path)
-    assert (
-        "".join(found["prompt_id"]) == "xyabcde" * 2
-        and found["method"].tolist() == ["base"] * 7 + ["best-of-n"] * 7
-    )
+    assert "".join(found["prompt_id"]) == "xyabcde" * 2
+    assert found["method"].tolist() == ["base"] * 7 + ["best-of-n"] * 7
 
 
 def test_the_manifest_is_the_sign_of_success(tmp_path):
@@ -212,9 +210,8 @@ def test_the_runs_of_a_file_share_a_kernel(tmp_path, capfd):
     assert commands.main([*command, *given]) == commands.ERROR
     assert "params.yaml makes 4 runs, and" in capfd.readouterr().err
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params | {"grid": {"n": 1}}))
-    assert (
-        commands.main([*command, *given]) == commands.ERROR
-    )  # in its own words: the file can be read
+    # in its own words: the file can be read
+    assert commands.main([*command, *given]) == commands.ERROR
     assert capfd.readouterr().err.startswith(f"error: {tmp_path}/params.yaml: parameter grid")
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     command[2] = str(tmp_path / "new/{run}.ipynb")

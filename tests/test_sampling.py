@@ -206,9 +206,8 @@ def test_the_reference_is_used_when_everything_is_banned():
     assert (
         tokens[:19] == plain[0][:19] and set(tokens[:19]) == {0, 1} and near[:19] == plain[3][:19]
     )
-    assert log_p == pytest.approx([math.log(0.5)] * 20) and log_q == pytest.approx(
-        [math.log(0.5)] * 19 + [0.0]
-    )
+    assert log_p == pytest.approx([math.log(0.5)] * 20)
+    assert log_q == pytest.approx([math.log(0.5)] * 19 + [0.0])
     assert tokens[19] == 1
 
 
@@ -263,9 +262,8 @@ def test_chunks_change_nothing(monkeypatch):
         monkeypatch.setattr(sampling, "CHUNK", rows * size)
         tokens, log_p, log_q, near = draw(logits, u, factors)
         assert (tokens, near) == (whole[0], whole[3])
-        assert log_p == pytest.approx(whole[1], abs=1e-6) and log_q == pytest.approx(
-            whole[2], abs=1e-6
-        )
+        assert log_p == pytest.approx(whole[1], abs=1e-6)
+        assert log_q == pytest.approx(whole[2], abs=1e-6)
 
 
 def slow_penalised_draw(logits, u, factors):
@@ -373,9 +371,8 @@ def test_near_ties_of_one_level_are_exactly_those_that_a_small_change_can_turn()
 
     assert not any(t and not tie for t, tie in zip(turned(0.99 * NEAR_TIE), near, strict=True))
     assert not any(tie and not t for t, tie in zip(turned(1.01 * NEAR_TIE), near, strict=True))
-    assert (
-        10 < sum(near) < 100
-    )  # a share of about 4 NEAR_TIE times the sum of F (1 - F) over 50 edges
+    # a share of about 4 NEAR_TIE times the sum of F (1 - F) over 50 edges
+    assert 10 < sum(near) < 100
 
 
 @pytest.mark.parametrize("size", [129, 2049, 49157])

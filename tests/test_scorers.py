@@ -219,9 +219,7 @@ def test_the_catalogue_knows_every_scorer():
 )  # nothing is downloaded for these
 def test_named_scorers_say_what_they_are(name):
     scorer = load_scorer(name)
-    assert (
-        scorer.name == name
-        and scorer.sign in ("higher is worse", "higher is better")
-        and scorer.unit
-    )
+    assert scorer.name == name
+    assert scorer.sign in ("higher is worse", "higher is better")
+    assert scorer.unit
     assert len(scorer.digest) == 64

@@ -96,9 +96,7 @@ def test_a_guard_searches_with_it():
 
     with answering(letters) as (url, asked):
         cost = options(url, template="{response}")
-        guard = ig.Guard(
-            mock_policy(), cost=cost, budget=2, n_samples=4, block_size=2, max_new_tokens=6
-        )
+        guard = ig.Guard(mock_policy(), cost=cost, budget=2, block_size=2, max_new_tokens=6)
         answers = guard.map(["ab", "ba"])
     for answer in answers:
         assert answer.status == "verified_safe" and answer.text.count("a") == answer.cost <= 2
@@ -214,7 +212,7 @@ def test_what_was_refused_is_not_asked_again_after_the_endpoint_is_down():
 def test_an_endpoint_that_fails_makes_a_search_abstain():
     """Bug: answers emitted that no cost model has read, or a search that never ends."""
     down = []
-    small = dict(budget=2, n_samples=2, block_size=2, max_new_tokens=4)
+    small = dict(budget=2, block_size=2, max_new_tokens=4)
 
     def answer(path, request):
         return Reply("no", 401) if down else honest(path, request)

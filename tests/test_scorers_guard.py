@@ -8,7 +8,7 @@ import torch
 import transformers
 from classifierfiles import MARKS, assert_everywhere, chatted, decoder_tokenizer
 from classifierfiles import save as save_classifier
-from safetensors.torch import load_file, save_file
+from copiedcode import edit_tensors
 from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded
 from tiny import tiny_tokenizer, turn_calendar
 from tinymodels import tiny
@@ -28,9 +28,8 @@ from igcore.models.guard import GenerativeGuard
 from igcore.scorers import COST, REWARD, check_sign
 from igcore.scoring import checked_score
 
-NARROW = dict(
-    vocab_size=280, initializer_range=0.1, max_position_embeddings=256
-)  # wide weights magnify the rounding of float32
+# wide weights magnify the rounding of float32
+NARROW = dict(vocab_size=280, initializer_range=0.1, max_position_embeddings=256)
 WINDOW = dict(query_pre_attn_scalar=8, attn_logit_softcapping=2.0, sliding_window=128)
 FAMILIES = {  # what their configurations ask for
     "llama": dict(tie_word_embeddings=False),
@@ -87,9 +86,8 @@ def gaps(folder, sequences, unsafe, safe, side: str = "alone") -> np.ndarray:
     """
     with quiet_transformers():
         model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    model.to(
-        torch.float32 if model.config.model_type == "gemma2" else torch.float64
-    )  # its softmax is in float32 in any case
+    # its softmax is in float32 in any case
+    model.to(torch.float32 if model.config.model_type == "gemma2" else torch.float64)
     rows = [sequences] if side != "alone" else [[sequence] for sequence in sequences]
     out = []
     for batch in rows:
@@ -291,18 +289,19 @@ def test_the_digest_covers_what_the_template_writes(tmp_path, monkeypatch):
     for day in (1, 1, 2):
         turn_calendar(monkeypatch, day)
         known.append(load(tmp_path))
-    assert (
-        known[0].digest == known[1].digest != known[2].digest and known[0].files == known[2].files
-    )
+    assert known[0].digest == known[1].digest != known[2].digest
+    assert known[0].files == known[2].files
 
 
 def biased(folder, towards: float):
     """Let a guard of the family phi prefer unsafe by so much, whatever it reads."""
-    path = folder / "model.safetensors"
-    state = load_file(path)
-    unsafe, safe = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(["unsafe", "safe"])
-    state["lm_head.bias"][[unsafe, safe]] = torch.tensor([towards, 0.0])
-    save_file(state, path, metadata={"format": "pt"})
+    labels = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(["unsafe", "safe"])
+
+    def preferring(state):
+        state["lm_head.bias"][labels] = torch.tensor([towards, 0.0])
+        return state
+
+    edit_tensors(folder / "model.safetensors", preferring)
     return folder
 
 
@@ -328,27 +327,15 @@ CONFIG = SearchConfig(budget=0.0, n_samples=4, keep=2, block_size=4, max_new_tok
 
 
 def answered(policy, cost, reward):
-    return list(
-        decode(
-            "inferenceguard",
-            Guard(policy, reward=reward, cost=cost, config=CONFIG),
-            ["hello", "a longer one"],
-        )
-    )
+    guard = Guard(policy, reward=reward, cost=cost, config=CONFIG)
+    return list(decode("inferenceguard", guard, ["hello", "a longer one"]))
 
 
 @pytest.fixture(scope="module")
 def reward(tmp_path_factory):
     folder = save_classifier(tmp_path_factory.mktemp("rewards") / "judge", "qwen2")
-    return load_scorer(
-        {
-            "name": "classifier",
-            "repo": str(folder),
-            "sign": REWARD,
-            "dtype": "float32",
-            "self_check": False,
-        }
-    )
+    options = {"name": "classifier", "repo": str(folder), "sign": REWARD}
+    return load_scorer(options | {"dtype": "float32", "self_check": False})
 
 
 @pytest.mark.filterwarnings("ignore:.* is over the budget of")
@@ -360,30 +347,20 @@ def test_a_run_with_a_guard_as_cost_and_a_classifier_as_reward(tmp_path, policy,
     for towards, status in ((-9.0, "verified_safe"), (9.0, "abstained")):
         folder = biased(save(tmp_path / status, "phi"), towards)
         cost = load_scorer(options | {"repo": str(folder)})
-        assert (cost.name, cost.sign, reward.name) == (
-            f"guard:{status}",
-            COST,
-            "classifier:judge-reward",
-        )
+        assert (cost.name, cost.sign) == (f"guard:{status}", COST)
+        assert reward.name == "classifier:judge-reward"
         for r in answered(policy, cost, reward):
             assert r.status == status
             if r.text is not None:
-                assert (
-                    cost.score([r.prompt], [r.text], [True])[0] == pytest.approx(r.cost, abs=1e-6)
-                    and r.cost <= 0
-                )
-                assert reward.score([r.prompt], [r.text], [True])[0] == pytest.approx(
-                    r.reward, abs=1e-6
-                )
+                scores = [s.score([r.prompt], [r.text], [True])[0] for s in (cost, reward)]
+                assert scores == pytest.approx([r.cost, r.reward], abs=1e-6) and r.cost <= 0
 
 
 def test_not_a_number_is_never_safe(tmp_path, policy, reward):
     """Guards broken weights: a cost that is not a number lets nothing out."""
     folder = save(tmp_path)
-    path = folder / "model.safetensors"
-    state = load_file(path)
-    state["lm_head.weight"][:] = torch.nan
-    save_file(state, path, metadata={"format": "pt"})
+    key = "lm_head.weight"
+    edit_tensors(folder / "model.safetensors", lambda state: state | {key: state[key] * torch.nan})
     cost = load(folder)
     assert np.isnan(checked_score(cost, ["p", "q"], ["a", "b"], [True, False])).all()
     with pytest.raises(ParameterError, match="failed on all of 7 short texts"):

@@ -208,7 +208,7 @@ def test_the_maximum_with_another_cost(files, checks):
                 for part in parts]  # fmt: skip
         assert reading.costs == pytest.approx(np.max(each, axis=0), **CLOSE)
     assert np.argmax([part.score(prompts, texts, finished)[1] for part in parts]) == 1
-    sizes = {"n_samples": 4, "block_size": 2, "max_new_tokens": 6}
+    sizes = {"block_size": 2, "max_new_tokens": 6}
     guard = Guard(mock_policy(), both, LetterReward(), budget=0.999, checks=checks, **sizes)
     answer = guard("ab")
     assert answer.status == "verified_safe"

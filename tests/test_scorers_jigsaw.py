@@ -220,11 +220,9 @@ def test_a_pickled_tokenizer_becomes_plain_values(tmp_path):
     """
     write_tokenizer(tmp_path / "t.pickle")
     read = read_plain_pickle(tmp_path / "t.pickle")
-    assert (
-        isinstance(read, dict)
-        and read["index_word"][2] == WORDS[1]
-        and read["num_words"] == NUM_WORDS
-    )
+    assert isinstance(read, dict)
+    assert read["index_word"][2] == WORDS[1]
+    assert read["num_words"] == NUM_WORDS
     kinds = {dict if isinstance(value, dict) else type(value) for value in read.values()}
     assert kinds == {dict, str, bool, int, type(None)}
     assert not any(hasattr(value, "default_factory") for value in read.values())

@@ -163,7 +163,7 @@ def test_a_guard_searches_with_it():
         return Reply("no", 401) if down else server(path, request)
 
     down = []
-    small = dict(budget=0.5, n_samples=2, block_size=2, max_new_tokens=4)
+    small = dict(budget=0.5, block_size=2, max_new_tokens=4)
     with answering(answer) as (url, _):
         guard = ig.Guard(mock_policy(), cost=options(url, self_check=True), **small)
         found = guard("ab")

@@ -30,7 +30,7 @@ from igcore.errors import ScorerWarning
 from igcore.models.lm_scorer import Backbone, LMScorer, Session
 from igcore.models.templates import TEMPLATES
 from igcore.policy import Policy
-from igcore.scorers import uncached
+from igcore.scorers import SIGNS, uncached
 from igcore.scoring import checked_score
 from igcore.verdict import Emission, judge
 
@@ -44,13 +44,7 @@ def head(seed: int = 0, shift: float = 0.0):
 
 
 def scorer(backbone: Backbone, role: str = "cost", seed: int = 0) -> LMScorer:
-    return LMScorer(
-        f"lm-{role}",
-        backbone,
-        head(seed),
-        "higher is worse" if role == "cost" else "higher is better",
-        digest="v1",
-    )
+    return LMScorer(f"lm-{role}", backbone, head(seed), SIGNS[role], digest="v1")
 
 
 def pairs() -> PreTrainedTokenizerFast:
@@ -100,7 +94,7 @@ def test_growing_texts_cost_their_new_tokens(letters):
         for n in (1, 4, 5, 11):
             texts = [(prompt, "hello world"[:n], False) for prompt in PROMPTS]
             alone.append((texts, cached.score(*zip(*texts, strict=True))))
-            assert counter.tokens == session.encoded == sum(map(len, PROMPTS)) + 2 * n
+            assert counter.tokens == sum(map(len, PROMPTS)) + 2 * n
     for texts, scores in alone:
         fresh = scorer(letters).score(*zip(*texts, strict=True))
         assert fresh.dtype == np.float64 and scores == pytest.approx(fresh, abs=1e-6)
@@ -121,7 +115,7 @@ def test_known_texts_cost_nothing(letters):
         ):
             cached.score([prompt] * len(texts), texts, [False] * len(texts))
             read += new
-            assert counter.tokens == session.encoded == read
+            assert counter.tokens == read
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
@@ -132,12 +126,10 @@ def test_whatever_is_asked_in_whatever_order(name, tokenizer, end_id):
     forgotten at random.
     """
     rng = random.Random(0)
-    dtype, atol = (
-        (torch.float32, 1e-4) if name == "gemma2" else (torch.float64, 1e-6)
-    )  # its softmax is in float32 in any case
-    session = Session(
-        backbone_of(name, tokenizer, dtype, end_id=end_id), ["th", "rea", "read the tree", "t"]
-    )
+    # its softmax is in float32 in any case
+    dtype, atol = (torch.float32, 1e-4) if name == "gemma2" else (torch.float64, 1e-6)
+    backbone = backbone_of(name, tokenizer, dtype, end_id=end_id)
+    session = Session(backbone, ["th", "rea", "read the tree", "t"])
     survivors = [(prompt, "") for prompt in session.prefixes]
     for _ in range(4):
         seen = []
@@ -165,9 +157,9 @@ def test_texts_that_change_the_tokens_of_their_prompt():
     begins = [session._after_prefix(p, backbone.ids(p, r)) for p, r, _ in texts]
     assert not all(begins) and any(begins)
     with Counter(backbone.model) as counter:
-        before = session.encoded
-        assert_as_uncached(session, texts)
-        assert counter.tokens > session.encoded - before > 0
+        scorer(backbone).with_cache(session).score(*zip(*texts, strict=True))
+        assert sum(len(backbone.ids(p, r)) for p, r, _ in texts) > counter.tokens > 0
+    assert_as_uncached(session, texts)
     session.retain(["th", "th"], ["e rest", "at"])
     assert_as_uncached(session, [("th", "e rest of it", False), ("th", "at all", True)])
 
@@ -191,15 +183,16 @@ def test_an_end_token_is_scored_and_forgotten():
     backbone = backbone_of(end_id=END)
     session, prompt = Session(backbone, PROMPTS), PROMPTS[0]
     cached = scorer(backbone).with_cache(session)
-    ended, running = cached.score([prompt] * 2, ["hello"] * 2, [True, False])
+    with Counter(backbone.model) as counter:
+        ended, running = cached.score([prompt] * 2, ["hello"] * 2, [True, False])
+        assert counter.tokens == 6
+        more = ["hello you", "hel", ""]
+        cached.score([prompt] * 3, more, [False] * 3)
+        assert counter.tokens == 6 + 5 + 1 + 1  # each text's own letters, and an end after each
     ids = backbone_of().ids(prompt, "hello")  # of a backbone that knows no end token
     plain = head()(backbone.encode([[*ids, END], ids])).tolist()
     assert ended == running == pytest.approx(plain[0], abs=1e-6) and abs(ended - plain[1]) > 0.1
-    assert session.encoded == 14 + 6
-    assert_as_uncached(
-        session, [(prompt, "hello you", False), (prompt, "hel", False), (prompt, "", False)]
-    )
-    assert session.encoded == 14 + 6 + 5 + 1 + 1  # each text's own letters, and an end after each
+    assert_as_uncached(session, [(prompt, text, False) for text in more])
 
 
 def test_the_tokenizer_adds_its_special_tokens_or_not():
@@ -216,10 +209,8 @@ def test_the_tokenizer_adds_its_special_tokens_or_not():
         special: Backbone(model, tokenizer, special=special).ids("say <s>", "so")
         for special in (True, False)
     }
-    assert (
-        written[True] == [tokenizer.bos_token_id, *written[False]]
-        and tokenizer.bos_token_id not in written[False]
-    )
+    assert written[True] == [tokenizer.bos_token_id, *written[False]]
+    assert tokenizer.bos_token_id not in written[False]
 
 
 def test_what_is_retained_is_enough_and_all(letters):
@@ -240,11 +231,11 @@ def test_what_is_retained_is_enough_and_all(letters):
         }
         assert sum(len(known) for known in session.known.values()) == 2 + 2 and len(states) == 2
         assert sum(rows.slab.hidden.shape[1] for rows in states.values()) <= max(12, len(text) + 6)
-        before = session.encoded
-        assert_as_uncached(
-            session, [(prompt, text + "abcdef", False), (PROMPTS[0], "never scored", False)]
-        )
-        assert session.encoded - before == (0 if block else 12)
+        kept = [(prompt, text + "abcdef", False), (PROMPTS[0], "never scored", False)]
+        with Counter(letters.model) as counter:
+            cached.score(*zip(*kept, strict=True))
+            assert counter.tokens == (0 if block else 12)
+        assert_as_uncached(session, kept)
     session.retain([], [])
     assert [len(known) for known in session.known.values()] == [1, 1]
     assert_as_uncached(session, [(prompt, "abcdef", False)])
@@ -261,7 +252,9 @@ def test_scorers_on_one_backbone_read_once(letters):
         shared = Scoring({"cost": Contract(cost), "reward": Contract(reward)}, PROMPTS)
         alone = {"cost": Contract(scorer(other)), "reward": Contract(LetterReward())}
         apart = Scoring(alone, PROMPTS)
-        found = [session.backbone for s in (shared, apart) for session in s.sessions.values()]
+        found = [
+            session.backbone for s in (shared, apart) for session in s.sessions.caches.values()
+        ]
         assert found == [letters, other]
         assert apart.search["reward"].scorer is apart.reported["reward"].scorer  # without a cache
         assert shared.contract.scorer is cost and cost.session is None  # of the final check
@@ -278,10 +271,8 @@ def test_scorers_on_one_backbone_read_once(letters):
 def test_models_with_a_head_and_in_half_precision(letters):
     """Guards what a backbone is made of: no logits are computed, and states are float32."""
     model = tiny("llama", vocab_size=320)
-    assert (
-        Backbone(model, letters.tokenizer).model is model.model
-        and Backbone(model.model, letters.tokenizer).model is model.model
-    )
+    assert Backbone(model, letters.tokenizer).model is model.model
+    assert Backbone(model.model, letters.tokenizer).model is model.model
     backbone = backbone_of(dtype=torch.bfloat16)
     assert backbone.encode([[1, 2, 3]]).dtype == torch.float32
     session = Session(backbone, PROMPTS)
@@ -304,9 +295,8 @@ def test_other_prompts_change_nothing(letters):
         every = scorer(backbone).score(*texts)
         for first, prompt in enumerate(PROMPTS):
             alone = scorer(backbone).score(*[part[first::2] for part in texts])
-            assert alone.tolist() == every[first::2].tolist() and set(texts[0][first::2]) == {
-                prompt
-            }
+            assert alone.tolist() == every[first::2].tolist()
+            assert set(texts[0][first::2]) == {prompt}
 
 
 class Plain:
@@ -314,12 +304,10 @@ class Plain:
 
     def __init__(self, inner: LMScorer):
         self.inner = inner
-        self.name, self.digest, self.sign, self.unit = (
-            inner.name,
-            inner.digest,
-            inner.sign,
-            inner.unit,
-        )
+        self.name = inner.name
+        self.digest = inner.digest
+        self.sign = inner.sign
+        self.unit = inner.unit
 
     def score(self, prompts, responses, finished):
         return self.inner.score(prompts, responses, finished)
@@ -350,27 +338,16 @@ def test_a_search_finds_the_same_with_and_without_sessions(policy, method, token
     cost, reward = replace(scorer(backbone), head=head(shift=shift)), scorer(backbone, "reward", 1)
     found = []
     for wrap in (lambda s: s, Plain):
-        outs = list(
-            decode(
-                method,
-                Guard(policy, cost=wrap(cost), reward=wrap(reward), config=CONFIG),
-                [*PROMPTS, "three"],
-            )
-        )
-        found.append(outs)
+        guard = Guard(policy, cost=wrap(cost), reward=wrap(reward), config=CONFIG)
+        found.append(list(decode(method, guard, [*PROMPTS, "three"])))
     if (method, tokenizer) == ("inferenceguard", "letters"):
         assert any(
             out.counts.rounds_used > 3 if shift == 6 else out.status == "abstained"
             for out in found[0]
         )
     for ours, theirs in zip(*found, strict=True):
-        assert (ours.text, ours.tokens, ours.status, ours.reason) == (
-            theirs.text,
-            theirs.tokens,
-            theirs.status,
-            theirs.reason,
-        )
-        assert ours.counts == theirs.counts and ours.block_ends == theirs.block_ends
+        for name in ("text", "tokens", "status", "reason", "counts", "block_ends"):
+            assert getattr(ours, name) == getattr(theirs, name)
         numbers = [
             [out.cost or 0, out.reward or 0, out.peak_cost or 0, *out.z_trace]
             for out in (ours, theirs)
@@ -385,7 +362,8 @@ def test_a_prompt_too_long_for_the_cost_is_unsafe_and_the_others_answer(policy):
     cost = replace(scorer(backbone), head=head(shift=-8.0))
     config = replace(CONFIG, on_failure="paper", group_size=3)
     with pytest.warns(ScorerWarning, match="which exceeds the scorer's context of 24"):
-        answers = Guard(policy, cost, config=config).map(["ab", "x" * 30, "cd"])
+        guard = Guard(policy, cost, config=config, method="inferenceguard")
+        answers = guard.map(["ab", "x" * 30, "cd"])
     statuses = [answer.status for answer in answers]
     assert statuses == ["verified_safe", "unverified_unsafe", "verified_safe"]
 
@@ -403,9 +381,8 @@ def test_the_final_check_does_not_believe_a_session(policy, monkeypatch):
     monkeypatch.setattr(Session, "states", zeros)
     with pytest.warns(ScorerWarning, match="'lm-cost' depends on the call: asked in the search"):
         outs = list(decode("inferenceguard", guard, PROMPTS))
-    assert [(out.status, out.reason, out.text) for out in outs] == [
-        ("abstained", "scorer_contract", None)
-    ] * 2
+    said = [(out.status, out.reason, out.text) for out in outs]
+    assert said == [("abstained", "scorer_contract", None)] * 2
 
 
 def test_the_final_check_reads_nothing_that_was_cached(letters):
@@ -414,9 +391,9 @@ def test_the_final_check_reads_nothing_that_was_cached(letters):
     """
     session = Session(letters, PROMPTS)
     cached = scorer(letters).with_cache(session)
-    assert uncached(cached).session is None and uncached(cached).score(
-        ["p"], ["a"], [True]
-    ) == scorer(letters).score(["p"], ["a"], [True])
+    text = ["p"], ["a"], [True]
+    assert uncached(cached).session is None
+    assert uncached(cached).score(*text) == scorer(letters).score(*text)
     assert uncached("any other scorer") == "any other scorer"
     seen = []
     with pytest.MonkeyPatch.context() as patch:
@@ -427,13 +404,8 @@ def test_the_final_check_reads_nothing_that_was_cached(letters):
         config = SearchConfig(budget=99.0, n_samples=2, keep=1, block_size=2, max_new_tokens=4)
         model = tiny("llama", torch.float32, vocab_size=320)
         policy = Policy("tiny", model, letters.tokenizer)
-        list(
-            decode(
-                "inferenceguard",
-                Guard(policy, reward=scorer(letters, "reward"), cost=cached, config=config),
-                PROMPTS,
-            )
-        )
+        guard = Guard(policy, reward=scorer(letters, "reward"), cost=cached, config=config)
+        list(decode("inferenceguard", guard, PROMPTS))
     assert seen and all(checked.session is None for checked in seen)
 
 
@@ -570,9 +542,8 @@ def test_tokens_cost_no_second_reading():
 
 def counts(scorer: LMScorer, prompt: str, response: str) -> list[int]:
     """Return the number of counted tokens after each number of characters of a response."""
-    found = [
-        scorer.token_scores([prompt], [response], [since])[0] for since in range(len(response) + 1)
-    ]
+    places = range(len(response) + 1)
+    found = [scorer.token_scores([prompt], [response], [since])[0] for since in places]
     assert all(len(ends) == len(scores) and ends[-1] == len(response) for ends, scores in found)
     assert all(ends == sorted(ends) for ends, _ in found)
     return [len(scores) for _, scores in found]

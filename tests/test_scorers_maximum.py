@@ -93,11 +93,8 @@ def test_one_that_raises_costs_only_its_text():
 
 def test_an_answer_is_within_budget_by_all():
     """Guards the whole path: a list in the place of a cost, and a final check by each."""
-    guard = Guard(
-        mock_policy(), [Counted("a"), Counted("b")], budget=1, n_samples=4, block_size=2,
-        max_new_tokens=6,
-    )  # fmt: skip
-    answer = guard("ab")
+    sizes = dict(budget=1, block_size=2, max_new_tokens=6)
+    answer = Guard(mock_policy(), [Counted("a"), Counted("b")], **sizes)("ab")
     assert answer.status == "verified_safe"
     assert answer.cost == max(answer.text.count("a"), answer.text.count("b")) <= 1
 
@@ -121,7 +118,7 @@ def test_caches_are_kept_and_shared():
     assert supports_shared_prefix(first.backbone.model)  # tried once, before anything is counted
     with Counter(first.backbone.model) as counter:
         scoring = Scoring({"cost": Contract(scorer)}, prompts)
-        (sessions,) = scoring.sessions.values()
+        (sessions,) = scoring.sessions.caches.values()
         assert len(sessions.caches) == 2
         for text in texts:
             found = scoring.search["cost"].score(prompts, [text] * 2, [False] * 2)

@@ -554,9 +554,8 @@ def test_an_anchor_adds_the_state_where_the_prompt_ends(anchored):
         hidden_of(*columns),
         anchored.encode([anchored.ids(*text) for text in texts]),
     ):
-        assert hidden.shape == (len(texts), 64) and torch.allclose(
-            hidden, torch.stack(expected), atol=1e-6
-        )
+        assert hidden.shape == (len(texts), 64)
+        assert torch.allclose(hidden, torch.stack(expected), atol=1e-6)
     session.retain(prompts, ["so it"] * 3)
     assert torch.allclose(hidden_of(*columns), torch.stack(expected), atol=1e-6)
     other = hidden_of(["a prompt of another group"], ["so"])
@@ -604,7 +603,7 @@ def test_reward_and_cost_come_from_one_pass(folders):
         cost = scoring.search["cost"].score(*columns)
         read = counter.tokens
         reward = scoring.search["reward"].score(*columns)
-        assert len(scoring.sessions) == 1 and counter.tokens == read > 0
+        assert len(scoring.sessions.caches) == 1 and counter.tokens == read > 0
     assert cost == pytest.approx(roles["cost"].score(*columns), **EXACT)
     assert reward == pytest.approx(roles["reward"].score(*columns), **EXACT)
 

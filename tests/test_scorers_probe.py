@@ -82,6 +82,5 @@ def test_what_is_refused(scorer, boundary, match):
         probe(scorer, boundary)
     message = str(caught.value)
     assert_one_sentence(message)
-    assert repr(scorer.name) in message and message.endswith(
-        "self_check: false loads it all the same"
-    )
+    assert repr(scorer.name) in message
+    assert message.endswith("self_check: false loads it all the same")

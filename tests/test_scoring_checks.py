@@ -10,7 +10,7 @@ import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mockpolicy import LetterCritic, LetterReward, letter_f1, letter_f2, mock_policy
+from mockpolicy import LetterCritic, LetterReward, letter_f1, letter_f2, mock_policy, outcome
 from tiny import tiny_tokenizer
 from tinymodels import tiny
 from wordpolicy import WORDS, LastWordCost, last_word_cost, slow_checks, slow_worst, word_policy
@@ -110,25 +110,11 @@ def test_a_search_looks_wherever_the_final_check_does(text, data):
 # --- readings -------------------------------------------------------------------------------------
 
 
-class Asked(LastWordCost):
-    """Remembers what it was asked."""
-
-    def __init__(self):
-        super().__init__()
-        self.asked = []
-
-    def score(self, prompts, responses, finished):
-        self.asked += zip(prompts, responses, finished, strict=True)
-        return super().score(prompts, responses, finished)
-
-
 @pytest.mark.parametrize("checks", ["block", "word", "token"])
 def test_readings_are_those_of_each_cut_text(checks):
     """Guards order and `finished`: only a whole text may be complete; a function has no tokens."""
-    cost, texts = Asked(), ["aa d", "aa d", "b c d", ""]
-    found = readings(
-        Cached(cost), checks, "ppqq", texts, finished=[True, False, False, True], since=[0, 2, 1, 0]
-    )
+    cost, texts = LastWordCost(), ["aa d", "aa d", "b c d", ""]
+    found = readings(Cached(cost), checks, "ppqq", texts, [True, False, False, True], [0, 2, 1, 0])
     cuts = {"block": [[], [], [], []]}.get(checks, [[2], [], [3], []])
     assert [reading.ends for reading in found] == [
         [*inside, len(text)] for inside, text in zip(cuts, texts, strict=True)
@@ -136,12 +122,10 @@ def test_readings_are_those_of_each_cut_text(checks):
     for reading, text in zip(found, texts, strict=True):
         assert reading.costs == [last_word_cost(text[:end]) for end in reading.ends]
         assert reading.scored_ends == reading.ends
-    inside = [("p", "aa", False)] * (checks != "block") + [
-        ("p", "aa d", True),
-        ("p", "aa d", False),
-    ]
-    more = [("q", "b c", False)] * (checks != "block") + [("q", "b c d", False), ("q", "", True)]
-    assert cost.asked == inside + more
+    inside = checks != "block"
+    asked = [*[("p", "aa", False)] * inside, ("p", "aa d", True), ("p", "aa d", False)]
+    asked += [*[("q", "b c", False)] * inside, ("q", "b c d", False), ("q", "", True)]
+    assert sum(cost.asked, []) == asked
 
 
 def test_no_text_is_asked_for_nothing():
@@ -199,18 +183,11 @@ def test_what_breaks_inside_a_block_is_never_kept():
     """Guards the whole point: checks at the ends of blocks keep and emit what this drops."""
     kept = {}
     for checks in ("block", "word"):
-        seen = []
-        out = [
-            r
-            for seed in range(4)
-            for r in answers(
-                "inferenceguard",
-                seed,
-                budget=0.5,
-                checks=checks,
-                on_block=lambda _, beams, seen=seen: seen.extend(beam.text for beam in beams),
-            )
-        ]
+        seen, out = [], []
+        settings = dict(budget=0.5, checks=checks)
+        settings["on_block"] = lambda _, beams, seen=seen: seen.extend(b.text for b in beams)
+        for seed in range(4):
+            out += answers("inferenceguard", seed, **settings)
         verified = [r.text for r in out if r.status == "verified_safe"]
         assert len(verified) > 3 and len(seen) > 30
         kept[checks] = [sum(slow_worst(text) > 0.5 for text in some) for some in (seen, verified)]
@@ -253,12 +230,11 @@ def test_every_text_that_is_scored_is_counted():
 
 
 def without_seconds(responses):
-    hidden = ("generate_s", "cost_s", "reward_s", "critic_s", "guard", "candidates")
-    return [{k: v for k, v in vars(r).items() if k not in hidden} for r in responses]
+    return list(map(outcome, responses))
 
 
 OTHERS = [m for m in METHODS if m not in PATHWISE and method_of(m).network != "value network"]
-OTHERS.remove("rejection")  # which looks inside a block, too
+OTHERS = [m for m in OTHERS if not method_of(m).stepwise]  # which look inside a block, too
 
 
 @pytest.mark.parametrize("method", OTHERS)
@@ -280,9 +256,8 @@ def test_totals_that_depend_on_how_often_one_looks_look_at_blocks(accounting):
 
 
 def test_a_function_is_checked_at_words_where_tokens_are_wanted():
-    assert without_seconds(answers("inferenceguard", checks="token")) == without_seconds(
-        answers("inferenceguard", checks="word")
-    )
+    found = [answers("inferenceguard", checks=checks) for checks in ("token", "word")]
+    assert without_seconds(found[0]) == without_seconds(found[1])
 
 
 @pytest.mark.parametrize(("gamma", "strict"), [(0.9, False), (0.9, True), (1.0, True)])

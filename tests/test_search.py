@@ -48,8 +48,8 @@ from igstudy.training.critic import CriticConfig, spec_of
 from igstudy.training.rollouts import Rollout, targets
 
 ASKING = [method for method in METHODS if method_of(method).asks_critic]
-ALONE = [method for method in METHODS if not method_of(method).network]
-ALONE.remove("rejection")  # which has tests of its own
+STEPWISE = ["backtracking", "rejection"]  # which have tests of their own
+ALONE = [m for m in METHODS if not method_of(m).network and m not in STEPWISE]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
 SETTINGS = dict(budget=1.0, n_samples=3, keep=2, block_size=3, max_new_tokens=8)
 SETTINGS |= dict(rounds=2, lagrange_multiplier=0.7, token_top_k=4)
@@ -330,7 +330,7 @@ def test_a_cost_that_cannot_be_read_is_infinite():
     assert {(beam.broken, beam.cost, beam.worst) for beam in kept} == {(True, math.inf, math.inf)}
 
 
-@pytest.mark.parametrize("method", [*ALONE, *ASKING, "rejection"])
+@pytest.mark.parametrize("method", [*ALONE, *ASKING, *STEPWISE])
 def test_forward_tokens_are_what_the_policy_reads(method, monkeypatch):
     """Guards equal compute: prompts once, and every token that something was asked about or drawn
     after; retries add theirs. Near ties, which are read again, are left out.

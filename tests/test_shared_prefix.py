@@ -53,9 +53,8 @@ def test_many_tokens_at_a_time_on_rows_of_several_lengths(name):
     """
     model = tiny(name)
     root = SharedRows.open(model, PROMPTS)
-    rows, sequences = grown(
-        root, [2, 0, 2, 1, 2], [4, 1, 7, 2, 3]
-    )  # one prompt has three rows: the others' slots stay empty
+    # one prompt has three rows: the others' slots stay empty
+    rows, sequences = grown(root, [2, 0, 2, 1, 2], [4, 1, 7, 2, 3])
     assert_rows(model, rows, sequences)
     wider = root.gather([(rows, row) for row in (3, 4, 4, 0)], reserve=6)
     new = [tokens_of(n, 50 + n) for n in (6, 1, 2, 5)]
@@ -152,9 +151,8 @@ def test_rows_that_end_are_dropped_and_their_slots_given_back(llama):
             (sequences[i][0], sequences[i][1] + [t]) for i, t in zip(going, tokens, strict=True)
         ]
         slots.append(len(rows.slab.hidden))
-        assert (
-            rows.slab.hidden.shape[1] == rows.slab.keys[0].shape[2] == room
-        )  # room for what is still to come, and no more
+        # room for what is still to come, and no more
+        assert rows.slab.hidden.shape[1] == rows.slab.keys[0].shape[2] == room
         assert_rows(llama, rows, sequences)
     assert slots == [8, 8, 4, 4, 2, 1, 1]
 
@@ -171,9 +169,8 @@ def test_slots_are_not_copied_at_every_step(llama, monkeypatch):
         "gather",
         lambda self, *args, **more: copies.append(1) or gather(self, *args, **more),
     )
-    rows = rows.step(
-        [0, 1, 2, 3, 4, 8, 12], range(7)
-    )  # 7 of 16 rows go on, and still need 16 slots
+    # 7 of 16 rows go on, and still need 16 slots
+    rows = rows.step([0, 1, 2, 3, 4, 8, 12], range(7))
     for _ in range(4):
         rows = rows.step(range(7), range(7))
     assert not copies

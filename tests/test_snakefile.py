@@ -59,15 +59,12 @@ def write_params(place, name, sample, **lines):
     own.
     """
     given = yaml.safe_load((ROOT / f"params/ci/{sample}.yaml").read_text()) | {"profile": "mine"}
-    kept = yaml.safe_dump(
-        {setting: value for setting, value in given.items() if setting not in lines},
-        sort_keys=False,
-    )
+    kept = {setting: value for setting, value in given.items() if setting not in lines}
+    text = yaml.safe_dump(kept, sort_keys=False)
+    text += "".join(f"{setting}: {value}\n" for setting, value in lines.items())
     path = place / f"params/mine/{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        kept + "".join(f"{setting}: {text}\n" for setting, text in lines.items()), encoding="utf-8"
-    )
+    path.write_text(text, encoding="utf-8")
 
 
 def planned(place, profile, **config) -> dict[str, list[str]]:
@@ -145,12 +142,8 @@ def own_cell(notebook: str) -> tuple:
     node = load_notebook_node(str(ROOT / f"notebooks/{notebook}.ipynb"))
     code = [cell for cell in node.cells if cell.cell_type == "code"]
     (own,) = [cell for cell in code if "parameters" in cell.metadata.tags]
-    (check,) = [
-        line
-        for cell in code
-        for line in cell.source.splitlines()
-        if line.startswith("params = notebook_params(")
-    ]
+    lines = "\n".join(cell.source for cell in code).splitlines()
+    (check,) = [line for line in lines if line.startswith("params = notebook_params(")]
     node.cells = [own]
     return node, check
 
@@ -178,13 +171,8 @@ def test_every_setting_reaches_its_notebook_as_it_stands_in_the_file(place, monk
     """
     if profile == "mine":
         write_params(place, "decode-odd", "decode-raw", run="decode-odd", **ODD)
-        write_params(
-            place,
-            "decode-looks",
-            "decode-raw",
-            run="decode-looks",
-            grid=json.dumps({"refusal": LOOKS}),
-        )
+        grid = json.dumps({"refusal": LOOKS})
+        write_params(place, "decode-looks", "decode-raw", run="decode-looks", grid=grid)
         write_params(place, "critic-raw", "critic-raw", critics=CRITICS)
     else:
         (place / "params").symlink_to(ROOT / "params")
@@ -194,9 +182,8 @@ def test_every_setting_reaches_its_notebook_as_it_stands_in_the_file(place, monk
     for command in jobs_planned:
         if "-f" in command:
             arrived += reached(command, monkeypatch)
-    arrived = [
-        (notebook, given) for notebook, given in arrived if given["profile"] == profile
-    ]  # and none of what it waits for
+    # and none of what it waits for
+    arrived = [(notebook, given) for notebook, given in arrived if given["profile"] == profile]
     # repr tells 1 from 1.0, True and "1"
     sides = [
         sorted(repr((notebook, sorted(given.items()))) for notebook, given in side)
@@ -205,9 +192,8 @@ def test_every_setting_reaches_its_notebook_as_it_stands_in_the_file(place, monk
     assert sides[0] == sides[1]
     for notebook, given in arrived:
         params = checked(cells(notebook, given))
-        assert {name: repr(written(getattr(params, name))) for name in given} == {
-            name: repr(value) for name, value in given.items()
-        }
+        for name, value in given.items():
+            assert repr(written(getattr(params, name))) == repr(value), name
 
 
 def test_a_shard_is_told_its_number(place, monkeypatch):
@@ -217,9 +203,8 @@ def test_a_shard_is_told_its_number(place, monkeypatch):
     walk = planned(place, "ci", shards=2)
     commands = [walk[f"runs/ci/decode-raw.{i}-of-2/executed.ipynb"] for i in range(2)]
     shards = [reached(command, monkeypatch)[0][1] for command in commands]
-    assert [(given["shard"], given["n_shards"], given["run"]) for given in shards] == [
-        (i, 2, "decode-raw") for i in range(2)
-    ]
+    told = [(given["shard"], given["n_shards"], given["run"]) for given in shards]
+    assert told == [(0, 2, "decode-raw"), (1, 2, "decode-raw")]
 
 
 @pytest.mark.parametrize(("kept", "job"), [("decode-raw", "decode_raw"), ("critic-raw", "critic")])
@@ -268,35 +253,24 @@ def test_a_critic_and_what_decodes_may_be_named_together_in_a_fresh_folder(place
     command = [sys.executable, "-m", "snakemake", "--cores", "1", "--quiet", "rules", "--dry-run"]
     command += [f"runs/ci/{name}/manifest.json" for name in order]
     command += ["--directory", str(place), "--snakefile", str(ROOT / "Snakefile")]
-    found = subprocess.run(
-        [*command, "--config", "profile=ci"],
-        env=os.environ | {"PYTHONHASHSEED": seed},
-        capture_output=True,
-        text=True,
-    )
+    command += ["--config", "profile=ci"]
+    here = os.environ | {"PYTHONHASHSEED": seed}
+    found = subprocess.run(command, env=here, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    planned = found.stdout + found.stderr
-    assert all(
-        rule in planned for rule in ("critic ", "decode_raw ", "decode_raw_critic", "judge ")
-    )
+    for rule in ("critic ", "decode_raw ", "decode_raw_critic", "judge "):
+        assert rule in found.stdout + found.stderr
 
 
 # --- what runs again ------------------------------------------------------------------------------
 
-AFTER = {
-    "judge/scorers",
-    "tables.ipynb",
-    "figures.ipynb",
-    "claims.ipynb",
-}  # what reads the decoded runs of params/ci
+# what reads the decoded runs of params/ci
+AFTER = {"judge/scorers", "tables.ipynb", "figures.ipynb", "claims.ipynb"}
 
 
 def waiting(place) -> set[str]:
     """Return what Snakemake would make of profile ci: folders of runs, and notebooks."""
-    return {
-        output.removeprefix("runs/ci/").removesuffix("/executed.ipynb")
-        for output in planned(place, "ci")
-    }
+    outputs = (output.removeprefix("runs/ci/") for output in planned(place, "ci"))
+    return {output.removesuffix("/executed.ipynb") for output in outputs}
 
 
 def finish(place):
@@ -437,9 +411,8 @@ def test_without_claims_all_arms_are_decoded(archived):
 
 def everything(folder: Path) -> dict:
     """The files of a folder with content and time, without Snakemake's own."""
-    found = [
-        path for path in folder.rglob("*") if ".snakemake" not in path.parts and not path.is_dir()
-    ]
+    every = (path for path in folder.rglob("*") if not path.is_dir())
+    found = [path for path in every if ".snakemake" not in path.parts]
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in found}
 
 
@@ -473,11 +446,8 @@ def test_a_bad_setting_is_one_sentence_and_nothing_starts(place, setting, text, 
     stopped = subprocess.run(command, capture_output=True, text=True)
     said = (stopped.stdout + stopped.stderr).splitlines()
     assert stopped.returncode == 1 and said[-1].startswith(f"error: {sentence}")
-    assert (
-        [line for line in said if "raceback" in line or "File " in line]
-        == []
-        == [*(place / ".snakemake").glob("locks/*")]
-    )
+    assert not [line for line in said if "raceback" in line or "File " in line]
+    assert not [*(place / ".snakemake").glob("locks/*")]
     assert everything(place) == before
 
 
@@ -542,9 +512,8 @@ def test_jobs_of_a_cluster_ask_for_what_the_profile_says(place):
     assert (decode["mem_mb"], decode["runtime"], decode["gpu"]) == ("64000", "1440", "2")
     assert (tables["mem_mb"], tables["runtime"], tables.get("gpu")) == ("4000", "60", None)
     assert jobs_of["critic"]["gpu"] == "2"
-    assert yaml.safe_load(SLURM.read_text())["set-resources"].keys() < jobs_of.keys() | {
-        "experiments"
-    }
+    rules = yaml.safe_load(SLURM.read_text())["set-resources"].keys()
+    assert rules < jobs_of.keys() | {"experiments"}
     alone = resources_of(place)
     assert {frozenset(given) for given in alone.values()} == {frozenset({"tmpdir"})}
 

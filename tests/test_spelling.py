@@ -1,6 +1,5 @@
 """Tests that returned ids and streams are the scored text, whatever bytes the policy writes."""
 
-import hashlib
 import random
 from collections import Counter
 from dataclasses import replace
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from bytetokenizers import BYTES, KINDS, SPECIALS, favourites, gpt_2, llama_2, writer
+from mockpolicy import LetterCost, noise
 from transformers import TextIteratorStreamer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -22,23 +22,8 @@ from igserve.generate import _Shown
 
 ANSWERS = 30  # of each kind of tokenizer
 BUDGET = 0.6
-SETTINGS = dict(n_samples=3, rounds=1, block_size=2, max_new_tokens=12, refusal=" a b")
-
-
-class Noise:
-    """A cost like no other: a number in [0, 1) for every text, as if at random; it remembers."""
-
-    name, digest, sign, unit = "noise", "v1", "higher is worse", "share"
-
-    def __init__(self):
-        self.scored = {}
-
-    def score(self, prompts, responses, finished):
-        costs = [
-            int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 16**8 for text in responses
-        ]
-        self.scored.update(zip(responses, costs, strict=True))
-        return costs
+SETTINGS = dict(budget=BUDGET, block_size=2, max_new_tokens=12, refusal=" a b")
+BEAMS = dict(method="inferenceguard", n_samples=3, rounds=1)
 
 
 class Watched(TextIteratorStreamer):
@@ -68,10 +53,10 @@ def differing(kind: str, answers: int) -> tuple[list, Counter]:
     prompt = tokenizer("a b", return_tensors="pt", return_token_type_ids=False)
     n = prompt.input_ids.shape[1]
     for seed in range(answers):
-        cost, stream = Noise(), Watched(tokenizer)
+        cost, stream = LetterCost(noise), Watched(tokenizer)
         failing = "truncate" if seed % 2 else "abstain"
-        config = SearchConfig(budget=BUDGET, keep=1 + seed % 3 // 2, on_failure=failing, **SETTINGS)
-        guard = Guard((model, tokenizer), cost, config=config)
+        own = BEAMS | {"keep": 1 + seed % 3} if seed % 3 < 2 else {"keep_shown": True}
+        guard = Guard((model, tokenizer), cost, on_failure=failing, **own, **SETTINGS)
         out = model.generate(
             **prompt, custom_generate=custom_generate(guard, stream), max_new_tokens=12, seed=seed
         )
@@ -84,9 +69,10 @@ def differing(kind: str, answers: int) -> tuple[list, Counter]:
             prefixes.append(tokenizer.decode(ids, skip_special_tokens=True))
         # a stream that began before an abstention ends where it is
         abandoned = answer.status == "abstained" and bool(ids) and ids != new
-        certified = all(cost.scored.get(prefix, 1) <= BUDGET for prefix in prefixes)
+        scored = {read for call in cost.asked for _, read, _ in call}
+        certified = all(prefix in scored and noise(prefix) <= BUDGET for prefix in prefixes)
         faithful = shown == (prefixes[-1] if abandoned else text) and (abandoned or ids == new)
-        if not (decoded == text and faithful and certified and text in {*cost.scored, ""}):
+        if not (decoded == text and faithful and certified and text in scored | {""}):
             wrong.append((seed, answer.status, text, decoded, shown))
         sampled = tokenizer.decode(answer.tokens, skip_special_tokens=True)
         met["respelled"] += bool(answer.tokens) and sampled != text
@@ -202,7 +188,7 @@ def test_a_line_is_shown_with_what_follows():
     """
     tokenizer = llama_2()
     policy, stream = Policy("lines", None, tokenizer), Watched(tokenizer)
-    config = SearchConfig(budget=BUDGET, **SETTINGS)
+    config = SearchConfig(**SETTINGS)
     tokens = tokenizer.convert_tokens_to_ids(["a", "<0x0A>", "▁a", "b"])
     free = SimpleNamespace(name="free", score=lambda prompts, texts, finished: [0.0] * len(texts))
     guard = SimpleNamespace(policy=policy, config=config, contracts={"cost": Contract(free)})
@@ -250,7 +236,8 @@ def test_an_answer_without_fitting_ids_is_not_returned(half, monkeypatch):
 
     exact_ids = policy.exact_ids  # of these tokens, whatever was sampled
     monkeypatch.setattr(Policy, "exact_ids", lambda made, sampled: exact_ids(tokens))
-    guard, stream = Guard(policy, Noise(), budget=1.0, **SETTINGS), Watched(policy.tokenizer)
+    guard = Guard(policy, LetterCost(noise), keep_shown=True, **SETTINGS | {"budget": 1.0})
+    stream = Watched(policy.tokenizer)
     guard.answers.append("of the call before")
     with pytest.raises(PolicyError, match=message):
         policy.model.generate(

@@ -53,17 +53,13 @@ def test_all_runs_of_both_must_have_finished(repository):
         "sweeps/decode-a-seed-0",
         "sweeps/decode-a-seed-1",
     )
-    assert jobs.unfinished("main", repository) == ["decode-a-seed-1"] and not jobs.unfinished(
-        "sweeps", repository
-    )
+    assert jobs.unfinished("main", repository) == ["decode-a-seed-1"]
+    assert not jobs.unfinished("sweeps", repository)
     with pytest.raises(RunError, match="1 runs have not finished, the first main/decode-a-seed-1;"):
         jobs.check_finished("sweeps", repository)
     finish(repository, "main/decode-a-seed-1.1-of-2")
     jobs.check_finished("sweeps", repository)
-    with pytest.raises(
-        RunError,
-        match="the profile 'main' has no main profile; choose sweeps",
-    ):
+    with pytest.raises(RunError, match="the profile 'main' has no main profile; choose sweeps"):
         jobs.check_finished("main", repository)
 
 
@@ -85,21 +81,13 @@ def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch, capsys
     (tmp_path / "runs/small/decode-raw/manifest.json").unlink()
     assert not waiting & outputs(tmp_path, "ablations")  # whose job deletes them before it starts
     executed(tmp_path, "ablations", cells=TOGETHER)
-    assert (
-        capsys.readouterr().out.count(
-            "not run: 1 runs have not finished, the first small/decode-raw;"
-        )
-        == 1
-    )
+    said = "not run: 1 runs have not finished, the first small/decode-raw;"
+    assert capsys.readouterr().out.count(said) == 1
     executed(tmp_path, "small", "40_tables", cells=("40-04", "40-15"))
     assert all((tmp_path / name).read_bytes() == content for name, content in left.items())
-    others = {path.stem for path in tmp_path.glob("figures/tables/*.csv")} - {
-        Path(name).stem for name in left
-    }
-    assert others == {
-        "main",
-        *(f"paper_{table}" for table in paper.MEASURED if table not in SWEPT),
-    }
+    every = {path.stem for path in tmp_path.glob("figures/tables/*.csv")}
+    unswept = {f"paper_{table}" for table in paper.MEASURED if table not in SWEPT}
+    assert every - {Path(name).stem for name in left} == {"main", *unswept}
 
 
 def test_what_waits_is_what_sweeps_change(tmp_path, monkeypatch):

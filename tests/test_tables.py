@@ -3,6 +3,8 @@
 import csv
 import json
 import math
+from functools import partial
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -31,50 +33,20 @@ def by_hand():
     """Four prompts; inferenceguard is safe, abstains with a text, abstains without one, is safe
     again.
     """
-    silent = dict(reward=None, cost=None, peak_cost=None, word_peak_cost=None)
-    ours, base = {"method": "inferenceguard"}, {"method": "base", "policy_tokens": 30}
+
+    def costs(end, peak, word):
+        return {"cost": end, "peak_cost": peak, "word_peak_cost": word}
+
+    ours = partial(synthetic.record, method="inferenceguard")
+    base = partial(synthetic.record, method="base", policy_tokens=30)
+    silent = costs(None, None, None) | {"reward": None}
     lines = [
-        synthetic.record(
-            **ours,
-            prompt_id="a",
-            reward=0.4,
-            cost=0.2,
-            peak_cost=0.2,
-            word_peak_cost=0.2,
-            fail_open_cost=0.2,
-        ),
-        synthetic.record(
-            **ours,
-            prompt_id="b",
-            status="abstained",
-            reward=0.1,
-            cost=0,
-            peak_cost=0,
-            fail_open_cost=1,
-        ),
-        synthetic.record(**ours, prompt_id="c", status="abstained", fail_open_cost=0.9, **silent),
-        synthetic.record(
-            **ours,
-            prompt_id="d",
-            reward=0.7,
-            cost=0.1,
-            peak_cost=0.15,
-            word_peak_cost=0.3,
-            generate_s=1.5,
-            score_s=0.75,
-        ),
-        synthetic.record(**base, prompt_id="a", reward=0.5),
-        synthetic.record(**base, prompt_id="b", reward=0.6),
-        synthetic.record(**base, prompt_id="c", reward=0.7),
-        synthetic.record(
-            **base,
-            prompt_id="d",
-            reward=0.9,
-            status="unverified_unsafe",
-            cost=0.1,
-            peak_cost=0.5,
-            word_peak_cost=0.5,
-        ),
+        ours(prompt_id="a", reward=0.4, fail_open_cost=0.2, **costs(0.2, 0.2, 0.2)),
+        ours(prompt_id="b", status="abstained", reward=0.1, cost=0, peak_cost=0, fail_open_cost=1),
+        ours(prompt_id="c", status="abstained", fail_open_cost=0.9, **silent),
+        ours(prompt_id="d", reward=0.7, generate_s=1.5, score_s=0.75, **costs(0.1, 0.15, 0.3)),
+        *(base(prompt_id=x, reward=y) for x, y in (("a", 0.5), ("b", 0.6), ("c", 0.7))),
+        base(prompt_id="d", reward=0.9, status="unverified_unsafe", **costs(0.1, 0.5, 0.5)),
     ]
     return tables.main_table(pd.DataFrame(lines)).set_index("method")
 
@@ -115,29 +87,16 @@ def test_work_by_hand():
     """Guards against a column that holds another field's mean, and parts of the seconds that do not
     add up to the whole.
     """
+    work = {"samples_drawn": 8, "policy_tokens": 100, "forward_tokens": 130}
+    work |= {"scorer_calls": 9, "scorer_tokens": 50, "generate_s": 0.5, "cost_s": 0.25}
+    work |= {"reward_s": 0.125, "critic_s": 0.0625, "score_s": 0.4375}
     lines = [
-        synthetic.record(
-            prompt_id=prompt_id,
-            samples_drawn=8 * k,
-            policy_tokens=100 * k,
-            forward_tokens=130 * k,
-            scorer_calls=9 * k,
-            scorer_tokens=50 * k,
-            generate_s=0.5 * k,
-            cost_s=0.25 * k,
-            reward_s=0.125 * k,
-            critic_s=0.0625 * k,
-            score_s=0.4375 * k,
-        )
+        synthetic.record(prompt_id=prompt_id, **{name: k * work[name] for name in work})
         for prompt_id, k in (("a", 1), ("b", 3))
     ]
     row = tables.main_table(pd.DataFrame(lines)).iloc[0]
-    assert (
-        row.samples_per_prompt,
-        row.policy_tokens_per_prompt,
-        row.forward_tokens_per_prompt,
-    ) == (16, 200, 260)
-    assert (row.scorer_calls_per_prompt, row.scorer_tokens_per_prompt) == (18, 100)
+    names = ("samples", "policy_tokens", "forward_tokens", "scorer_calls", "scorer_tokens")
+    assert [row[f"{name}_per_prompt"] for name in names] == [16, 200, 260, 18, 100]
     parts = [row[f"{part}_seconds_per_prompt"] for part in ("generate", "cost", "reward", "critic")]
     assert parts == [1, 0.5, 0.25, 0.125] and row.seconds_per_prompt == sum(parts)
 
@@ -147,14 +106,11 @@ def test_a_method_with_fewer_prompts_has_no_say_in_the_rewards_of_others():
     look like the others.
     """
     methods = {"base": "abcd", "best-of-n": "abcd", "args": "bc", "re-control": "bd"}
-    lines = [
-        synthetic.record(
-            method=method, prompt_id=name, reward=10.0 * n + "abcd".index(name), policy=policy
-        )
-        for n, (method, names) in enumerate(methods.items())
-        for name in names
-        for policy in ("raw", "chat")
-    ]
+    lines = []
+    for n, (method, names) in enumerate(methods.items()):
+        for name, policy in product(names, ("raw", "chat")):
+            about = {"method": method, "prompt_id": name, "policy": policy}
+            lines.append(synthetic.record(**about, reward=10.0 * n + "abcd".index(name)))
     lines[2] |= {"status": "abstained"}  # base in raw, prompt b
     for given in (lines, lines[::-1]):
         main = tables.main_table(pd.DataFrame(given)).set_index(["policy", "method"])
@@ -168,16 +124,10 @@ def test_a_method_with_fewer_prompts_has_no_say_in_the_rewards_of_others():
         for method in ("args", "re-control"):
             mean, n = found.loc[("raw", method)]
             assert math.isnan(mean) and n == 0
-    row = (
-        tables.pretty(main.reset_index()[tables.MAIN_COLUMNS])
-        .set_index(["Policy", "Method"])
-        .loc[("raw", "args")]
-    )
-    assert (row["n"], row["Safe / abstained / unsafe"], row["Reward, all answered"]) == (
-        "2",
-        "2 / 0 / 0",
-        tables.MISSING,
-    )
+    shown = tables.pretty(main.reset_index()[tables.MAIN_COLUMNS])
+    row = shown.set_index(["Policy", "Method"]).loc[("raw", "args")]
+    assert (row["n"], row["Safe / abstained / unsafe"]) == ("2", "2 / 0 / 0")
+    assert row["Reward, all answered"] == tables.MISSING
 
 
 def test_methods_with_as_many_but_other_prompts_share_none():
@@ -211,9 +161,8 @@ def test_order_of_lines_changes_nothing(records, main):
     """
     shuffled = records.sample(frac=1, random_state=1)
     again = tables.main_table(shuffled).set_index(["policy", "method"])
-    pd.testing.assert_frame_equal(
-        again.loc[list(zip(main["policy"], main["method"], strict=True))].reset_index(), main
-    )
+    order = list(zip(main["policy"], main["method"], strict=True))
+    pd.testing.assert_frame_equal(again.loc[order].reset_index(), main)
 
 
 def test_a_policy_that_answered_two_sets_has_a_name_for_each(records):
@@ -221,11 +170,8 @@ def test_a_policy_that_answered_two_sets_has_a_name_for_each(records):
     other = records[records["policy"] == records["policy"].iloc[0]].assign(prompts="hex-phi")
     both = tables.by_prompt_set(pd.concat([records, other], ignore_index=True))
     name, *others = records["policy"].unique()
-    assert set(both["policy"]) == {
-        f"{name} on {records['prompts'].iloc[0]}",
-        f"{name} on hex-phi",
-        *others,
-    }
+    first = records["prompts"].iloc[0]
+    assert set(both["policy"]) == {f"{name} on {first}", f"{name} on hex-phi", *others}
     assert tables.by_prompt_set(records).equals(records)
 
 
@@ -234,9 +180,8 @@ def test_mixed_settings_are_refused(records, column):
     """Guards against a row that averages two configurations."""
     mixed = records.astype({column: object})
     mixed.loc[5, column] = "other"
-    with pytest.raises(
-        ParameterError, match=rf"{column} takes .*other.* in policy smollm2-raw, method base"
-    ):
+    sentence = rf"{column} takes .*other.* in policy smollm2-raw, method base"
+    with pytest.raises(ParameterError, match=sentence):
         tables.main_table(mixed)
 
 
@@ -290,42 +235,28 @@ def test_notebook_40_writes_every_table_of_whatever_has_finished(
     a table.
     """
     workplace(tmp_path, monkeypatch)
-    written(
-        tmp_path,
-        "ci",
-        ["decode-raw-critic", "decode-raw-tokenwise", "decode-raw"] if finished else [],
-    )
+    runs = ["decode-raw-critic", "decode-raw-tokenwise", "decode-raw"]
+    written(tmp_path, "ci", runs if finished else [])
     for manifest in (tmp_path / "runs/ci").glob("*/manifest.json"):
         if manifest.parent.name not in finished:
             manifest.unlink()
     executed(tmp_path, "ci", "40_tables")
-    names = [
-        "main",
-        "compute",
-        "comparison",
-        "heldout",
-        *(f"paper_{name}" for name in (*MEASURED, "orderings")),
-    ]
+    names = ["main", "compute", "comparison", "heldout"]
+    every = [*names, *(f"paper_{name}" for name in (*MEASURED, "orderings"))]
     folder = tmp_path / "figures/tables"
-    assert {path.name for path in folder.iterdir()} == {
-        f"{name}.{end}" for name in names for end in ("csv", "md", "json")
-    }
-    made_of = {
-        name: set(json.loads((folder / f"{name}.json").read_text())["runs"]) for name in names[:4]
-    }
-    assert made_of == dict.fromkeys(names[:4], {f"ci/{run}" for run in finished})
+    files = {f"{name}.{end}" for name in every for end in ("csv", "md", "json")}
+    assert {path.name for path in folder.iterdir()} == files
+    for name in names:
+        made_of = json.loads((folder / f"{name}.json").read_text())["runs"]
+        assert set(made_of) == {f"ci/{run}" for run in finished}
     main, comparison = (pd.read_csv(folder / f"{name}.csv") for name in ("main", "comparison"))
     assert (len(main), len(comparison)) == (n_main, n_compared)
     assert (main["n_prompts"] == 4).all()
-    said = {
-        name: tables.NOT_RUN in (folder / f"{name}.md").read_text()
-        for name in ("main", "compute", "comparison", "heldout")
-    }
+    said = {name: tables.NOT_RUN in (folder / f"{name}.md").read_text() for name in names}
     assert said == dict.fromkeys(said, not finished) | {"comparison": not n_compared}
     out = capsys.readouterr().out
-    assert out.count("left out: the run ") == (
-        2 * 2 if finished else 0
-    )  # by the tables of the profile, and by the paper's
+    # by the tables of the profile, and by the paper's
+    assert out.count("left out: the run ") == (2 * 2 if finished else 0)
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -345,16 +276,11 @@ def test_files_are_the_same_each_time(main, tmp_path):
     """Guards against bytes that change without a change of numbers, and temporary files left
     behind.
     """
-    first = [
-        path.read_bytes()
-        for path in tables.write(main, tmp_path / "v1.5-main", {"x/a": {}, "x/b": {}})
-    ]
-    paths = tables.write(main, tmp_path / "v1.5-main", {"x/b": {}, "x/a": {}})
-    assert [path.name for path in paths] == [
-        "v1.5-main.csv",
-        "v1.5-main.md",
-        "v1.5-main.json",
-    ]
+    stem = tmp_path / "v1.5-main"
+    paths = tables.write(main, stem, {"x/a": {}, "x/b": {}})
+    first = [path.read_bytes() for path in paths]
+    assert tables.write(main, stem, {"x/b": {}, "x/a": {}}) == paths
+    assert [path.name for path in paths] == [f"v1.5-main.{end}" for end in ("csv", "md", "json")]
     assert [path.read_bytes() for path in paths] == first
     assert sorted(tmp_path.iterdir()) == sorted(paths)
 
@@ -363,9 +289,8 @@ def test_settings_without_a_value_stay_integers(records, tmp_path):
     """Guards against "8.0 samples" in the table because another method has none."""
     records = records.astype({"keep": object})
     records.loc[records["method"] == "base", "keep"] = None
-    lines = (
-        tables.write(tables.main_table(records), tmp_path / "main", {})[0].read_text().splitlines()
-    )
+    path, *_ = tables.write(tables.main_table(records), tmp_path / "main", {})
+    lines = path.read_text().splitlines()
     place = tables.MAIN_COLUMNS.index("keep")
     assert [line.split(",")[place] for line in lines[1:3]] == ["", "2"]
 
@@ -399,9 +324,8 @@ def test_people_read_at_most_seven_columns(main, tmp_path):
     assert sentence.endswith("The CSV file has more columns.")  # train_s and sd
     text = tables.write(tests, tmp_path / "tests", {})[1].read_text()
     assert text.endswith(f"\n\n{sentence}\n") and "| measure   | point" in text
-    alone, sentence = tables.for_people(
-        tests.iloc[:1]
-    )  # of one row nothing is the same in every row
+    # of one row nothing is the same in every row
+    alone, sentence = tables.for_people(tests.iloc[:1])
     assert list(alone)[:2] == ["policy", "measure"] and "In every row" not in sentence
 
 

@@ -84,9 +84,8 @@ def test_the_answer_has_one_space_before_it_and_no_more():
             TEMPLATES["human-assistant"].whole(None, "Hi", answer)
             == "\n\nHuman: Hi\n\nAssistant: Yes."
         )
-    assert (
-        TEMPLATES["safe-rlhf"].whole(None, "Hi", " Yes.").endswith("ASSISTANT: Yes.")
-    )  # appended as it is
+    # appended as it is
+    assert TEMPLATES["safe-rlhf"].whole(None, "Hi", " Yes.").endswith("ASSISTANT: Yes.")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ and at its edges.
 import hashlib
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -36,9 +37,8 @@ from igstudy.baselines.args import TOKEN_SCORES, gumbel, propose
 from igstudy.runs.decode_params import Settings
 
 ARGS = [name for name in METHODS if name.startswith("args")]
-TOKENIZER = (
-    tiny_tokenizer()
-)  # bytes: many candidates end inside a character, and leave the text as it is
+# bytes: many candidates end inside a character, and leave the text as it is
+TOKENIZER = tiny_tokenizer()
 PROMPTS = ["one", "a longer prompt", "22", "naïve"]
 SETTINGS = dict(
     budget=1.0,
@@ -61,9 +61,8 @@ def model():
 
 @pytest.fixture
 def policy(model):
-    return Policy(
-        "tiny", model, TOKENIZER, eos_ids=frozenset(range(3, len(TOKENIZER), 24))
-    )  # so many that some answers end early
+    # so many that some answers end early
+    return Policy("tiny", model, TOKENIZER, eos_ids=frozenset(range(3, len(TOKENIZER), 24)))
 
 
 class Hashed:
@@ -109,17 +108,12 @@ def slow_args(method, policy, prompt, reward, config, seed=0):
     """ARGS with nothing carried: the model reads the whole prefix for every token, and the scorers
     each whole text alone.
     """
-    tokens, lam = (
-        [],
-        {"args": 0.0, "args-lagrangian": config.lagrange_multiplier, "args-cost": math.nan}[method],
-    )
+    tokens = []
+    lam = {"args": 0.0, "args-lagrangian": config.lagrange_multiplier}.get(method, math.nan)
     while len(tokens) < config.max_new_tokens and not set(tokens) & policy.eos_ids:
+        ids = torch.tensor([policy.encode(prompt.text) + tokens])
         with torch.inference_mode():
-            logits = (
-                policy.model(torch.tensor([policy.encode(prompt.text) + tokens]), use_cache=False)
-                .logits[0, -1]
-                .double()
-            )
+            logits = policy.model(ids, use_cache=False).logits[0, -1].double()
         p, found = logits.softmax(-1), {}
         for token in logits.argsort(descending=True)[: config.token_top_k].tolist():
             ends = token in policy.eos_ids or len(tokens) + 1 == config.max_new_tokens
@@ -156,13 +150,8 @@ def test_args_equals_a_literal_slow_reference(policy, method, token_score, tempe
     """Guards every part of it: which tokens are considered, all signs and weights, carried state,
     ends, and the noise.
     """
-    compare(
-        method,
-        replace(policy, cache=cache),
-        REWARD,
-        token_score=token_score,
-        token_temperature=temperature,
-    )
+    settings = dict(token_score=token_score, token_temperature=temperature)
+    compare(method, replace(policy, cache=cache), REWARD, **settings)
 
 
 @pytest.mark.parametrize("method", ["args", "args-lagrangian"])
@@ -184,11 +173,9 @@ def test_tokens_that_cannot_win_are_not_scored(policy, method, token_score, temp
         token_score=token_score, token_temperature=temperature, reward_weight=weight, seed=2
     )
     bounded = Bounded("reward", "higher is better")
-    for slow, fast in zip(
-        answers(method, policy, named(PROMPTS), REWARD, **settings),
-        answers(method, policy, named(PROMPTS), bounded, **settings),
-        strict=True,
-    ):
+    scored = answers(method, policy, named(PROMPTS), REWARD, **settings)
+    spared = answers(method, policy, named(PROMPTS), bounded, **settings)
+    for slow, fast in zip(scored, spared, strict=True):
         assert fast.tokens == slow.tokens and fast.reward == slow.reward
         assert fast.counts.scorer_calls < slow.counts.scorer_calls
         for found, whole in zip(fast.finals, slow.finals, strict=True):
@@ -198,11 +185,8 @@ def test_tokens_that_cannot_win_are_not_scored(policy, method, token_score, temp
 def compare(method, policy, reward, **settings):
     """Compare the tokens of every answer with those of the slow reference."""
     config = Settings(**(SETTINGS | settings))
-    for prompt, r in zip(
-        named(PROMPTS),
-        answers(method, policy, named(PROMPTS), reward, seed=2, **settings),
-        strict=True,
-    ):
+    found = answers(method, policy, named(PROMPTS), reward, seed=2, **settings)
+    for prompt, r in zip(named(PROMPTS), found, strict=True):
         assert r.tokens == slow_args(method, policy, prompt, reward, config, seed=2)
 
 
@@ -224,24 +208,17 @@ def test_a_prompt_is_answered_alike_alone_and_in_company(policy, lm_reward, temp
     """Guards rows, sessions and the noise against each other's prompts, and against the order of
     prompts.
     """
-    policy, settings = (
-        replace(policy, cache=cache),
-        dict(reward=lm_reward, token_temperature=temperature, seed=1),
-    )
-    together = {
-        r.prompt_id: r.tokens
-        for r in answers("args-lagrangian", policy, named(PROMPTS), **settings)
-    }
-    backwards = {
-        r.prompt_id: r.tokens
-        for r in answers("args-lagrangian", policy, named(PROMPTS)[::-1], group_size=3, **settings)
-    }
-    alone = {
-        r.prompt_id: r.tokens
-        for p in named(PROMPTS)
-        for r in answers("args-lagrangian", policy, [p], **settings)
-    }
-    assert together == backwards == alone
+    policy = replace(policy, cache=cache)
+    settings = dict(reward=lm_reward, token_temperature=temperature, seed=1)
+
+    def tokens_of(prompts, **more):
+        found = answers("args-lagrangian", policy, prompts, **settings, **more)
+        return {r.prompt_id: r.tokens for r in found}
+
+    prompts = named(PROMPTS)
+    together = tokens_of(prompts)
+    assert together == tokens_of(prompts[::-1], group_size=3)
+    assert together == {p.id: tokens_of([p])[p.id] for p in prompts}
 
 
 @pytest.mark.parametrize("cache", ["shared", "dynamic"])
@@ -257,15 +234,12 @@ def test_every_chosen_token_is_read_once_and_no_other(policy, method, cache):
     for r in out:
         counts = r.counts
         assert counts.forward_tokens == 3 + r.n_tokens - 1
-        assert (
-            counts.rounds_used == r.n_tokens
-            and counts.samples_drawn == counts.policy_tokens == 5 * r.n_tokens
-        )
+        assert counts.rounds_used == r.n_tokens
+        assert counts.samples_drawn == counts.policy_tokens == 5 * r.n_tokens
         assert counts.scorer_calls == 5 * r.n_tokens * (2 if method == "args-lagrangian" else 1)
         assert len(r.z_trace) == len(r.block_ends) + 1 == r.n_tokens + 1
-        assert [t["finals"] for t in r.trace[:-1]].count(5) == 0 and len(r.finals) == sum(
-            t["finals"] for t in r.trace
-        )
+        assert [t["finals"] for t in r.trace[:-1]].count(5) == 0
+        assert len(r.finals) == sum(t["finals"] for t in r.trace)
         assert all(
             (reward is None, cost is None) == (method == "args-cost", method == "args")
             for reward, cost in r.finals
@@ -287,15 +261,8 @@ def test_noise_belongs_to_the_token_and_not_to_its_place():
     for tilt in (1e-6, -1e-6):
         logits = [-5.0] + [1.0 + tilt * token for token in range(1, 7)]
         prompts = [Prompt(f"id{i}", "ab", "mock") for i in range(20)]
-        found.append(
-            mock_answers(
-                "args",
-                prompts,
-                lambda prefix, logits=logits: logits,
-                token_top_k=6,
-                token_temperature=2.0,
-            )
-        )
+        always = partial(lambda logits, prefix: logits, logits)
+        found.append(mock_answers("args", prompts, always, token_top_k=6, token_temperature=2.0))
     assert [r.tokens for r in found[0]] == [r.tokens for r in found[1]]
     assert len({r.text for r in found[0]}) > 10
 

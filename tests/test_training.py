@@ -8,13 +8,12 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from mockpolicy import LetterCost, LetterReward
-from tinytraining import CONFIG, policy, trained
+from tinytraining import CONFIG, policy, same, trained
 
 from igcore import ParameterError
-from igcore.critic import latent
 from igcore.critic.latent import encode
 from igstudy.report import critic_metrics
-from igstudy.training import loop
+from igstudy.training import latents, loop
 from igstudy.training.critic import (
     SharedSources,
     bce_loss,
@@ -22,12 +21,6 @@ from igstudy.training.critic import (
     train,
 )
 from igstudy.training.rollouts import split_by_prompt, targets
-
-
-def same(a, b, **close):
-    """Whether two critics have the same weights, bit for bit unless told how close."""
-    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    return all(torch.allclose(x, y, **close) if close else torch.equal(x, y) for x, y in pairs)
 
 
 def test_the_losses_worked_by_hand():
@@ -49,7 +42,7 @@ def test_critics_that_read_the_same_share_one_reading(rollouts, tmp_path, monkey
         read[features, layer] += len(responses) if len(responses) > 2 else 0
         return encode(model, prompts, responses, features, layer)
 
-    monkeypatch.setattr(latent, "encode", counted)
+    monkeypatch.setattr(latents, "encode", counted)
     kinds = {
         "m": {"features": "m", "layer": 1},
         "peak": {"features": "m", "layer": 1, "accounting": "peak"},
@@ -80,11 +73,9 @@ def test_a_critic_learns_what_the_responses_say(rollouts, tmp_path, monkeypatch)
     assert row["auroc"] > 0.75 and row["auroc_within_prompt"] > 0.7 and row["spearman"] > 0.75
     first, last = (critic.about["history"][i] for i in (0, -1))
     assert last["learn_loss"] < 0.7 * first["learn_loss"] and first["epoch"] == 1
-    assert (
-        critic.about["n_prompts"] == 30
-        and critic.about["train_s"] > 0
-        and 0 < critic.about["unsafe"] < 1
-    )
+    assert critic.about["n_prompts"] == 30
+    assert critic.about["train_s"] > 0
+    assert 0 < critic.about["unsafe"] < 1
 
 
 @pytest.mark.parametrize("features", ["o", "h", "ho", "m"])

@@ -30,7 +30,7 @@ from igcore import METHODS, Guard, decode, load_policy
 from igcore.beams import method_of
 from igcore.catalog import PROMPT_SETS
 from igcore.contract import TEXTS, Contract
-from igcore.critic.network import Critic, save_critic
+from igcore.critic.network import Critic
 from igcore.errors import RunError
 from igcore.models.registry import SCORERS
 from igcore.policy import Prompt, as_prompt
@@ -41,6 +41,7 @@ from igstudy.runs import decode_run, records, verify
 from igstudy.runs.decode_params import DecodeParams, Settings
 from igstudy.runs.identity import prompts_digest
 from igstudy.training.critic import CriticConfig, spec_of
+from igstudy.training.loop import save_network
 
 UNASKING = [name for name in METHODS if not method_of(name).network]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "f\ncb"]
@@ -517,9 +518,8 @@ def test_a_run_with_a_critic_holds_with_that_critic_alone(tmp_path, tiny, monkey
     for seed, name in enumerate(("ours", "other")):
         torch.manual_seed(seed)
         (tmp_path / name).mkdir()
-        save_critic(
-            Critic(spec_of(policy, LetterCost(), LetterReward(), config, 6)), tmp_path / name
-        )
+        critic = Critic(spec_of(policy, LetterCost(), LetterReward(), config, 6))
+        save_network(critic, tmp_path / name, "critic")
     guided = dict(methods=["inferenceguard-critic"], critic="ours", probe_fail_open=False)
     path = decoded_run(tmp_path / "run", tiny, **guided)
     assert replayed(path, tiny, **guided).problems == []

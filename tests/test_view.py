@@ -31,7 +31,8 @@ from igcore.engine.view import view_of
 # this version of peft uses an older name of transformers
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 TOKENIZER = tiny_tokenizer()
-SETTINGS = dict(n_samples=3, keep=2, block_size=3, max_new_tokens=6)
+SETTINGS = dict(block_size=3, max_new_tokens=6)
+BEAMS = dict(method="inferenceguard", n_samples=3, keep=2)
 IDS = torch.tensor([[5, 7, 11, 13]])
 PROMPTS = [f"Case {i}" + " and more" * (i % 4) for i in range(12)]
 
@@ -95,7 +96,7 @@ def test_calls_in_threads_answer_as_one_after_the_other(made, repetition):
     raised until the process ended.
     """
     model = made()
-    guards = guard_of(model), guard_of(model, budget=3, seed=1)
+    guards = guard_of(model), guard_of(model, budget=3, seed=1, **BEAMS)
     ids = TOKENIZER(PROMPTS[0], return_tensors="pt")["input_ids"]
 
     def generated(_=None):
@@ -220,7 +221,7 @@ def test_nothing_of_the_model_differs_during_a_call():
     """Bug: attention, products and mode of the user's own model were changed while it decoded."""
     model = model_of().train()
     before, seen = trace(model), []
-    guard_of(model)("Hello", on_block=lambda *_: seen.append(trace(model)))
+    guard_of(model, keep_shown=True)("Hello", on_block=lambda *_: seen.append(trace(model)))
     assert seen and all(during == before for during in [*seen, trace(model)])
 
 

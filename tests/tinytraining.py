@@ -42,12 +42,11 @@ def sampled(folder):
 
 
 def trained(rollouts, folder, dtype=torch.float32, shared=None, **changes):
-    return train(
-        policy(dtype),
-        rollouts,
-        replace(CONFIG, **changes),
-        folder,
-        cost=LetterCost(),
-        reward=LetterReward(),
-        shared=shared,
-    )
+    config, scorers = replace(CONFIG, **changes), {"cost": LetterCost(), "reward": LetterReward()}
+    return train(policy(dtype), rollouts, config, folder, **scorers, shared=shared)
+
+
+def same(a, b, **close):
+    """Whether two networks have the same weights, bit for bit unless told how close."""
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.allclose(x, y, **close) if close else torch.equal(x, y) for x, y in pairs)

@@ -5,17 +5,15 @@ A trained network is ``<name>.safetensors`` with its specification in ``<name>.j
 
 import hashlib
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import nn
 
 from ..config import SearchConfig
 from ..errors import ParameterError, RunError, one_line
-from ..files import replace_file
 from ..policy import Policy
 from ..scorers import Scorer
 from ..settings import settings
@@ -59,13 +57,12 @@ class Origin:
         # a network for other weights has the right shape and wrong predictions: nothing else shows
         # the mistake
         for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
+            if part is None:
+                continue
             name, digest = getattr(self, role), getattr(self, f"{role}_digest")
             # a scorer that is a user's function may have no digest: then its name alone counts
-            undigested = role != "policy" and not (part and part.digest and digest)
-            if part is not None and (part.name, part.digest if not undigested else digest) != (
-                name,
-                digest,
-            ):
+            undigested = role != "policy" and not (part.digest and digest)
+            if part.name != name or part.digest != digest and not undigested:
                 raise ParameterError(
                     f"the {self.KIND} was trained for {role} {name!r} of hash {digest[:12]!r}, not "
                     f"for {part.name!r} of hash {part.digest[:12]!r}; give it that {role}, or "
@@ -121,23 +118,6 @@ class Network(nn.Module):
 # --- files ----------------------------------------------------------------------------------------
 
 
-def save_network(network: Network, folder: Path, name: str) -> None:
-    """Write the two files of a network."""
-    # safetensors and not pickle, which can run code when it is loaded
-    data = save({name: x.cpu().contiguous() for name, x in network.state_dict().items()})
-    description = asdict(network.spec) | {
-        "parameters": network.parameter_count,
-        "sha256": hashlib.sha256(data).hexdigest(),
-        "about": network.about,
-    }
-    # allow_nan: other readers of JSON refuse NaN
-    text = json.dumps(description, indent=1, allow_nan=False) + "\n"
-    # the description last: it holds the hash of the weights, so that a stop between the two leaves
-    # a pair that does not load, and not new weights under an old description
-    replace_file(folder / f"{name}.safetensors", data)
-    replace_file(folder / f"{name}.json", text)
-
-
 def load_network(
     network_type: type[N],
     folder: Path,
@@ -147,7 +127,7 @@ def load_network(
     cost: Scorer,
     reward: Scorer | None,
 ) -> N:
-    """Load a network that `save_network` wrote, for the policy and scorers of its training.
+    """Load a network for the policy and scorers of its training; `igstudy.training` writes it.
 
     Parameters
     ----------

@@ -5,26 +5,21 @@ the prompt are the same for all candidates of a search, so ``h`` and ``ho`` leav
 
 `latents` selects them from the states of a model. The engine of a search has these states already
 (`igcore.engine.local.LocalEngine.history`). For finished text `encode` computes them again in one
-forward pass, the same up to rounding. They are not stored: at 7B they take megabytes per token.
+forward pass, the same up to rounding.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from ..engine.device import GIB, device_of
+from ..engine.device import device_of
 from ..engine.kv_cache import History, attending, inputs_of, padded, watched
 from ..engine.prepack import viewed
 from ..errors import ParameterError, PolicyError
-from ..progress import progress
-
-ENCODE = 32  # responses encoded at a time where all latents are kept in memory
 
 # o_t, h_t, both, these two with the prompt's keys and values, or the output of a middle layer
 FEATURES = ("o", "h", "ho", "xh", "xho", "m")
@@ -55,20 +50,6 @@ class Latents(NamedTuple):
     kv: Tensor
     prompt_mask: Tensor
     prompt: Tensor
-
-    @classmethod
-    def batch(cls, responses: Sequence["Latents"]) -> "Latents":
-        """Return single responses together, padded to one length."""
-        return cls(*[pad_sequence(list(x), batch_first=True) for x in zip(*responses, strict=True)])
-
-    def single(self) -> list["Latents"]:
-        """Return each response alone, without padding."""
-        # the first four fields are by token of the response, the last two by token of the prompt
-        mask, prompt_mask = self.mask, self.prompt_mask
-        return [
-            Latents(*[x[i, mask[i]] for x in self[:4]], *[x[i, prompt_mask[i]] for x in self[4:]])
-            for i in range(len(mask))
-        ]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Latents":
         """Return the latents on a device, as `dtype`."""
@@ -210,72 +191,6 @@ def encode(
             values=[x[:, :, :length] for x in values],
         )
     return History(spoken.bool(), **states)
-
-
-@dataclass
-class Source:
-    """The latents of N responses, by number.
-
-    They stay in memory if they take at most `memory_gb` GiB, those of a prompt once for all its
-    responses. If not, every `take` encodes again.
-
-    Parameters
-    ----------
-    model, prompts, responses, features, layer
-        See `encode`.
-    """
-
-    model: PreTrainedModel
-    prompts: Sequence[Sequence[int]]
-    responses: Sequence[Sequence[int]]
-    features: str
-    layer: int | None
-    memory_gb: float
-    held: dict[int, Latents] = field(init=False, default_factory=dict)  # of each response
-
-    def __post_init__(self) -> None:
-        texts = self.prompts, self.responses
-        longest = [max(range(len(x)), key=lambda i: len(x[i])) for x in texts]
-        # an upper bound: as if all prompts and responses were as long as the longest. Two texts are
-        # encoded, padded to the longest of both kinds, and one of them is measured
-        sizes = [x[:1].nbytes for x in self._encode(longest)]
-        of_response, of_prompt = sum(sizes[:4]), sum(sizes[4:])
-        n_prompts = len(set(map(tuple, self.prompts)))
-        if len(self.responses) * of_response + n_prompts * of_prompt <= self.memory_gb * GIB:
-            self._hold()
-
-    def take(self, index: Sequence[int]) -> Latents:
-        """Return the latents of some of the responses, in this order."""
-        if not self.held:
-            return self._encode(index)
-        return Latents.batch([self.held[i] for i in index])
-
-    def _hold(self) -> None:
-        """Encode all responses once and keep their latents in memory."""
-
-        def by_length(i: int) -> tuple[int, Sequence[int], int]:
-            prompt = self.prompts[i]
-            return len(prompt), prompt, len(self.responses[i])
-
-        # equal lengths together need little padding; equal prompts together are encoded once
-        order = sorted(range(len(self.responses)), key=by_length)
-        # prompt -> its mask, keys and values in the first latents with it: the others share these
-        # tensors, which may be far larger than those of the responses
-        first: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
-        with progress(len(order), f"latents {self.features}") as bar:
-            for start in range(0, len(order), ENCODE):
-                index = order[start : start + ENCODE]
-                for i, one in zip(index, self._encode(index).single(), strict=True):
-                    of_prompt = first.setdefault(tuple(self.prompts[i]), one[4:])
-                    self.held[i] = Latents(*one[:4], *of_prompt)
-                bar.update(len(index))
-
-    def _encode(self, index: Sequence[int]) -> Latents:
-        """Encode some of the responses."""
-        prompts = [self.prompts[i] for i in index]
-        responses = [self.responses[i] for i in index]
-        states = encode(self.model, prompts, responses, self.features, self.layer)
-        return latents(states, self.features)
 
 
 def shape_of(model: PreTrainedModel) -> dict[str, int]:

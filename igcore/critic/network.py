@@ -19,7 +19,7 @@ from ..errors import ParameterError
 from ..policy import Policy
 from ..scorers import Scorer
 from ..settings import Number, settings
-from .files import Network, Origin, load_network, save_network
+from .files import Network, Origin, load_network
 from .latent import Latents, latents, shape_of
 
 HEAD = 64  # numbers per attention head
@@ -48,13 +48,7 @@ class Spec(Origin):
     """
 
     KIND: ClassVar = "critic"
-    SAME: ClassVar[tuple[str, ...]] = (
-        "accounting",
-        "checks",
-        "gamma_safety",
-        "gamma_task",
-        "max_new_tokens",
-    )
+    SAME: ClassVar = (*Origin.SAME, "accounting", "checks", "gamma_safety", "gamma_task")
 
     accounting: str
     checks: str
@@ -319,11 +313,6 @@ class Critic(Network):
         empty = n == 0
         f1 = logit[row, end].masked_fill(empty, torch.nan).sigmoid()
         return f1, f2[row, end].masked_fill(empty, torch.nan)
-
-
-def save_critic(critic: Critic, folder: Path) -> None:
-    """Write ``critic.safetensors`` and ``critic.json`` into a folder, see `igcore.critic.files`."""
-    save_network(critic, folder, "critic")
 
 
 def load_critic(

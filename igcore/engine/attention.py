@@ -126,19 +126,13 @@ class Packing:
         self.slab = slab
         device = prompts.mask.device
         # rows lie one after the other: row r gives its counts[r] tokens in columns starts[r] on
-        slot: list[int] = []
-        step: list[int] = []
-        column: list[int] = []
-        for of_row, start, n in zip(slots, starts, counts, strict=True):
-            slot += [of_row] * n
-            step += range(n)
-            column += range(start, start + n)
-        self.slot = torch.tensor(slot, device=device)
-        self.step = torch.tensor(step, device=device)
-        self.column = torch.tensor(column, device=device)
+        rows = list(zip(slots, starts, counts, strict=True))
+        places = [(slot, step, start + step) for slot, start, n in rows for step in range(n)]
+        # contiguous: every layer indexes by them
+        self.slot, self.step, self.column = torch.tensor(places, device=device).T.contiguous()
         self.n_slots = len(prompts.ids) * slab.width
         self.n_steps = max(counts)
-        self.filled = max(column) + 1
+        self.filled = max(start + n for _, start, n in rows)
         # the prompt's real length and not L: padding must not shift the rotary positions
         lengths = prompts.mask.sum(1)  # (P,)
         self.position = lengths[self.slot // slab.width] + self.column

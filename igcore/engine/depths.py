@@ -39,6 +39,7 @@ class SharedDepths:
         self.held: dict[int, list[int]] = {}  # row -> the tokens in the cache
         self.rows: SharedRows = root
 
+    @torch.inference_mode()
     def read(self, rows: Sequence[int], texts: Sequence[list[int]]) -> Read:
         """Read what is new in the texts of these rows; the places of other rows become free."""
         self._take(rows)
@@ -55,34 +56,21 @@ class SharedDepths:
         logits = self.root.logits[list(rows)]  # of the prompts, where a text is empty
         if at:
             slots = [self.rows.slots[place] for place in at]
-            part = replace(self.rows, slots=slots, lengths=starts).read(new)
-            logits = (
-                part.logits
-                if len(at) == len(rows)
-                else logits.index_copy(0, torch.tensor(at, device=logits.device), part.logits)
-            )
+            logits[at] = replace(self.rows, slots=slots, lengths=starts).read(new).logits
         self.rows.lengths = [len(text) for text in texts]
         counts = dict(zip(at, map(len, new), strict=True))
         return logits, [counts.get(place, 0) for place in range(len(rows))]
 
     def _take(self, rows: Sequence[int]) -> None:
-        """Give each of these rows a place, in this order."""
+        """Give each of these rows a place, in this order; a change of rows copies the cache."""
         if list(rows) == self.places:
             return
-        before = {row: place for place, row in enumerate(self.places)}
-        fresh = [row for row in rows if row not in before]
-        # a copy pays only when it frees half of the slots; until then free ones stay empty
-        if fresh or 2 * len(rows) <= len(self.rows.slab.hidden):
-            sources = [
-                (self.rows, before[row]) if row in before else (self.root, row) for row in rows
-            ]
-            longest = max(state.lengths[place] for state, place in sources)
-            self.rows = self.root.gather(sources, self.depth - longest)
-        else:
-            self.rows.slots = [self.rows.slots[before[row]] for row in rows]
-            self.rows.lengths = [self.rows.lengths[before[row]] for row in rows]
+        before = {row: (self.rows, place) for place, row in enumerate(self.places)}
+        sources = [before.get(row, (self.root, row)) for row in rows]
+        longest = max(state.lengths[place] for state, place in sources)
+        self.rows = self.root.gather(sources, self.depth - longest)
+        self.held = {row: self.held[row] if row in before else [] for row in rows}
         self.places = list(rows)
-        self.held = {row: [] if row in fresh else self.held[row] for row in rows}
 
 
 class DynamicDepths:

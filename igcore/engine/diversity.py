@@ -66,25 +66,20 @@ class Failures:
         # subtracting n_2 from a logit multiplies the weight of its token by exp(-n_2)
         self.factor = 0.0 if penalty is None else math.exp(-penalty)
         self.seen: dict[int, set[int]] = defaultdict(set)
-        self._penalty: Penalty | None = None
 
     def add(self, tokens: Sequence[int]) -> None:
         """Note a failed block."""
-        self._penalty = None  # that of the last round does not know this block
+        vars(self).pop("penalty", None)  # that of the last round does not know this block
         for i, token in enumerate(tokens):
             # F > 0: a set, since the paper's penalty does not grow with the number of failures
             self.seen[i].add(token)
 
-    @property
+    @cached_property
     def penalty(self) -> Penalty:
         """The factor of each token that a failed block has at a position; built once a round."""
-        if self._penalty is None:
-            factors = {}
-            for i, tokens in self.seen.items():
-                # end tokens are spared, or a retry could not end where a failed block did
-                factors[i] = dict.fromkeys(sorted(tokens - self.spared), self.factor)
-            self._penalty = Penalty(factors)
-        return self._penalty
+        # end tokens are spared, or a retry could not end where a failed block did
+        tokens = {i: sorted(seen - self.spared) for i, seen in self.seen.items()}
+        return Penalty({i: dict.fromkeys(own, self.factor) for i, own in tokens.items()})
 
 
 def diversity_penalty(failures: Failures, sample: int, n_samples: int) -> Penalty | None:

@@ -246,7 +246,7 @@ def _get_file(asset: Asset, path: Path, download: Path, file: Path | None, wheel
                     shutil.copyfileobj(part, joined)
         return _compare(path, asset.sha256)
     repo, _, commit = asset.pin.partition("@")
-    original = file or snapshot(repo, commit, files=(path.name,)) / path.name
+    original = file or snapshot(repo, commit, patterns=(path.name,)) / path.name
     if not original.is_file():
         raise AssetError(f"there is no file {original}; --file needs your copy of {path.name}")
     _compare(original, asset.sha256)

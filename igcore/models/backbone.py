@@ -228,13 +228,7 @@ class CachedText:
 
 
 class Session:
-    """The KV cache of one backbone for the texts of one group of prompts.
-
-    Attributes
-    ----------
-    encoded : int
-        Number of tokens that the model has read so far.
-    """
+    """The KV cache of one backbone for the texts of one group of prompts."""
 
     def __init__(self, backbone: Backbone, prompts: Sequence[str]):
         """Prefill the prompts' common prefixes if the model supports the shared cache."""
@@ -243,13 +237,11 @@ class Session:
         for prompt in prompts:
             with suppress(ParameterError):  # too long for this model: no text of it has a score
                 self.prefixes[prompt] = backbone.prefix(prompt)
-        self.encoded = 0
         self.root: SharedRows | None = None  # row by row the prefixes
         self.known: dict[str, list[CachedText]] = {}
         prefixes = list(self.prefixes.values())
         if prefixes and all(prefixes) and supports_shared_prefix(backbone.model):
             self.root = SharedRows.open(backbone.model, prefixes)
-            self.encoded = sum(map(len, prefixes))
             self._forget()
 
     def states(
@@ -264,7 +256,6 @@ class Session:
         texts = [self._after_prefix(prompt, ids) for prompt, ids in pairs]
         others = [at for at, text in enumerate(texts) if text is None]
         whole = [sequences[at] for at in others]
-        self.encoded += sum(map(len, whole))
         of_whole = iter(self.backbone.states(whole, [counts[at] for at in others]))
         self._read_on([text for text in texts if text])
         return [
@@ -301,20 +292,11 @@ class Session:
 
     def _nearest(self, text: Text) -> CachedText:
         """Return the cached text that shares most leading tokens."""
-
-        def shared(known: CachedText) -> int:
-            """Return the number of shared tokens."""
-            return known.shared(text.ids)
-
-        return max(self.known[text.prompt], key=shared)
+        return max(self.known[text.prompt], key=lambda known: known.shared(text.ids))
 
     def _read_on(self, texts: Sequence[Text]) -> None:
         """Encode the new tokens of texts whose prefixes are cached."""
-        new = []
-        for text in texts:
-            shared = self._nearest(text).shared(text.ids)
-            if shared < len(text.ids):
-                new.append(text)
+        new = [text for text in texts if self._nearest(text).shared(text.ids) < len(text.ids)]
         if new and self.root:
             self._encode(self.root, _longest(new))
 
@@ -335,7 +317,6 @@ class Session:
             shared = known.shared(text.ids)
             rows.lengths[row] = shared  # crop the cache to the shared tokens
             new.append(text.ids[shared:])
-        self.encoded += sum(map(len, new))
         rows.read(new)
         for row, text in enumerate(texts):
             self.known[text.prompt].append(CachedText(text.ids, (rows, row)))

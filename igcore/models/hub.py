@@ -23,8 +23,7 @@ def snapshot(
     repo: str,
     revision: str | None = None,
     kind: str = "model",
-    weights: bool = True,
-    files: Sequence[str] = (),
+    patterns: Sequence[str] = (),
 ) -> Path:
     """Return the folder of a model or data set; download missing files.
 
@@ -37,10 +36,9 @@ def snapshot(
         numbers later.
     kind : str
         ``model`` or ``dataset``.
-    weights : bool
-        False downloads a model's settings and tokenizer alone.
-    files : sequence of str
-        Downloads these files alone.
+    patterns : sequence of str
+        Downloads these files alone; by default the settings, tokenizer and weights of a model, and
+        all files of a data set.
 
     Raises
     ------
@@ -64,15 +62,10 @@ def snapshot(
     from huggingface_hub import snapshot_download
 
     download = partial(snapshot_download, repo, revision=revision, repo_type=kind)
-    if kind == "dataset":
-        patterns = None  # all files
-    elif files:
-        patterns = [*files]
-    else:
-        patterns = [*SMALL, SAFE] if weights else [*SMALL]
+    whole = kind == "model" and not patterns
     try:
-        folder = Path(download(allow_patterns=patterns))
-        if patterns and SAFE in patterns and not any(folder.glob(SAFE)):
+        folder = Path(download(allow_patterns=[*SMALL, SAFE] if whole else [*patterns] or None))
+        if whole and not any(folder.glob(SAFE)):
             download(allow_patterns=[PICKLED])
         return folder
     except Exception as error:  # errors of network, hub and disk have no common base class

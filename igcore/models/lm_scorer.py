@@ -122,17 +122,22 @@ class LMScorer(Reader):
     @torch.inference_mode()
     def features(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
         """Return what the head reads of each response, see `pooling`: (n, H) float32."""
-        if self.session:
-            return self._features(self.session, prompts, responses)
+        pairs = list(zip(prompts, responses, strict=True))
+        if self.session or len(pairs) == 1:
+            if self.pooling == "mean":
+                encoded = [self.backbone.ids_and_ends(*pair, 0) for pair in pairs]
+            else:
+                encoded = [(self.backbone.ids(*pair), [len(pair[1])]) for pair in pairs]
+            return torch.stack([rows[-1] for rows in self._states(pairs, encoded)])
         # no two prompts share a batch or a cache
         groups: dict[str, list[str]] = {}
-        for prompt, response in zip(prompts, responses, strict=True):
+        for prompt, response in pairs:
             groups.setdefault(prompt, []).append(response)
         states = {}
         for prompt, texts in groups.items():
             # prefixes of one answer share nearly all of their tokens; the final check has one text
-            session = self.open_cache([prompt]) if len(texts) > 1 else None
-            states[prompt] = iter(self._features(session, [prompt] * len(texts), texts))
+            own = self.with_cache(self.open_cache([prompt])) if len(texts) > 1 else self
+            states[prompt] = iter(own.features([prompt] * len(texts), texts))
         return torch.stack([next(states[prompt]) for prompt in prompts])
 
     @property
@@ -174,7 +179,7 @@ class LMScorer(Reader):
         texts = zip(prompts, responses, starts, strict=True)
         encoded = [self.backbone.ids_and_ends(*text) for text in texts]
         with torch.inference_mode():
-            states = self._states(self.session, pairs, encoded)
+            states = self._states(pairs, encoded)
             # without a session row by row: a batch may round differently
             parts = [torch.cat(states)] if self.session else states
             numbers = torch.cat([self.head(part) for part in parts])
@@ -186,25 +191,14 @@ class LMScorer(Reader):
             found.append((ends[first:], scores[first:].numpy()))
         return found
 
-    def _features(
-        self, session: Session | None, prompts: Sequence[str], responses: Sequence[str]
-    ) -> torch.Tensor:
-        """Return what the head reads of each response, (R, H)."""
-        pairs = list(zip(prompts, responses, strict=True))
-        if self.pooling == "mean":
-            encoded = [self.backbone.ids_and_ends(*pair, 0) for pair in pairs]
-        else:
-            encoded = [(self.backbone.ids(*pair), [len(pair[1])]) for pair in pairs]
-        return torch.stack([rows[-1] for rows in self._states(session, pairs, encoded)])
-
     def _states(
-        self, session: Session | None, pairs: Sequence[tuple[str, str]], encoded: Sequence[Encoded]
+        self, pairs: Sequence[tuple[str, str]], encoded: Sequence[Encoded]
     ) -> list[torch.Tensor]:
         """Return what the head reads after each counted token of the texts, (count, H) each."""
         sequences = [ids for ids, _ in encoded]
         counts = [len(ends) for _, ends in encoded]
-        if session:
-            states = session.states([prompt for prompt, _ in pairs], sequences, counts)
+        if self.session:
+            states = self.session.states([prompt for prompt, _ in pairs], sequences, counts)
         else:  # row by row: a batch may round differently
             texts = zip(sequences, counts, strict=True)
             states = [self.backbone.states([ids], [count])[0] for ids, count in texts]

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ..errors import ParameterError
 from ..files import digest_of
-from ..scorers import COST, Scorer, check_sign, keeps_cache, reads_prompts, uncached
+from ..scorers import COST, Scorer, Sessions, check_sign, keeps_cache, reads_prompts, uncached
 from ..scoring import Tally, checked_score
 from ..settings import settings
 from .registry import ScorerName, load_scorer
@@ -108,35 +108,14 @@ class CachingMaximum(MaximumScorer):
         """The parts, which open their caches together."""
         return self.parts
 
-    def open_cache(self, prompts: Sequence[str]) -> "Sessions":
+    def open_cache(self, prompts: Sequence[str]) -> Sessions:
         """Return a new KV cache of every backbone."""
         return Sessions(self.parts, prompts)
 
-    def with_cache(self, session: "Sessions") -> "CachingMaximum":
+    def with_cache(self, session: Sessions) -> "CachingMaximum":
         """Return the same scorer with these caches."""
         return replace(self, parts=tuple(map(session.of, self.parts)))
 
     def uncached(self) -> "CachingMaximum":
         """Return the scorer without a KV cache."""
         return replace(self, parts=tuple(map(uncached, self.parts)))
-
-
-class Sessions:
-    """The KV caches of several scorers, by backbone."""
-
-    def __init__(self, scorers: Sequence[Any], prompts: Sequence[str]):
-        self.caches: dict[int, Any] = {}
-        for scorer in filter(keeps_cache, scorers):
-            if id(scorer.backbone) not in self.caches:
-                self.caches[id(scorer.backbone)] = scorer.open_cache(prompts)
-
-    def of(self, scorer: Any) -> Any:
-        """Return the scorer with its cache, if it keeps one."""
-        if not keeps_cache(scorer):
-            return scorer
-        return scorer.with_cache(self.caches[id(scorer.backbone)])
-
-    def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
-        """Evict everything except the caches of these texts."""
-        for cache in self.caches.values():
-            cache.retain(prompts, responses)

@@ -17,7 +17,7 @@ from ..files import digest_of
 from ..policy import PROBE, Policy
 from ..settings import Named, Options, settings, written
 from . import assets
-from .hub import PATHS, snapshot
+from .hub import PATHS, SMALL, snapshot
 from .pretrained import (
     DTYPES,
     automatic_dtype,
@@ -64,7 +64,7 @@ class PolicyEntry:
         if self.asset:
             folder, _ = assets.sound(self.asset)
             return folder
-        return snapshot(self.repo, revision or self.revision, weights=weights)
+        return snapshot(self.repo, revision or self.revision, patterns=() if weights else SMALL)
 
 
 # continues the prompt, like an unaligned policy

@@ -84,7 +84,6 @@ def as_prompts(texts: Iterable[str], set_name: str) -> list[Prompt]:
 MOST = 64 * 2**20  # bytes of an unpacked .gz: a small one may hold any number
 POINTER = b"version https://git-lfs.github.com/spec/v1"
 END = "\x1f"  # no cell of a table
-SURPLUS = "has a row with more cells than there are columns"
 
 
 class Unreadable(ValueError):
@@ -177,7 +176,7 @@ def csv_cells(path: Path, column: str) -> list[Any]:
         raise Unreadable("ends within quotes")
     header = rows.pop(0) if rows else [column]
     if any(len(row) > len(header) for row in rows):
-        raise Unreadable(SURPLUS)
+        raise Unreadable("has a row with more cells than there are columns")
     check_columns(header, column)
     place = header.index(column)
     return [row[place] if place < len(row) else "" for row in rows]
@@ -238,9 +237,6 @@ def cells_of(rows: Iterable[dict[str, Any]], column: str) -> list[Any]:
     for row in rows:  # reading the last row closes the file
         columns |= row
         cells.append(row.get(column))
-    # pandas makes an index column of cells beyond the header of a CSV file
-    if "__index_level_0__" in columns:
-        raise Unreadable(SURPLUS)
     if cells:
         check_columns(columns, column)
     return cells

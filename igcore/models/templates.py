@@ -7,11 +7,10 @@ split into its turns first.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, cycle
 from typing import Annotated, Any, NamedTuple
@@ -80,48 +79,6 @@ def _chatted(tokenizer: Any, prompt: str, answer: str, **options: Any) -> str:
     return rendered(tokenizer, messages, opened=False, **options)
 
 
-# --- the date of a template -----------------------------------------------------------------------
-
-TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
-
-
-@dataclass
-class Clock:
-    """The date that chat templates write, and whether one of them has written it."""
-
-    now: datetime
-    asked: bool = False
-
-
-_CLOCK: ContextVar[Clock | None] = ContextVar("clock", default=None)
-
-
-def _with_date(program: Any) -> Any:
-    """Return a chat template that writes the date inside `dated`, or None to use it as it is."""
-    clock = _CLOCK.get()
-    if clock is None or not isinstance(program, str) or not TODAY.search(program):
-        return None
-    now = clock.now
-    clock.asked = True
-    return TODAY.sub(lambda call: json.dumps(now.strftime(call[2])), program)
-
-
-@contextmanager
-def dated(now: datetime) -> Iterator[None]:
-    """Have chat templates write one date inside the block: a run of days has that of its start."""
-    before = _CLOCK.set(Clock(now))
-    try:
-        yield
-    finally:
-        _CLOCK.reset(before)
-
-
-def date_written() -> dict[str, str]:
-    """Return the date inside `dated` if a template has written it, as a field of an identity."""
-    clock = _CLOCK.get()
-    return {"date": clock.now.isoformat()} if clock and clock.asked else {}
-
-
 # --- the chat template of a tokenizer -------------------------------------------------------------
 
 ANSWER = "answer"  # the role of an assistant's message that is to be judged
@@ -131,6 +88,9 @@ MARKERS = [(role, f"marked{role}") for role in CHAT_ROLES]
 IN_PARTS = [roles for n in (0, 3, 1, 2) for roles in combinations(CHAT_ROLES, n)]
 AS_DATA = re.compile(r"""["']text["']:""")  # a list of parts that was written as it is
 Messages = Sequence[tuple[str, str]]  # role and content
+TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+# what writes the date for a template, where it is not that of the clock
+STRFTIME: ContextVar[Callable[[str], str] | None] = ContextVar("strftime", default=None)
 
 
 class Reading(NamedTuple):
@@ -194,6 +154,14 @@ def _written_text(
             **options,
         )
     )
+
+
+def _with_date(program: Any) -> Any:
+    """Return a chat template that writes the date by `STRFTIME`, or None to use it as it is."""
+    strftime = STRFTIME.get()
+    if strftime is None or not isinstance(program, str):
+        return None
+    return TODAY.sub(lambda call: json.dumps(strftime(call[2])), program)
 
 
 def written_by(tokenizer: Any) -> str:

@@ -68,13 +68,8 @@ class Wording:
 def filled(template: str, prompt: str, response: str) -> str:
     """Return a template with prompt and response in place of the placeholders."""
     texts = {"prompt": prompt, "response": response}
-
-    def text_of(slot: re.Match[str]) -> str:
-        """Return the text for a placeholder."""
-        return texts[slot[1]]
-
     # in one pass: a prompt may itself contain {response}
-    return SLOT.sub(text_of, template)
+    return SLOT.sub(lambda slot: texts[slot[1]], template)
 
 
 def label_ids(tokenizer: Any, text: str, labels: Sequence[str]) -> list[int]:

@@ -8,13 +8,14 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
+from ..beams import READ, method_of
 from ..errors import IgcoreError, needs
-from ..guard import Guard
+from ..guard import Guard, decode
 from .html import GREY, OVER, mask_answer
 from .tree import Tree
 
-# setting -> largest value of its slider
-SLIDERS = {"n_samples": 16, "keep": 8, "block_size": 32, "rounds": 4}
+# setting -> largest value of its slider, which is there if a chosen method reads it
+SLIDERS = {"n_samples": 16, "keep": 8, "block_size": 32, "rounds": 4, "tries": 8, "choices": 4}
 
 
 def explore(guard: Guard, prompt: str = "", methods: Sequence[str] = ()) -> Any:
@@ -70,7 +71,10 @@ class Explorer:
         self.budget = widgets.FloatSlider(budget, min=0, max=max(2 * budget, 0.1))
         self.budget.step, self.budget.readout_format = self.budget.max / 200, ".3f"
         self.sliders = {}
+        unread = READ - frozenset().union(*(method_of(name).reads for name in methods))
         for name, most in SLIDERS.items():
+            if name in unread:
+                continue
             value = getattr(guard.config, name)
             slider = widgets.IntSlider(value, min=1, max=max(most, value), continuous_update=False)
             self.sliders[name] = slider
@@ -114,7 +118,8 @@ class Explorer:
         guard = replace(self.guard, config=config)
         for name in self.methods:
             self.show_message(f"decoding by {name} ...")
-            answers[name] = replace(guard, method=name)(self.prompt.value, record=True)
+            found = decode(name, guard, [self.prompt.value], seed=guard.seed, record=True)
+            answers[name] = next(found)
         self.trees = {name: answer.tree() for name, answer in answers.items()}
         # the verdict is the tree's, which follows the budget slider
         self.pages = {name: f"<p>{escape(mask_answer(a))}</p>" for name, a in answers.items()}

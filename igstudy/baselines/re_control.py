@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from igcore.beams import Method, one_sample, unranked
 from igcore.config import SearchConfig
-from igcore.critic.files import Network, Origin, load_network, save_network
+from igcore.critic.files import Network, Origin, load_network
 from igcore.engine.block import Steering
 from igcore.engine.kv_cache import forward
 from igcore.errors import PolicyError
@@ -212,11 +212,6 @@ def _head(model: Any) -> torch.Tensor:
         )
     weight: torch.Tensor = head.weight
     return weight.detach()
-
-
-def save_value(network: ValueNetwork, folder: Path) -> None:
-    """Write ``value.safetensors`` and ``value.json`` into a folder, see `igcore.critic.files`."""
-    save_network(network, folder, "value")
 
 
 def load_value(folder: Path | str, *, policy: Policy, cost: Scorer, reward: Scorer) -> ValueNetwork:

@@ -19,16 +19,17 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from igcore.critic.latent import Latents, Source
+from igcore.critic.latent import Latents
 from igcore.policy import Policy
 from igcore.scorers import Scorer
 from igcore.settings import Rows, Weight, settings
 
 from ..training.config import TrainingConfig
 from ..training.critic import mse_loss, names_of, set_units
-from ..training.loop import fit
+from ..training.latents import Source
+from ..training.loop import fit, save_network
 from ..training.rollouts import Rollout
-from .re_control import ValueNetwork, ValueSpec, load_value, save_value
+from .re_control import ValueNetwork, ValueSpec, load_value
 
 
 @settings(kw_only=True)
@@ -88,7 +89,7 @@ class ValueObjective:
 
     def save(self, network: ValueNetwork, rollouts: Sequence[Rollout], folder: Path) -> None:
         """Write the network's files."""
-        save_value(network, folder)
+        save_network(network, folder, "value")
 
 
 def final_outcomes(rollouts: Sequence[Rollout]) -> torch.Tensor:

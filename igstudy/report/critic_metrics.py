@@ -8,13 +8,13 @@ import pandas as pd
 import torch
 from scipy.stats import ConstantInputWarning, spearmanr
 
-from igcore.critic.latent import ENCODE
 from igcore.critic.network import Critic
 from igcore.policy import Policy
 from igcore.scorers import Scorer
 from igcore.scoring import checked_score
 
 from ..training.critic import SharedSources
+from ..training.latents import ENCODE
 from ..training.rollouts import Rollout, labels_of, targets
 from .auroc import POSITIONS, auroc, calibration_error
 from .critics import COLUMNS

@@ -1,6 +1,6 @@
-"""The experiments of params/ablations: the names of the runs that each of them reads.
+"""The experiments of notebook 45: the names of the runs that each of them reads.
 
-Notebook 45 has a section for each, and `igstudy.paper` reads the sweeps.
+It has a section for each, and `igstudy.paper` reads the sweeps.
 """
 
 from collections.abc import Sequence
@@ -29,6 +29,7 @@ EXPERIMENTS = {
     "tune": RunPatterns(["decode-tune-*"]),
     "checks": RunPatterns(["decode-checks-*"]),
     "weights": RunPatterns(["decode-weight-*"]),
+    "law": RunPatterns(["regime-*-64", "regime-*-128"]),
     "critic_search": RunPatterns(["decode-finals-*", "decode-shuffled-*", "decode-intermediate-*"]),
 }
 

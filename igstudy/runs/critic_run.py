@@ -27,7 +27,6 @@ from igcore.engine.prepack import use_prepacked
 from igcore.errors import ParameterError
 from igcore.files import digest_of, replace_file, root
 from igcore.models.policies import load_policy
-from igcore.models.templates import dated
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
 from igcore.settings import written
@@ -43,7 +42,7 @@ from ..training.rollouts import Rollout
 from ..trust import loaded
 from .critic_params import CriticParams
 from .folders import first_start, open_run
-from .identity import code_of
+from .identity import code_of, dated
 from .rollout_run import load_rollouts, roll_out
 
 TrainedNetwork = TypeVar("TrainedNetwork", bound=Network)

@@ -17,7 +17,6 @@ from igcore.catalog import found
 from igcore.engine.prepack import keep_prepacked
 from igcore.files import root
 from igcore.guard import Guard, decode
-from igcore.models.templates import dated
 from igcore.policy import Prompt
 from igcore.settings import written
 
@@ -28,7 +27,7 @@ from ..scorers import scoring_options
 from ..trust import loaded
 from .decode_params import DecodeParams, network_of
 from .folders import Run, first_start, open_run
-from .identity import file_stamps, models_identity
+from .identity import dated, file_stamps, models_identity
 from .networks import Networks, load_networks
 from .records import record
 

@@ -7,12 +7,15 @@ with what they import, see `igstudy.closure`, and the modules of other packages 
 
 import ast
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from igcore.files import DIGITS, digest_of
-from igcore.models.templates import date_written
+from igcore.models.templates import STRFTIME
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
 
@@ -41,6 +44,35 @@ def notebook_digest(path: Path | str) -> str:
     lines = "\n".join(code).splitlines()
     python = [repr([line]) if line.lstrip().startswith(("%", "!")) else line for line in lines]
     return closure.tree_digest(ast.parse("\n".join(python)))
+
+
+@dataclass
+class Clock:
+    """The date that chat templates write, and whether one of them has written it."""
+
+    now: datetime
+    asked: bool = False
+
+    def __call__(self, form: str) -> str:
+        """Return the date in a form, and note that it was asked for."""
+        self.asked = True
+        return self.now.strftime(form)
+
+
+@contextmanager
+def dated(now: datetime) -> Iterator[None]:
+    """Have chat templates write one date inside the block: a run of days has that of its start."""
+    before = STRFTIME.set(Clock(now))
+    try:
+        yield
+    finally:
+        STRFTIME.reset(before)
+
+
+def date_written() -> dict[str, str]:
+    """Return the date inside `dated` if a template has written it, as a field of an identity."""
+    clock = STRFTIME.get()
+    return {"date": clock.now.isoformat()} if isinstance(clock, Clock) and clock.asked else {}
 
 
 def prompts_digest(prompts: Iterable[Prompt]) -> Fields:

@@ -22,7 +22,6 @@ from igcore.beams import method_of
 from igcore.engine.sampling import NEAR_TIE
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import root
-from igcore.models.templates import dated
 from igcore.policy import Prompt
 
 from ..linefile import SETTINGS, Fields, Record, has_texts, key, like, modern, read_record
@@ -33,7 +32,7 @@ from ..yamlfile import read_yaml
 from .decode_params import DecodeParams
 from .decode_run import Experiment, guard_of, identity_of, settings_of, summary, with_sampling
 from .folders import changes, first_start
-from .identity import part_identity, prompts_digest
+from .identity import dated, part_identity, prompts_digest
 from .networks import load_networks
 from .paramfiles import runs_of
 from .records import RECORD_FIELDS

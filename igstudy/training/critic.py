@@ -18,14 +18,15 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from igcore.critic.files import Network
-from igcore.critic.latent import Latents, Source, shape_of
-from igcore.critic.network import Critic, Spec, load_critic, save_critic
+from igcore.critic.latent import Latents, shape_of
+from igcore.critic.network import Critic, Spec, load_critic
 from igcore.errors import ParameterError
 from igcore.policy import Policy
 from igcore.scorers import Scorer
 
 from .config import CriticConfig
-from .loop import fit
+from .latents import Source
+from .loop import fit, save_network
 from .rollouts import Labels, Rollout, labels_of, split_by_prompt
 
 # --- what a critic learns -------------------------------------------------------------------------
@@ -184,7 +185,7 @@ class CriticObjective:
     def save(self, critic: Critic, rollouts: Sequence[Rollout], folder: Path) -> None:
         """Write the critic's files, with the share of these rollouts that is unsafe."""
         critic.about["unsafe"] = 1 - float(labels_of(rollouts, self.spec).safe.mean())
-        save_critic(critic, folder)
+        save_network(critic, folder, "critic")
 
 
 # --- training -------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 An objective, such as `igstudy.training.critic.CriticObjective`, has the network, labels and losses.
 """
 
+import hashlib
 import io
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -14,16 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from safetensors.torch import save
 from torch import Tensor
 
 from igcore.critic.files import Network
-from igcore.critic.latent import ENCODE, Source
 from igcore.errors import ParameterError
 from igcore.files import DIGITS, digest_of, replace_file
 from igcore.policy import Policy
 from igcore.progress import progress
 
 from .config import TrainingConfig
+from .latents import ENCODE, Source
 from .rollouts import Rollout, split_by_prompt
 
 Losses = dict[str, float]  # epoch, the loss and its terms, by name
@@ -212,3 +215,20 @@ class _Trainer:
             losses[f"{name}_loss"] += weight * mean
             losses[f"{name}_{part}"] = mean
         return losses
+
+
+def save_network(network: Network, folder: Path, name: str) -> None:
+    """Write the two files of a network."""
+    # safetensors and not pickle, which can run code when it is loaded
+    data = save({name: x.cpu().contiguous() for name, x in network.state_dict().items()})
+    description = asdict(network.spec) | {
+        "parameters": network.parameter_count,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "about": network.about,
+    }
+    # allow_nan: other readers of JSON refuse NaN
+    text = json.dumps(description, indent=1, allow_nan=False) + "\n"
+    # the description last: it holds the hash of the weights, so that a stop between the two leaves
+    # a pair that does not load, and not new weights under an old description
+    replace_file(folder / f"{name}.safetensors", data)
+    replace_file(folder / f"{name}.json", text)

@@ -33,6 +33,7 @@ from igcore.scorers import REWARD, Scorer, as_scorer
 from tests.audit.zoo import CRITICS, KINDS, EvilCritic, Honest, Hostile
 
 GUARDED = ("inferenceguard", "inferenceguard-critic", "inferenceguard-mix")
+GUARDED += ("backtracking", "rejection")
 BASELINES = ("best-of-n", "best-of-n-augmented", "beam-augmented", "beam-lagrangian-freq")
 GROUPS = (32, 8, 32, 32, 32, 1, 32, 32)  # prompts of a case, by its number; all in one group
 EXAMPLES = 3  # violations of a kind that are told in full
@@ -231,6 +232,9 @@ def settings_of(draw: random.Random, budgets: list[float], n_prompts: int) -> Se
         refusal=draw.choice(("No.", "", HARSH[0])),
         failure_rate=1.0,  # answers of a scorer that fails often are what is audited
         group_size=n_prompts,
+        back=draw.choice(("tries", "doubling")),
+        choices=draw.choice((1, 2)),
+        answers=draw.choice((1, 2, "all")),
     )
 
 

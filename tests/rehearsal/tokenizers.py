@@ -117,10 +117,8 @@ def chat_folder(folder: Path, template: str) -> None:
     template : str
         Such as `CHATML`.
     """
-    words, special = (
-        ("user", "assistant", *SAFE, *UNSAFE),
-        ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-    )
+    words = ("user", "assistant", *SAFE, *UNSAFE)
+    special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     merges = list(
         dict.fromkeys(
             (word[i], word[i + 1 :]) for word in words for i in range(len(word) - 2, -1, -1)
