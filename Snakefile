@@ -119,7 +119,7 @@ OF_EXPERIMENTS = {  # profile -> tables and pictures of notebook 45, see `igstud
         "critic",
     ),
     "critic-search": ("critic_search", "critic_search"),
-    "law": ("law law_tests", "law"),
+    "law": ("law law_tests law_pooled", "law"),
     "tune": ("tune checks weights", ""),
     "paper": ("literal", ""),
 }

@@ -110,7 +110,8 @@ class Walk:
     def over(self) -> bool:
         """Whether no more tokens are sampled."""
         unfinished = self.emits_any and self.draft.tokens
-        return self.answered or self.search.stopped or (self.left <= 0 and not unfinished)
+        used_up = self.left <= 0 or self.number == self.config.draws
+        return self.answered or self.search.stopped or (used_up and not unfinished)
 
     @property
     def wants_rival(self) -> bool:

@@ -230,7 +230,7 @@ RETRIES = BEAMS | {"rounds", "diversity", "diversity_penalty"}
 GUARDED = RETRIES | {"margin", "probe_fail_open", "keep_shown"}
 ASKING = RETRIES | {"probe_fail_open", "critic", "threshold", "miss", "eta", "gamma_task"}
 PENALISED = frozenset({"lagrange_multiplier"})
-WHOLE = frozenset({"spend", "at_least", "answers", "margin"})
+WHOLE = frozenset({"spend", "at_least", "draws", "answers", "margin"})
 STEPWISE = WHOLE | {"step", "back", "tries", "choices", "keep_shown"}
 READ = GUARDED | ASKING | STEPWISE | PENALISED | {"score_threshold"}
 

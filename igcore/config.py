@@ -118,6 +118,8 @@ class SearchConfig:
         `max_new_tokens` by default.
     at_least : int
         Fewest tokens that are sampled for a prompt: another answer is drawn while it is below.
+    draws : int, optional
+        Most draws for a prompt; as many as `spend` allows by default.
     answers : int or str
         Accepted answers among which the reward chooses; ``all`` draws until `spend`.
     choices : int
@@ -171,6 +173,7 @@ class SearchConfig:
     tries: Count = 3
     spend: Count | None = None
     at_least: Natural = 0
+    draws: Count | None = None
     answers: Count | Literal["all"] = 1
     choices: Rows = 1
     margin: Weight = 0

@@ -22,14 +22,14 @@ SETTINGS = tuple(  # the settings of a method, in the order of a line
     lagrange_multiplier threshold miss eta gamma_task diversity diversity_penalty on_failure refusal
     probe_fail_open failure_rate group_size temperature top_p top_k score_threshold token_top_k
     token_score policy_weight reward_weight token_temperature value_steps value_step_size
-    step back tries spend at_least answers choices margin keep_shown
+    step back tries spend at_least draws answers choices margin keep_shown
     """.split()
 )
 LineKey = tuple[str, str]
 Fields = dict[str, Any]  # of a line, of params.json or of a manifest
 PACKED: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 MOST_UNPACKED, MOST_RATIO = 2**25, 40  # bytes, and times the packed size: records reach 20 times
-# settings that a record of 1.0.0 does not have, with the values that give its behaviour
+# settings that an earlier record does not have, with the values that give its behaviour
 LATER: Fields = {
     "stop": [],
     "step": None,
@@ -37,6 +37,7 @@ LATER: Fields = {
     "tries": 3,
     "spend": None,
     "at_least": 0,
+    "draws": None,
     "answers": 1,
     "choices": 1,
     "margin": 0,
@@ -47,12 +48,13 @@ LATER: Fields = {
 def modern(found: Fields) -> Fields:
     """Return a line or params.json of any version with the settings of this one."""
     if "at_least" in found:
-        return found
+        return LATER | found
     given = {name: value for name, value in found.items() if name not in ("spend", "draws")}
     if "rejection" in found.get("methods", [found.get("method")]):
-        # its `spend` was a lower limit, and `draws` the upper one
-        most = found["draws"] * found["max_new_tokens"]
-        given |= {"at_least": found["spend"], "spend": most}
+        # its `spend` was a lower limit, and only `draws` an upper one
+        draws = found["draws"]
+        most = draws * found["max_new_tokens"]
+        given |= {"at_least": found["spend"], "spend": most, "draws": draws}
     return LATER | given
 
 

@@ -115,7 +115,8 @@ class SlowSteps:
     def done(self):
         wanted = self.s["answers"]
         enough = wanted != "all" and len(self.accepted) >= wanted and len(self.stack) == 1
-        return self.spent >= self.spend or (enough and self.spent >= self.s["at_least"])
+        used_up = self.spent >= self.spend or self.number == self.s["draws"]
+        return used_up or (enough and self.spent >= self.s["at_least"])
 
     def over(self):
         """Return whether it is done, and drop the best answers that a final check refuses."""
@@ -194,6 +195,7 @@ def settings_at(rng):
         tries=rng.choice([1, 2, 3]),
         spend=rng.choice([None, length, 3 * length, 6 * length]),
         at_least=rng.choice([0, 0, length]),
+        draws=rng.choice([None, None, 3]),
         answers=rng.choice([1, 1, 2, "all"]),
         choices=rng.choice([1, 1, 2, 3]),
         margin=rng.choice([0, 0.5, 5]),

@@ -53,6 +53,29 @@ def test_the_runs_behind_each_claim():
     }
 
 
+def test_what_stepping_back_gains():
+    """Guards the goals that were written down before the runs, and the sentences under the table:
+    read where the cost is local and S between .1 and .4.
+    """
+    pooled = cells("ablation_law_pooled").set_index(["regime", "arm", "measure"])
+    arms = cells("ablation_law").set_index(["regime", "arm"])
+    local = pooled.loc[["numbers", "sentences"]]
+    assert local["S"].between(0.1, 0.4 + 1e-9).all() and pooled.loc["rude", "S"].min() > 0.4
+    gained = local.xs(("backtracking", "within_1_5"), level=("arm", "measure"))["difference"]
+    assert gained.round(2).tolist() == [0.30, 0.21]
+    for regime in ("numbers", "sentences"):
+        assert arms.loc[(regime, "backtracking"), "within_3"].mean() >= 0.95 - 1e-9
+    within_2 = pooled.xs(("backtracking", "within_2"), level=("arm", "measure"))
+    assert (within_2["difference"] > -0.05).all() and len(within_2) == 5
+    rewards = local.xs(("backtracking-choices", "reward"), level=("arm", "measure"))
+    assert rewards["difference"].round(2).tolist() == [0.11, 0.15] and (rewards["low"] > 0.05).all()
+    qwen = pooled.loc[("qwen", "backtracking")].drop("reward")
+    assert ((qwen["low"] <= 0) & (qwen["high"] >= 0)).all()
+    alone = cells("ablation_law").query("arm == 'guard-n1-m16'")["answered"]
+    assert alone.min() == 0.60 and alone.max().round(2) == 0.98
+    assert (pooled.loc["harm", "high"]["backtracking-choices", "within_3"]) > 0
+
+
 def test_what_a_critic_gains():
     """Guards the conclusions under the table of critic-search."""
     found = cells("ablation_critic_search").query("arm == 'critic'")

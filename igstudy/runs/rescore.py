@@ -49,7 +49,7 @@ def rescored(lines: Sequence[Fields], cost: Scorer, reward: Scorer | None = None
     rewards = None if reward is None else Cached(check_sign(reward, "reward"), Tally(rate=1.0))
     for number, line in enumerate(lines, start=1):
         where = f"line {number}, prompt {line['prompt_id']}, {line['method']}"
-        if odd := sorted(line.keys() ^ set(RECORD_FIELDS)):
+        if odd := sorted((line.keys() ^ set(RECORD_FIELDS)) - LATER.keys()):
             yield f"{where}: its fields are not those of a line, see {', '.join(odd[:4])}"
             continue
         try:
@@ -151,10 +151,13 @@ def settings_in(line: Fields) -> Settings:
 
 def with_settings(line: Fields) -> Fields:
     """Return a line of any version with the settings of this one, as its method makes them."""
-    if "at_least" in line:
+    later = LATER.keys() & set(SETTINGS)
+    if later <= line.keys():
         return line
     made = asdict(method_of(line["method"]).settings_under(settings_in(line)))
-    return line | {name: made[name] for name in LATER if name in SETTINGS}
+    values = {name: made[name] for name in later}
+    # what 1.0.0 called `spend` is another setting today
+    return values | line if "at_least" in line else line | values
 
 
 def differing_fields(
