@@ -139,8 +139,8 @@ class SearchConfig:
         Largest share of a run's texts that a scorer may fail on; beyond it the run stops. A text
         that it fails on is unsafe, and a prompt with no other text abstains.
     group_size : int
-        Prompts decoded together. Part of the settings, because float sums depend on it in their
-        last bits.
+        Prompts decoded together, as far as memory allows. Part of the settings, because float sums
+        depend on it in their last bits.
     """
 
     budget: Budget
@@ -181,7 +181,7 @@ class SearchConfig:
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
     probe_fail_open: bool = False
     failure_rate: Probability = 0.5
-    group_size: Count = 8
+    group_size: Count = 32
 
     def __post_init__(self) -> None:
         # more beams than samples would leave beams without a continuation
