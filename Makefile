@@ -39,7 +39,8 @@ help:
 	@echo "make test       checks of style and types, all tests and notebooks (about twenty minutes on two cores)"
 	@echo "make served-test  the guard with llama.cpp's server and vLLM on this processor, compared with the local engine (installs both)"
 	@echo "                SOFTWARE=llama.cpp takes one of them"
-	@echo "make audit      a million answers under hostile scorers, checked again independently (about ten minutes on two cores)"
+	@echo "make audit      a million answers under hostile scorers, checked again independently (about ten minutes on two cores);"
+	@echo "                and 2,000 searches with steps back, beside a second implementation"
 	@echo "make mutants    400 mutants of the code that decides safety, and whether a test fails for each (about an hour on two cores)"
 	@echo "make bench      the engine against plain transformers, into runs/bench/figures (over an hour; resumes)"
 	@echo "make slurm-test jobs on a SLURM cluster of one node, which is set up only for this test (root on Debian)"
@@ -123,6 +124,7 @@ served-test: assets
 
 audit: assets
 	@$(BIN)/python -m tests.audit --emissions 1000000 --processes $(CORES)
+	@PYTHONPATH=tests $(BIN)/python -W ignore -m tests.slowsteps 2000
 
 # into mutants/, where `mutmut results` and `mutmut show NAME` read them
 mutants: assets

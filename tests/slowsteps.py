@@ -1,7 +1,8 @@
 """The search with steps back written a second time, for one prompt of the word policy, as plainly
 and slowly as possible: a beam is a list of tokens, and all costs are read again at every check.
 
-``python -m tests.slowsteps 2000`` compares so many random settings with the package.
+``PYTHONPATH=tests python -m tests.slowsteps 2000`` compares so many random settings with the
+package, as ``make audit`` does.
 """
 
 import math
@@ -104,9 +105,8 @@ class SlowSteps:
         if self.s["keep_shown"]:
             return
         if self.s["back"] == "doubling":
-            for _ in range(2 ** (self.since - 2) if self.since > 1 else 0):
-                if len(self.stack) > 1:
-                    self.stack.pop()
+            dropped = 2 ** (self.since - 2) if self.since > 1 else 0
+            del self.stack[max(1, len(self.stack) - dropped) :]
             return
         while len(self.stack) > 1 and self.stack[-1][1] >= self.s["tries"]:
             self.stack.pop()
