@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import yaml
 
-from docs.records import WITHHELD, known_hashes
+from docs.records import WITHHELD, known_hashes, unpack_job
 from igstudy.linefile import modern
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.paramfiles import ParamFiles
@@ -192,6 +192,20 @@ def test_a_setting_that_packed_runs_lack_has_a_default_for_them(packed):
     assert least >= {120, 70}
     for kept in decoded:
         DecodeParams(**{name: kept[name] for name in names})
+
+
+def test_a_run_of_an_earlier_version_is_unpacked_for_the_params_of_today(tmp_path):
+    """Bug: `make reproduce` found no run of rejection sampling in the records, because a setting
+    has another name since.
+    """
+    (tmp_path / "records").symlink_to(ROOT / "records")
+    (tmp_path / "runs/small").mkdir(parents=True)
+    files = ParamFiles("small", base=ROOT / "params")
+    point = dict(files.points(ROOT / "params/small/regime-rude.yaml"))["regime-rude-rejection"]
+    job = tmp_path / "regime-rude-packed.yaml"
+    wanted = {"profile": "small", "run": "regime-rude", "points": {"rejection": point}}
+    job.write_text(json.dumps(wanted))
+    assert unpack_job(job, tmp_path) == ["regime-rude-rejection"]
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no repository to ask")
