@@ -17,6 +17,7 @@ from igstudy.linefile import LATER, sealed
 from igstudy.runs.decode_params import Settings
 from igstudy.runs.records import record
 from igstudy.runs.rescore import rescored, with_settings
+from igstudy.runs.verify import differences
 
 METHODS = ["backtracking", "rejection"]
 SETTINGS = dict(budget=0.5, block_size=4, max_new_tokens=12, refusal="", spend=60)
@@ -343,3 +344,4 @@ def test_a_line_of_an_earlier_version_keeps_its_meaning():
         assert list(rescored([old], guard.cost, guard.reward)) == []
         again = with_settings(old)
         assert {name: again[name] for name in later} == {name: line[name] for name in later}
+        assert not [*differences("", old, line), *differences("", line, old)]

@@ -262,7 +262,8 @@ def differences(where: str, line: Fields, again: Fields) -> Iterator[str]:
     Hashes are left out, because those of scorers change with their code. Where one of the two has
     no texts, only their digests are compared.
     """
-    line = like(again, with_settings(line))
+    line, again = with_settings(line), with_settings(again)
+    line = like(again, line)
     expected = {
         name: value
         for name, value in like(line, again).items()
