@@ -8,7 +8,7 @@ answer. That is legal in the augmented MDP, because the state (s, z) of each bea
     until an answer is accepted, or `spend` tokens are sampled:
         draw tokens after the top of the stack, checked as they come
         after each `step` tokens that have passed: push a beam
-        at a check over budget: drop beams as `STEPS_BACK` says, and draw anew, with new keys
+        at a check over budget: drop beams as `STEPS_BACK` says, and draw again, with new keys
         at the end of an answer within budget: accept it
     return the accepted answer of highest reward, if it passes the final check
 
@@ -327,7 +327,8 @@ def settle(batch: Batch, walk: Walk) -> None:
         walk.begin()
         return
     best, *others = walk.search.best_first([rival.beam for rival in walk.rivals]) or [beam]
-    walk.beaten += [other for other in others if other.finished]
+    if not walk.config.keep_shown:  # else it would replace what is shown
+        walk.beaten += [other for other in others if other.finished]
     # a draw goes on after a beam, unless there was a choice
     if walk.choice or best.finished or not walk.rivals:
         walk.number += 1
@@ -365,7 +366,7 @@ def conclude(batch: Batch, walk: Walk) -> Emission | None:
     elif not search.failure:
         search.fail("exhausted")
     (emission,) = answers(batch, [search])
-    if emission.reason != "final_check" or walk.emits_any:
+    if emission.reason != "final_check" or walk.emits_any or walk.config.keep_shown:
         return emission
     # the fresh cost of the best answer is over budget: the next best, or other answers
     search.pool.remove(search.best)

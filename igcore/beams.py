@@ -210,9 +210,7 @@ def one_at_a_time(config: SearchConfig) -> SearchConfig:
 
 def whole_answers(config: SearchConfig) -> SearchConfig:
     """Return settings under which a step is a whole answer, so that there is no way back."""
-    length = config.max_new_tokens
-    spend = config.spend or 4 * length
-    return one_at_a_time(replace(config, step=length, spend=spend, tries=1, choices=1))
+    return one_at_a_time(replace(config, step=config.max_new_tokens, tries=1, choices=1))
 
 
 def final_costs_only(config: SearchConfig) -> SearchConfig:

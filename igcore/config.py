@@ -198,6 +198,11 @@ class SearchConfig:
                 f"step is {self.step}, but a beam lies at the end of a block; give a multiple of "
                 f"block_size, which is {self.block_size}"
             )
+        if self.keep_shown and (self.answers, self.at_least) != (1, 0):
+            raise ParameterError(
+                f"keep_shown is True, but answers is {self.answers!r} and at_least {self.at_least}:"
+                " what is shown cannot be exchanged for another answer; leave these two out"
+            )
         # servers of models raise a lower one, and under a higher one their bans leak
         if not 0.01 <= self.temperature <= 5:
             raise ParameterError(

@@ -127,6 +127,8 @@ class SlowSteps:
             if best is None or self.cost(text_of(best)) <= self.s["budget"]:
                 return True
             self.accepted.remove(best)
+            if self.s["keep_shown"]:
+                return True
         return False
 
     def search(self):
@@ -152,7 +154,9 @@ class SlowSteps:
                 self.go_back()
                 continue
             best = max(rivals, key=self.rank) if len(rivals) > 1 else rivals[0]
-            self.spare += [tokens for tokens in rivals if tokens is not best and self.ended(tokens)]
+            if not self.s["keep_shown"]:
+                others = [tokens for tokens in rivals if tokens is not best]
+                self.spare += filter(self.ended, others)
             if choice or self.ended(best):
                 self.number += 1
             if self.ended(best):
@@ -213,7 +217,7 @@ def compare(n, seed):
         if rng.random() < 0.25:
             method, slow_given = "rejection", given | WHOLE | {"step": given["max_new_tokens"]}
         elif rng.random() < 0.2 and given["accounting"] == "peak":
-            given["keep_shown"] = True
+            given |= dict(keep_shown=True, answers=1, at_least=0)
         config = SearchConfig(refusal="", failure_rate=1.0, **given)
         guard = Guard(policy, LastWordCost(cost), LetterReward(), config)
         (answer,) = decode(method, guard, [prompt], seed=number)

@@ -110,7 +110,7 @@ def test_a_dropped_block_is_shown_as_dropped():
 def test_what_is_shown_is_never_left():
     """Guards ``keep_shown``: each block that was announced begins the answer, or it abstains."""
     shown = {}
-    guard = guard_of(budget=1.0, keep_shown=True)
+    guard = guard_of(budget=1.0, keep_shown=True, choices=2)
 
     def note(prompt, beams):
         assert beams[0].text.startswith(shown.get(prompt.id, ""))
@@ -265,6 +265,7 @@ def test_an_answer_that_the_final_check_refuses_is_not_the_last_word(monkeypatch
         ({"step": 12, "spend": 8}, "step is 12, more than spend, which is 8"),
         ({"at_least": 99}, "at_least is 99, more than spend"),
         ({"margin": -1}, "margin is -1"),
+        ({"keep_shown": True, "answers": 2}, "keep_shown is True, but answers is 2"),
         ({"choices": 0}, "choices is 0"),
         ({"answers": 0}, "answers"),
         ({"back": "far"}, "back is 'far'"),
