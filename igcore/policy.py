@@ -166,8 +166,13 @@ def reserved_strings(tokenizer: Any) -> list[str]:
 
 def escape_special_tokens(tokenizer: Any, text: str) -> str:
     """Break up strings such as ``</s>``, so that a text cannot write a template's own tokens."""
-    for reserved in reserved_strings(tokenizer):
-        text = text.replace(reserved, f"{reserved[0]} {reserved[1:]}")
+    return broken_up(text, reserved_strings(tokenizer))
+
+
+def broken_up(text: str, reserved: Iterable[str]) -> str:
+    """Return a text in which the `reserved_strings` of a tokenizer are broken up."""
+    for string in reserved:
+        text = text.replace(string, f"{string[0]} {string[1:]}")
     return text
 
 

@@ -34,6 +34,7 @@ from igcore.contract import Contract, Scoring
 from igcore.engine.agreement import supports_shared_prefix
 from igcore.models.convert import quiet_transformers
 from igcore.models.registry import load_scorer, scorer_factory
+from igcore.models.session import Session
 from igcore.scorers import COST, REWARD
 from igstudy.scorers import paper
 from igstudy.scorers.paper import AnchoredBackbone, BeaverCost, LlamaReward, QRMCost, QRMReward
@@ -542,11 +543,11 @@ def test_an_anchor_adds_the_state_where_the_prompt_ends(anchored):
         states, _ = reencode(tiny("llama", torch.float64, vocab_size=320), ids)
         expected.append(torch.cat([states[-1], states[len(prompt)]]).float())
     columns = list(zip(*texts, strict=True))
-    session = anchored.open_cache(prompts)
+    session = Session(anchored, prompts)
 
     def hidden_of(given, responses):
-        sequences = [anchored.ids(*text) for text in zip(given, responses, strict=True)]
-        return torch.cat(session.states(given, sequences, [1] * len(sequences)))
+        texts = session.texts(given, responses)
+        return torch.cat(session.states(texts, [1] * len(texts)))
 
     one_by_one = torch.cat([hidden_of([p], [r]) for p, r in texts])
     for hidden in (
@@ -568,7 +569,7 @@ def test_a_text_without_its_anchor_is_refused(anchored):
     """Guards a gate against a state from anywhere in the text."""
     backbone = anchored_by("")
     assert not anchored.reads_tokens
-    assert not backbone.open_cache(PROMPTS).prefixes
+    assert not Session(backbone, PROMPTS).prefixes
     with pytest.raises(
         ParameterError, match="the text does not hold the tokens .*; use the chat template"
     ):
@@ -599,7 +600,8 @@ def test_reward_and_cost_come_from_one_pass(folders):
     with Counter(model) as counter:
         contracts = {role: Contract(scorer) for role, scorer in roles.items()}
         scoring = Scoring(contracts, PROMPTS)
-        columns = list(zip(*TEXTS, strict=True))
+        # the end of a check, as of an empty answer, is read for each scorer
+        columns = list(zip(*(text for text in TEXTS if text[1]), strict=True))
         cost = scoring.search["cost"].score(*columns)
         read = counter.tokens
         reward = scoring.search["reward"].score(*columns)

@@ -16,6 +16,7 @@ from .device import GIB, all_bytes, out_of_memory
 T = TypeVar("T")
 R = TypeVar("R")
 PLANNED_SHARE = 0.8  # share of free memory that is planned for; the rest is for activations
+CHECKS = 32  # checks of a scorer whose last tokens are read together
 CRITIC_ROWS = 8  # candidates that a critic of keys and values reads at a time
 log = logging.getLogger("igcore")
 

@@ -12,7 +12,7 @@ Inside `igcore.engine.prepack.use_prepacked` a prompt is read once for all metho
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, count
 
 import torch
 from torch import Tensor
@@ -70,19 +70,23 @@ class SharedRows:
         return self.prompts.ids[self.slots[row] // self.slab.width]
 
     @torch.inference_mode()
-    def gather(self, sources: Places, reserve: int = 0) -> "SharedRows":
+    def gather(
+        self, sources: Places, reserve: int = 0, lengths: Sequence[int] = ()
+    ) -> "SharedRows":
         """Copy the new tokens of rows of states that descend from this one, in this order.
 
-        The sources do not change. Each slot has space for `reserve` more tokens.
+        The sources do not change. Each slot has space for `reserve` more tokens. With `lengths`
+        only so many tokens of each row are copied.
         """
         owners = [state.owner(row) for state, row in sources]
         ids = [i for i in self.prompts.ids if i in owners]  # prompts without a row are dropped
         # the same number of slots for every prompt, so that one matrix product serves them all; it
         # is that of the prompt with most rows, and the others have empty slots
-        width = max(map(owners.count, ids))
+        width = max(Counter(owners).values())
         # each row gets the first free slot of its prompt
-        slots = [ids.index(o) * width + owners[:i].count(o) for i, o in enumerate(owners)]
-        lengths = [state.lengths[row] for state, row in sources]
+        free = {owner: count(at * width) for at, owner in enumerate(ids)}
+        slots = [next(free[owner]) for owner in owners]
+        lengths = list(lengths) or [state.lengths[row] for state, row in sources]
         prompts = self.prompts.take(ids)
         slab = Slab.empty(prompts, width, max(lengths) + reserve, self.hidden)
         # one copy per source state and not per row: few large copies are faster than many small

@@ -1,22 +1,17 @@
-"""A language model that reads prompts and responses, and the KV cache over a group of prompts.
+"""A language model that reads prompts and responses."""
 
-A longer text costs only its new tokens: a session compares its ids with the cached ones, and
-encodes the ids after the longest common prefix.
-"""
-
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from functools import cached_property
 from os.path import commonprefix
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ..engine.agreement import supports_shared_prefix
 from ..engine.kv_cache import forward, inputs_of, padded
-from ..engine.prefix_cache import SharedRows
 from ..errors import ParameterError
-from ..policy import context_of, escape_special_tokens
+from ..policy import broken_up, context_of, escape_special_tokens, reserved_strings
+from .texts import Text, Tokens
 
 # short responses: the ids that all of them share belong to the prompt
 OPENINGS = ("", "a", " a", "\n", "9", ".")
@@ -75,6 +70,11 @@ class Backbone:
         self.special = special
         self.end_id = end_id
 
+    @cached_property
+    def tokens(self) -> Tokens:
+        """How texts become tokens."""
+        return Tokens(self.tokenizer, self.special, self.end_id)
+
     @property
     def reads_tokens(self) -> bool:
         """True if the state after each token of a response is the state of a prefix of it.
@@ -82,76 +82,87 @@ class Backbone:
         The text must end with the response and its last token, and the tokenizer must be a fast
         one, which knows the position of each token.
         """
-        fast = getattr(self.tokenizer, "is_fast", False)
-        if not fast or self.end_id is not None:
+        if not self.tokens.fast or self.end_id is not None:
             return False
         prompt, response = SAMPLE
         text = self.template(prompt, response)
         if text != self.template(prompt, "") + response:
             return False
-        encoding = self._encoding(text)
-        return bool(encoding.char_to_token(len(text) - 1) == len(encoding["input_ids"]) - 1)
+        (pieces,) = self.tokens.whole([text])
+        return pieces.ends[-1] == len(text)
 
     def ids(self, prompt: str, response: str) -> list[int]:
         """Return the ids of one text; raise ``ParameterError`` when they exceed the context."""
-        parts = [escape_special_tokens(self.tokenizer, part) for part in (prompt, response)]
-        return self._ids_of(self._encoding(self.template(*parts)))
+        (text,) = self.texts([prompt], [response])
+        return text.ids
 
     def inputs(self, prompt: str, response: str) -> dict[str, list[int]]:
         """Return what an encoder reads of one text, token by token, see `ids`."""
         ids = self.ids(prompt, response)
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
-    def ids_and_ends(self, prompt: str, response: str, since: int) -> tuple[list[int], list[int]]:
-        """Return the ids of one text, and the ends of its tokens after part of the response.
+    def texts(
+        self,
+        prompts: Sequence[str],
+        responses: Sequence[str],
+        sources: Sequence[Text | None] | None = None,
+    ) -> list[Text]:
+        """Return the texts of prompts and responses, each encoded from its source.
 
-        The part is the first `since` characters, and ends are character offsets in the response. If
-        the positions of the tokens are uncertain, all tokens of the response are included, and all
-        ends are that of the response. The last token is always included.
+        Raises
+        ------
+        ParameterError
+            When a text exceeds the context.
         """
-        parts = [escape_special_tokens(self.tokenizer, part) for part in (prompt, response)]
-        escaped_prompt, answer = parts
-        text = self.template(escaped_prompt, answer)
-        encoding = self._encoding(text)
-        ids = self._ids_of(encoding)
-        start = len(self.template(escaped_prompt, ""))
-        # from the end, because a template may cut leading spaces off the response
-        rest = response[since:]
-        known = answer == response and text.endswith(rest)
-        if known:
-            start = max(start, len(text) - len(rest))
-        if start >= len(text):
-            return ids, [len(response)]
-        first = encoding.char_to_token(start)
-        if first is None:  # the character is in no token
-            first = len(commonprefix([self.ids(prompt, ""), ids]))
-        ends = []
-        for token in range(first, len(ids) - 1):
-            span = encoding.token_to_chars(token) if known else None
-            after = len(text) - span.end if span else 0
-            ends.append(max(since, len(response) - after))
-        return ids, [*ends, len(response)]
+        sources = sources or [None] * len(prompts)
+        reserved = reserved_strings(self.tokenizer)
+        asked = {prompt: broken_up(prompt, reserved) for prompt in prompts}
+        answers = [broken_up(response, reserved) for response in responses]
+        written = [self.template(asked[p], a) for p, a in zip(prompts, answers, strict=True)]
+        known = [(source.written, source.pieces) if source else None for source in sources]
+        encoded = self.tokens.after(written, known)
+        found = []
+        for at, (kept, rest) in enumerate(encoded):
+            source = sources[at]
+            opening = source.opening if source else self.template(asked[prompts[at]], "")
+            verbatim = answers[at] == responses[at]
+            text = Text(
+                prompts[at], responses[at], opening, written[at], verbatim, source, kept, rest
+            )
+            self.check_length(text.n_tokens)
+            found.append(text)
+        return found
 
-    def has_tokens(self, prompt: str, response: str) -> bool:
-        """True if a response adds to the text; the template may cut it off, like spaces."""
-        return self.template(prompt, response) != self.template(prompt, "")
-
-    def _encoding(self, text: str) -> Any:
-        """Encode a text with the tokenizer."""
-        return self.tokenizer(text, add_special_tokens=self.special)
-
-    def _ids_of(self, encoding: Any) -> list[int]:
-        """Return the ids of an encoded text, with the end token if there is one."""
-        ids = list(encoding["input_ids"])
-        if self.end_id is not None:
-            ids.append(self.end_id)
+    def check_length(self, n_tokens: int) -> None:
+        """Raise ``ParameterError`` for a text longer than the context."""
         context = context_of(self.model)
-        if len(ids) > context:  # truncating would score another text
+        if n_tokens > context:  # truncating would score another text
             raise ParameterError(
-                f"a text has {len(ids)} tokens, which exceeds the scorer's context of {context}; "
+                f"a text has {n_tokens} tokens, which exceeds the scorer's context of {context}; "
                 "shorten the prompts, lower max_new_tokens, or choose a model with a longer context"
             )
-        return ids or [self.tokenizer.eos_token_id]
+
+    def ends(self, text: Text, since: int) -> list[int]:
+        """Return where the tokens after the first `since` characters of a response end.
+
+        The ends are character offsets in the response. If the positions of the tokens are
+        uncertain, all tokens of the response are included, and all ends are that of the response.
+        The last token is always included.
+        """
+        response, written = text.response, text.written
+        # from the end, because a template may cut leading spaces off the response
+        rest = response[since:]
+        known = text.verbatim and written.endswith(rest)
+        start = max(len(text.opening), len(written) - len(rest) if known else 0)
+        if start >= len(written):
+            return [len(response)]
+        ids, starts, token_ends = text.pieces
+        first = bisect_right(token_ends, start)
+        if first == len(ids) or starts[first] > start:  # the character is in no token
+            (opening,) = self.tokens.whole([text.opening])
+            first = len(commonprefix([opening.ids, ids]))
+        behind = [len(written) - end if known else 0 for end in token_ends[first:-1]]
+        return [*(max(since, len(response) - after) for after in behind), len(response)]
 
     def prefix(self, prompt: str) -> list[int]:
         """Return the ids at the beginning of every text of a prompt, for any response.
@@ -159,8 +170,8 @@ class Backbone:
         They are fewer than the prompt's own ids, because a tokenizer may merge the prompt's last
         characters with the response's first.
         """
-        openings = [self.ids(prompt, response) for response in OPENINGS]
-        return list(commonprefix(openings))
+        texts = self.texts([prompt] * len(OPENINGS), OPENINGS)
+        return list(commonprefix([text.ids for text in texts]))
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
         """Encode whole sequences in padded batches; return their last states, (R, H) float32."""
@@ -189,9 +200,13 @@ class Backbone:
         """
         return row[-count:]
 
-    def open_cache(self, prompts: Sequence[str]) -> "Session":
-        """Return a new session over a group of prompts."""
-        return Session(self, prompts)
+    def with_opening(self, states: torch.Tensor, opening: torch.Tensor) -> torch.Tensor:
+        """Return the head's input at the last tokens of a text in a session, (count, H).
+
+        `states` (count, H) are those of the tokens, and `opening` (1, H) that of the last token of
+        the prompt's `prefix`.
+        """
+        return states
 
 
 class TwoTexts(Backbone):
@@ -205,131 +220,5 @@ class TwoTexts(Backbone):
         # lists: an empty text by itself would be no text, and the other not one of a pair
         parts = [[escape_special_tokens(self.tokenizer, part)] for part in (prompt, response)]
         encoding = {name: rows[0] for name, rows in self.tokenizer(*parts).items()}
-        return encoding | {"input_ids": self._ids_of(encoding)}
-
-
-class Text(NamedTuple):
-    """A text that begins with the cached prefix of its prompt."""
-
-    prompt: str
-    ids: list[int]  # after the prefix
-
-
-@dataclass
-class CachedText:
-    """A text whose KV cache and hidden states are in a session."""
-
-    ids: list[int]  # after the prompt's prefix
-    place: tuple[SharedRows, int]  # a cache, and a row of it
-
-    def shared(self, ids: list[int]) -> int:
-        """Return the number of leading tokens that the text shares with ids."""
-        return len(commonprefix([self.ids, ids]))
-
-
-class Session:
-    """The KV cache of one backbone for the texts of one group of prompts."""
-
-    def __init__(self, backbone: Backbone, prompts: Sequence[str]):
-        """Prefill the prompts' common prefixes if the model supports the shared cache."""
-        self.backbone = backbone
-        self.prefixes: dict[str, list[int]] = {}
-        for prompt in prompts:
-            with suppress(ParameterError):  # too long for this model: no text of it has a score
-                self.prefixes[prompt] = backbone.prefix(prompt)
-        self.root: SharedRows | None = None  # row by row the prefixes
-        self.known: dict[str, list[CachedText]] = {}
-        prefixes = list(self.prefixes.values())
-        if prefixes and all(prefixes) and supports_shared_prefix(backbone.model):
-            self.root = SharedRows.open(backbone.model, prefixes)
-            self._forget()
-
-    def states(
-        self, prompts: Sequence[str], sequences: Sequence[list[int]], counts: Sequence[int]
-    ) -> list[torch.Tensor]:
-        """Return the hidden states of the last tokens of each text, one (count, H) float32 each.
-
-        `sequences` are the ids of whole texts. The counted tokens must come after the prompt's
-        prefix; only the last token of a text may belong to it.
-        """
-        pairs = zip(prompts, sequences, strict=True)
-        texts = [self._after_prefix(prompt, ids) for prompt, ids in pairs]
-        others = [at for at, text in enumerate(texts) if text is None]
-        whole = [sequences[at] for at in others]
-        of_whole = iter(self.backbone.states(whole, [counts[at] for at in others]))
-        self._read_on([text for text in texts if text])
-        return [
-            self._states_of(text, count) if text else next(of_whole)
-            for text, count in zip(texts, counts, strict=True)
-        ]
-
-    def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
-        """Evict everything except prefixes that longer texts can still reuse."""
-        kept: list[tuple[str, CachedText]] = []
-        for prompt, response in zip(prompts, responses, strict=True):
-            with suppress(ParameterError):  # too long for this model
-                text = self._after_prefix(prompt, self.backbone.ids(prompt, response))
-                if text:
-                    kept.append((prompt, self._nearest(text)))
-        self._forget()
-        if kept and self.root:
-            rows = self.root.gather([known.place for _, known in kept])
-            for row, (prompt, known) in enumerate(kept):
-                self.known[prompt].append(CachedText(known.ids, (rows, row)))
-
-    def _forget(self) -> None:
-        """Drop all cached texts except the prompts' prefixes."""
-        if self.root:
-            for row, prompt in enumerate(self.prefixes):
-                self.known[prompt] = [CachedText([], (self.root, row))]
-
-    def _after_prefix(self, prompt: str, ids: list[int]) -> Text | None:
-        """Return the text after its prompt's cached prefix, or None if it does not begin so."""
-        prefix = self.prefixes.get(prompt)
-        if self.root is None or prefix is None or ids[: len(prefix)] != prefix:
-            return None
-        return Text(prompt, ids[len(prefix) :])
-
-    def _nearest(self, text: Text) -> CachedText:
-        """Return the cached text that shares most leading tokens."""
-        return max(self.known[text.prompt], key=lambda known: known.shared(text.ids))
-
-    def _read_on(self, texts: Sequence[Text]) -> None:
-        """Encode the new tokens of texts whose prefixes are cached."""
-        new = [text for text in texts if self._nearest(text).shared(text.ids) < len(text.ids)]
-        if new and self.root:
-            self._encode(self.root, _longest(new))
-
-    def _states_of(self, text: Text, count: int) -> torch.Tensor:
-        """Return the hidden states (count, H) of the last tokens of a cached text."""
-        rows, row = self._nearest(text).place
-        return rows.last_hidden(row, len(text.ids), count).float()
-
-    def _encode(self, root: SharedRows, texts: Sequence[Text]) -> None:
-        """Encode the tokens of texts after their nearest cached texts, and cache them."""
-        nearest = [self._nearest(text) for text in texts]
-        longest = max(len(text.ids) for text in texts)
-        longest_known = max(len(known.ids) for known in nearest)
-        reserve = max(0, longest - longest_known)
-        rows = root.gather([known.place for known in nearest], reserve)
-        new = []
-        for row, (text, known) in enumerate(zip(texts, nearest, strict=True)):
-            shared = known.shared(text.ids)
-            rows.lengths[row] = shared  # crop the cache to the shared tokens
-            new.append(text.ids[shared:])
-        rows.read(new)
-        for row, text in enumerate(texts):
-            self.known[text.prompt].append(CachedText(text.ids, (rows, row)))
-
-
-def _longest(texts: Sequence[Text]) -> list[Text]:
-    """Return the distinct texts that are no prefix of another one.
-
-    Encoding them caches all of the texts.
-    """
-    kept: list[Text] = []
-    # backwards: sorting puts a text right before the texts that begin with it
-    for prompt, ids in sorted(texts, reverse=True):
-        if not kept or (prompt, ids) != (kept[-1].prompt, kept[-1].ids[: len(ids)]):
-            kept.append(Text(prompt, ids))
-    return kept[::-1]
+        self.check_length(len(encoding["input_ids"]))
+        return encoding

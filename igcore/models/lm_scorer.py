@@ -25,7 +25,7 @@ from ..errors import ParameterError
 from ..files import digest_of
 from ..scorers import Scorer
 from ..settings import settings
-from .backbone import Backbone, Session
+from .backbone import Backbone
 from .hub import snapshot
 from .pretrained import (
     Dtype,
@@ -35,11 +35,12 @@ from .pretrained import (
     load_tokenizer,
 )
 from .probe import probe
+from .session import Session
 from .templates import TEMPLATES, check_chat
+from .texts import Text
 
 HeadFunction = Callable[[torch.Tensor], torch.Tensor]
 Pooling = Literal["last", "mean"]
-Encoded = tuple[list[int], list[int]]  # of a text, see `Backbone.ids_and_ends`
 EXAMPLE = ("How do plants grow?", "They need light and water.")
 
 
@@ -124,20 +125,22 @@ class LMScorer(Reader):
         """Return what the head reads of each response, see `pooling`: (n, H) float32."""
         pairs = list(zip(prompts, responses, strict=True))
         if self.session or len(pairs) == 1:
-            if self.pooling == "mean":
-                encoded = [self.backbone.ids_and_ends(*pair, 0) for pair in pairs]
-            else:
-                encoded = [(self.backbone.ids(*pair), [len(pair[1])]) for pair in pairs]
-            return torch.stack([rows[-1] for rows in self._states(pairs, encoded)])
+            texts = self._texts(prompts, responses)
+            if self.pooling == "last":
+                return torch.stack([rows[-1] for rows in self._states(texts, [1] * len(texts))])
+            counts = [len(self.backbone.ends(text, 0)) for text in texts]
+            return torch.stack(
+                [rows.double().mean(0).float() for rows in self._states(texts, counts)]
+            )
         # no two prompts share a batch or a cache
         groups: dict[str, list[str]] = {}
         for prompt, response in pairs:
             groups.setdefault(prompt, []).append(response)
         states = {}
-        for prompt, texts in groups.items():
+        for prompt, answers in groups.items():
             # prefixes of one answer share nearly all of their tokens; the final check has one text
-            own = self.with_cache(self.open_cache([prompt])) if len(texts) > 1 else self
-            states[prompt] = iter(own.features([prompt] * len(texts), texts))
+            own = self.with_cache(self.open_cache([prompt])) if len(answers) > 1 else self
+            states[prompt] = iter(own.features([prompt] * len(answers), answers))
         return torch.stack([next(states[prompt]) for prompt in prompts])
 
     @property
@@ -174,43 +177,46 @@ class LMScorer(Reader):
             For a text longer than the context.
         """
         mean = self.pooling == "mean"
+        texts = self._texts(prompts, responses)
         starts = [0] * len(since) if mean else since  # a mean needs every token of the response
-        pairs = list(zip(prompts, responses, strict=True))
-        texts = zip(prompts, responses, starts, strict=True)
-        encoded = [self.backbone.ids_and_ends(*text) for text in texts]
+        pairs = zip(texts, starts, strict=True)
+        all_ends = [self.backbone.ends(text, start) for text, start in pairs]
+        counts = list(map(len, all_ends))
         with torch.inference_mode():
-            states = self._states(pairs, encoded)
+            states = self._states(texts, counts)
+            if mean:
+                states = list(map(_means, states))
             # without a session row by row: a batch may round differently
             parts = [torch.cat(states)] if self.session else states
             numbers = torch.cat([self.head(part) for part in parts])
-        counts = [len(ends) for _, ends in encoded]
         split = torch.split(_numbers(numbers, sum(counts)), counts)
         found = []
-        for (_, ends), scores, after in zip(encoded, split, since, strict=True):
+        for ends, scores, after in zip(all_ends, split, since, strict=True):
             first = min(bisect_right(ends, after), len(ends) - 1) if mean else 0
             found.append((ends[first:], scores[first:].numpy()))
         return found
 
-    def _states(
-        self, pairs: Sequence[tuple[str, str]], encoded: Sequence[Encoded]
-    ) -> list[torch.Tensor]:
-        """Return what the head reads after each counted token of the texts, (count, H) each."""
-        sequences = [ids for ids, _ in encoded]
-        counts = [len(ends) for _, ends in encoded]
+    def _texts(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Text]:
+        """Return the texts of prompts and responses."""
+        reader = self.session or self.backbone
+        return reader.texts(prompts, responses)
+
+    def _states(self, texts: Sequence[Text], counts: Sequence[int]) -> list[torch.Tensor]:
+        """Return what the head reads after each of the last tokens of texts, (count, H) each."""
         if self.session:
-            states = self.session.states([prompt for prompt, _ in pairs], sequences, counts)
+            states = self.session.states(texts, counts)
         else:  # row by row: a batch may round differently
-            texts = zip(sequences, counts, strict=True)
-            states = [self.backbone.states([ids], [count])[0] for ids, count in texts]
+            pairs = zip(texts, counts, strict=True)
+            states = [self.backbone.states([text.ids], [count])[0] for text, count in pairs]
         if self.pooling == "last":
             return states
-        # the only state of an empty response is that of its prompt
-        answers = zip(states, pairs, strict=True)
-        return [_means(rows) * self.backbone.has_tokens(*pair) for rows, pair in answers]
+        # the only state of an empty response is that of its prompt; times 0, as NaN stays NaN
+        full = [text.written != text.opening for text in texts]
+        return [rows * counts for rows, counts in zip(states, full, strict=True)]
 
     def open_cache(self, prompts: Sequence[str]) -> Session:
         """Return a new session of its backbone over a group of prompts."""
-        return self.backbone.open_cache(prompts)
+        return Session(self.backbone, prompts)
 
     def with_cache(self, session: Session) -> "LMScorer":
         """Return the same scorer with a session of its backbone."""

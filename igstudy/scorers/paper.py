@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from igcore.errors import AssetError, ParameterError
-from igcore.models.backbone import Backbone, Session, Text
+from igcore.models.backbone import Backbone
 from igcore.models.lm_scorer import Checkpoint, HeadFunction, LMScorer
 from igcore.models.pretrained import contents_of, one_sentence
 from igcore.scorers import COST, REWARD
@@ -178,18 +178,9 @@ class AnchoredBackbone(Backbone):
         # from the end: padding is on the left
         return with_anchor(row[-count:], row[self.anchored(ids) - 1 - len(ids)])
 
-    def open_cache(self, prompts: Sequence[str]) -> "AnchoredSession":
-        """Return a new session over a group of prompts."""
-        return AnchoredSession(self, prompts)
-
-
-class AnchoredSession(Session):
-    """The KV cache of such a model."""
-
-    def _states_of(self, text: Text, count: int) -> torch.Tensor:
-        """Return the states of the last tokens of a text beside the anchor's, (count, 2 H)."""
-        root, row = self.known[text.prompt][0].place  # its prefix ends with the anchor
-        return with_anchor(super()._states_of(text, count), root.last_hidden(row, 0).float())
+    def with_opening(self, states: torch.Tensor, opening: torch.Tensor) -> torch.Tensor:
+        """Return the states (count, H) beside that of the prefix, which ends with the anchor."""
+        return with_anchor(states, opening)
 
 
 def with_anchor(states: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
