@@ -20,7 +20,7 @@ from .catalog import found, room
 from .config import SearchConfig
 from .contract import Contract, Scoring, contracts_of, doubts
 from .engine.device import device_of, free_bytes, note_threads
-from .engine.memory import batch_size, halving, session_bytes
+from .engine.memory import batch_size, check_bytes, halving, session_bytes
 from .engine.prepack import missing_bytes, turn, use_prepacked
 from .engine.sampling import AS_IS, Sampling
 from .errors import ParameterError, ScorerWarning
@@ -568,18 +568,21 @@ def max_batch(
     readers : iterable of models
         See `readers_of`.
     """
-    model = policy.model
+    model, scoring = policy.model, set(readers)
     needed = {model: policy.search_bytes(config, prompt_tokens)}
-    for reader in readers:
+    for reader in scoring:
         # added and not set: a scorer may read with the policy's own model
         cached = session_bytes(reader, config, prompt_tokens)
-        needed[reader] = needed.get(reader, 0) + cached
+        drawn = needed.get(reader, [0] * len(cached))
+        needed[reader] = [sum(moment) for moment in zip(cached, drawn, strict=True)]
     sizes = []
     for device in {device_of(model) for model in needed}:
         models = [model for model in needed if device_of(model) == device]
         # prepacked copies of the weights are made later, when decoding starts: leave room for them
         free = free_bytes(device) - missing_bytes(*models)
-        sizes.append(batch_size(sum(needed[model] for model in models), free, memory_gb))
+        fixed = sum(check_bytes(model, config) for model in models if model in scoring)
+        moments = zip(*(needed[model] for model in models), strict=True)
+        sizes.append(batch_size(max(map(sum, moments)), free, memory_gb, fixed))
     return min(sizes)
 
 

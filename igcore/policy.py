@@ -279,8 +279,8 @@ class Policy:
 
         return LocalEngine(self.model, self.eos_ids, self.cache, watch, sampling)
 
-    def search_bytes(self, config: Any, prompt_tokens: int) -> int:
-        """Return the bytes of memory here to plan for the search for one prompt."""
+    def search_bytes(self, config: Any, prompt_tokens: int) -> list[int]:
+        """Return the bytes here to plan for one prompt, see `igcore.engine.memory.search_bytes`."""
         from .engine.memory import search_bytes
 
         return search_bytes(self.model, config, prompt_tokens, self.cache)

@@ -12,6 +12,7 @@ import torch
 from igcore.beams import Method
 from igcore.catalog import POLICIES, found
 from igcore.config import SearchConfig
+from igcore.engine.memory import cached_tokens
 from igcore.engine.sampling import Sampling
 from igcore.errors import ParameterError, PolicyError, no_latents
 from igcore.files import digest_of
@@ -117,9 +118,9 @@ class ServedPolicy(Policy):
         """Return a new engine; `watch` is ignored, because no critic reads a server."""
         return ServedEngine(self.server, self.eos_ids, sampling)
 
-    def search_bytes(self, config: SearchConfig, prompt_tokens: int) -> int:
-        """Return 0: the server has the KV cache."""
-        return 0
+    def search_bytes(self, config: SearchConfig, prompt_tokens: int) -> list[int]:
+        """Return zeros: the server has the KV cache."""
+        return [0 for _ in cached_tokens(config)]
 
     def check(self, name: str, method: Method) -> None:
         """Raise ``ParameterError`` for a method that a server cannot serve."""

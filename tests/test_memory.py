@@ -3,20 +3,35 @@ told to.
 """
 
 import logging
+import weakref
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
 from mockpolicy import LetterCost, LetterReward, mock_policy
-from transformers import LlamaConfig, LlamaForCausalLM
+from tinymodels import Counter, tiny
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import igcore as ig
 from igcore import guard as guard_module
 from igcore.config import SearchConfig
 from igcore.engine import memory
+from igcore.engine.attention import Slab
 from igcore.engine.device import GIB, out_of_memory
-from igcore.engine.memory import batch_size, halving, search_bytes, session_bytes
+from igcore.engine.memory import (
+    CHECKS,
+    batch_size,
+    check_bytes,
+    halving,
+    search_bytes,
+    session_bytes,
+)
 from igcore.errors import ParameterError, PolicyError
+from igcore.models.lm_scorer import Backbone, LMScorer
+from igcore.policy import Policy
+from igcore.scorers import COST
 
 CONFIG = SearchConfig(budget=1.0, n_samples=6, keep=2, block_size=4, max_new_tokens=8)
 
@@ -35,20 +50,94 @@ def limited(most: int, error: Exception):
 
 
 def test_bytes_of_a_search_worked_out_by_hand():
-    """Guards the formula: 3 layers, keys and values, 2 key heads of 8 numbers of 4 bytes, 10 rows
-    of 8, a prompt of 5 twice.
+    """Guards the formula: 3 layers, keys and values, 2 key heads of 8 numbers of 4 bytes, o_t of 32
+    numbers; 6 samples, 2 beams, two rounds, two blocks of 4 tokens, a prompt of 5.
     """
     config = LlamaConfig(
         vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2,
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
-    token = 3 * 2 * 2 * 8 * 4
-    assert search_bytes(model, CONFIG, 5, "shared") == token * (2 * 5 + 10 * 8) + 6 * 97 * 8
-    assert search_bytes(model, CONFIG, 5, "auto") == search_bytes(model, CONFIG, 5, "shared")
-    assert search_bytes(model, CONFIG, 5, "dynamic") == token * 2 * 10 * (5 + 8) + 6 * 97 * 8
+    token, state, drawn = 3 * 2 * 2 * 8 * 4, 32 * 4, 6 * 97 * 8
+    # a prompt twice; then while the last block is sampled, while it is scored, and the one before
+    new = [6 * 8 + 2 * 4, 2 * 8, 6 * 4 + 2 * 4]
+    shared = [token * 2 * 5 + (token + state) * n + drawn for n in new]
+    assert search_bytes(model, CONFIG, 5, "shared") == shared
+    assert search_bytes(model, CONFIG, 5, "auto") == shared
+    assert search_bytes(model, CONFIG, 5, "dynamic") == [token * 2 * 10 * (5 + 8) + drawn] * 3
     # a scorer keeps the candidates of both rounds
-    assert session_bytes(model, CONFIG, 5) == token * (5 + (2 * 6 + 2 * 2) * 8)
+    kept = [6 * 8 + 2 * 4, 2 * 6 * 8 + 2 * 4, 2 * 6 * 4]
+    assert session_bytes(model, CONFIG, 5) == [token * 5 + (token + state) * n for n in kept]
+    assert check_bytes(model, CONFIG) == (token + state) * 32 * 8
+
+
+class Held:
+    """The bytes of the slabs that exist, and the most at one time."""
+
+    def __init__(self, monkeypatch):
+        self.now = self.most = self.rows = 0
+        empty = Slab.empty
+
+        def counted(prompts, width, *sizes):
+            slab = empty(prompts, width, *sizes)
+            size = sum(x.nbytes for x in [*slab.keys, *slab.values, slab.hidden])
+            self.now += size
+            self.most = max(self.most, self.now)
+            self.rows = max(self.rows, width * len(prompts.ids))
+            weakref.finalize(slab, self.free, size)
+            return slab
+
+        monkeypatch.setattr(Slab, "empty", counted)
+
+    def free(self, size):
+        self.now -= size
+
+
+def of_words() -> PreTrainedTokenizerFast:
+    """A tokenizer whose every token is a word of two letters."""
+    letters = "abcdefghijklmnopqrst"
+    words = {f"▁{a}{b}": at for at, (a, b) in enumerate(product(letters, letters))}
+    tokenizer = Tokenizer(models.WordLevel(words | {"<unk>": len(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+@pytest.mark.parametrize(
+    "n_samples, keep, length, most",
+    [(16, 4, 64, 2.5), (128, 32, 128, 1.8)],
+    ids=["small", "as in the paper"],
+)
+def test_an_end_token_after_each_word_costs_little(monkeypatch, n_samples, keep, length, most):
+    """Bug: a cost with an end token read each prefix of a candidate in a row of its own: 20 times
+    the policy's tokens, in 14 times the memory that was planned.
+    """
+    tokenizer = of_words()
+    sizes = dict(vocab_size=len(tokenizer), max_position_embeddings=256)
+    policy = Policy("words", tiny("llama", **sizes), tokenizer)
+    reader = tiny("qwen2", **sizes)
+    weights = torch.randn(32, generator=torch.Generator().manual_seed(0))
+
+    def head(states):
+        return (states @ weights).sigmoid()
+
+    end_id = len(tokenizer) - 1
+    cost = LMScorer("ended", Backbone(reader, tokenizer, end_id=end_id), head, COST, "v1", "share")
+    guard = ig.Guard(
+        policy, cost, budget=1, method="inferenceguard", rounds=1, block_size=32, keep=keep,
+        n_samples=n_samples, max_new_tokens=length,
+    )  # fmt: skip
+    held = Held(monkeypatch)
+    with Counter(policy.model) as drawn, Counter(reader) as read:
+        answer = guard("ab cd ef gh ij")
+    assert answer.n_tokens == length and len(answer.text.split()) == length
+    assert read.tokens <= most * drawn.tokens
+    assert held.rows <= max(n_samples, CHECKS)
+    parts = search_bytes(policy.model, guard.config, 0), session_bytes(reader, guard.config, 0)
+    drawn_bytes = n_samples * len(tokenizer) * 8  # logits are no KV cache
+    planned = max(map(sum, zip(*parts, strict=True))) - drawn_bytes
+    planned += check_bytes(reader, guard.config)
+    assert 1 / 1.2 <= held.most / planned <= 1.2
 
 
 def test_the_batch_follows_the_budget():
@@ -130,7 +219,7 @@ def test_a_search_that_runs_out_of_memory_gives_the_same_answers():
 
 
 def test_a_small_budget_gives_the_same_answers():
-    needed = search_bytes(mock_policy().model, CONFIG, 4, "auto")
+    needed = max(search_bytes(mock_policy().model, CONFIG, 4, "auto"))
     assert texts(LetterCost(), memory_gb=needed / GIB) == texts(LetterCost())
     with pytest.raises(ParameterError, match="one prompt needs"):
         texts(LetterCost(), memory_gb=0.5 * needed / GIB)
@@ -150,12 +239,12 @@ def test_the_fullest_device_decides_how_many_prompts_fit(monkeypatch):
     policy, beside, elsewhere = Standing("cuda:0"), Standing("cuda:0"), Standing("cuda:1")
     free = {policy.device: 100 * GIB, elsewhere.device: 30 * GIB}
     for name, does in {
-        "session_bytes": lambda *_: 2 * GIB, "free_bytes": free.get,
-        "missing_bytes": lambda *models: 0,
+        "session_bytes": lambda *_: [GIB, 2 * GIB], "free_bytes": free.get,
+        "missing_bytes": lambda *models: 0, "check_bytes": lambda *_: 0,
     }.items():  # fmt: skip
         monkeypatch.setattr(guard_module, name, does)
     monkeypatch.setattr(memory, "all_bytes", lambda: 130 * GIB)
-    drawing = SimpleNamespace(model=policy, search_bytes=lambda *_: 4 * GIB)
+    drawing = SimpleNamespace(model=policy, search_bytes=lambda *_: [GIB, 4 * GIB])
 
     def room(readers, memory_gb=None):
         return guard_module.max_batch(drawing, set(readers), CONFIG, 3, memory_gb)

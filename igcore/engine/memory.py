@@ -46,53 +46,87 @@ def _kv_width(layer: PreTrainedConfig) -> int:
     return 2 * key_heads * head_dim  # keys and values
 
 
+def cached_tokens(config: Any) -> list[tuple[int, int]]:
+    """Return the tokens after a prompt that are cached at the moments that need most.
+
+    Each moment has the tokens that the policy keeps, and those that a scorer keeps. With N samples,
+    K beams, T new tokens, M rounds, and s and s' where the last block and the one before begin::
+
+        while the last block is sampled   N T + K s          (M - 1) N T + K s
+        while it is scored                K s                M N T + K s
+        while the one before is scored    N s + K s' + K s   M N s + K s'
+
+    The policy does not read the end of the last block, and the last K s are of failed rounds.
+    """
+    n, keep, rounds, length = config.n_samples, config.keep, config.rounds, config.max_new_tokens
+    last = max(0, length - config.block_size)
+    before = max(0, last - config.block_size)
+    failed = keep * last if rounds > 1 else 0
+    moments = [
+        (n * length + keep * last, (rounds - 1) * n * length + keep * last),
+        (keep * last, rounds * n * length + keep * last),
+        (n * last + keep * before + failed, rounds * n * last + keep * before),
+    ]
+    # a search with steps back has one answer, which it copies
+    return [(max(policy, 2 * length), max(scorer, 2 * length)) for policy, scorer in moments]
+
+
 def search_bytes(
     model: PreTrainedModel, config: Any, prompt_tokens: int, cache: str = "auto"
-) -> int:
-    """Return the bytes to plan for the search for one prompt under a `SearchConfig`.
+) -> list[int]:
+    """Return the bytes to plan for the search for one prompt at each moment of `cached_tokens`.
 
-    These are the KV cache of the prompt (twice, because a retry of some prompts copies theirs), of
-    `n_samples` candidates, of the `keep` beams that they continue and of as many that failed rounds
-    leave selectable, each with room for `max_new_tokens`; and the logits of the candidates, with
-    their probabilities in float32::
+    These are the KV cache of the prompt (twice, because a retry of some prompts copies theirs), the
+    KV cache and o_t of the cached tokens, and the logits of the candidates, with their
+    probabilities in float32::
 
-        rows   = n_samples + 2 keep
-        shared = kv_bytes(2 prompts of prompt_tokens, rows of max_new_tokens)
-                 + n_samples * vocabulary * (bytes per number + 4)
+        kv_bytes(2 prompts of prompt_tokens) + cached tokens * (bytes of keys, values and o_t)
+            + n_samples * vocabulary * (bytes per number + 4)
 
     With transformers' own cache every row has the prompt, and twice, because each step copies the
     cache.
     """
-    # candidates, their beams, and the K best of failed rounds (`LocalEngine.rollback` frees others)
-    rows = config.n_samples + 2 * config.keep
-    if cache == "shared" or (cache == "auto" and supports_shared_prefix(model)):
-        kv = kv_bytes(model, 2, prompt_tokens, rows, config.max_new_tokens)
-    else:  # every row has its prompt, and a step needs the original beside the copy
-        kv = kv_bytes(model, 0, 0, 2 * rows, prompt_tokens + config.max_new_tokens)
-    vocabulary = getattr(model.config.get_text_config(decoder=True), "vocab_size", 0)
+    text = model.config.get_text_config(decoder=True)
     # the logits and probabilities of all candidates exist at once while a token is sampled
-    drawn: int = config.n_samples * vocabulary * (model.dtype.itemsize + 4)
-    return kv + drawn
+    drawn = config.n_samples * getattr(text, "vocab_size", 0) * (model.dtype.itemsize + 4)
+    if cache == "shared" or (cache == "auto" and supports_shared_prefix(model)):
+        prompt = kv_bytes(model, 2, prompt_tokens, 0, 0) + drawn
+        return [prompt + _slab_bytes(model, new) for new, _ in cached_tokens(config)]
+    # every row has its prompt, and a step needs the original beside the copy
+    rows = 2 * (config.n_samples + 2 * config.keep)
+    kv = kv_bytes(model, 0, 0, rows, prompt_tokens + config.max_new_tokens)
+    return [kv + drawn for _ in cached_tokens(config)]
 
 
-def session_bytes(model: PreTrainedModel, config: Any, prompt_tokens: int) -> int:
-    """Return the bytes of the KV cache that a scorer keeps for the texts of one prompt.
+def _slab_bytes(model: PreTrainedModel, tokens: int) -> int:
+    """Return the bytes of keys, values and o_t of tokens after a prompt."""
+    hidden: int = model.config.get_text_config(decoder=True).hidden_size
+    states: int = tokens * hidden * model.dtype.itemsize
+    return kv_bytes(model, 0, 0, 1, tokens) + states
 
-    It has the prompt, the candidates of all rounds of a block, the beams that they continue and
-    the beams chosen from them::
 
-        kv_bytes(1 prompt of prompt_tokens, rounds * n_samples + 2 keep rows of max_new_tokens)
+def session_bytes(model: PreTrainedModel, config: Any, prompt_tokens: int) -> list[int]:
+    """Return the bytes that a scorer keeps for the texts of one prompt, see `cached_tokens`.
 
     Where the prompt cannot be shared, a scorer keeps no cache.
     """
+    moments = cached_tokens(config)
     if not supports_shared_prefix(model):
-        return 0
-    rows = config.rounds * config.n_samples + 2 * config.keep  # all rounds stay selectable
-    return kv_bytes(model, 1, prompt_tokens, rows, config.max_new_tokens)
+        return [0 for _ in moments]
+    prompt = kv_bytes(model, 1, prompt_tokens, 0, 0)
+    return [prompt + _slab_bytes(model, new) for _, new in moments]
 
 
-def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int:
+def check_bytes(model: PreTrainedModel, config: Any) -> int:
+    """Return the bytes that a scorer needs to read `CHECKS` checks of texts of any prompts."""
+    needed = _slab_bytes(model, CHECKS * config.max_new_tokens)
+    return needed if supports_shared_prefix(model) else 0
+
+
+def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None, fixed: int = 0) -> int:
     """Return how many prompts fit into `memory_gb`, or into a share of what is free.
+
+    `fixed` bytes are needed for any number of prompts.
 
     Raises
     ------
@@ -102,13 +136,13 @@ def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int
     # all memory, not the free part: what is free now may be more when other programs end, but no
     # prompt can take more than there is
     most = min(all_bytes(), math.inf if memory_gb is None else memory_gb * GIB)
-    if bytes_per_prompt > most:
+    if bytes_per_prompt + fixed > most:
         raise ParameterError(
-            f"one prompt needs {bytes_per_prompt / GIB:.3g} GiB of memory, but there are "
+            f"one prompt needs {(bytes_per_prompt + fixed) / GIB:.3g} GiB of memory, but there are "
             f"{most / GIB:.3g}, by memory_gb or with all GPUs of this machine; lower n_samples, "
             "keep or max_new_tokens, or raise memory_gb"
         )
-    available = PLANNED_SHARE * free if memory_gb is None else memory_gb * GIB
+    available = (PLANNED_SHARE * free if memory_gb is None else memory_gb * GIB) - fixed
     # at least 1: the system may free some memory. The inner max avoids a division by 0 for a
     # model that keeps nothing here, and MOST an infinite float, which has no int
     return max(1, int(min(available / max(1, bytes_per_prompt), MOST)))

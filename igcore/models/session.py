@@ -116,10 +116,8 @@ class Session:
             else:
                 found[at] = self._kept(text, counts[at])
         for part in _parts(texts, checks):
-            rows = self._grown([texts[at] for at in part])
-            for row, at in enumerate(part):
-                last = rows.last_hidden(row, rows.lengths[row], counts[at])
-                found[at] = self._with_opening(texts[at], last.clone())  # else all rows stay
+            read = self._checked([texts[at] for at in part], [counts[at] for at in part])
+            found |= zip(part, read, strict=True)
         whole = [texts[at].ids for at in alone]
         states = self.backbone.states(whole, [counts[at] for at in alone])
         found |= zip(alone, states, strict=True)
@@ -177,6 +175,15 @@ class Session:
             for row, text in enumerate(new):
                 text.put((rows, row), text.n_tokens)
                 self.known[text.prompt].append(text)
+
+    def _checked(self, texts: Sequence[Text], counts: Sequence[int]) -> list[torch.Tensor]:
+        """Return the head's input at the last tokens of texts that are not kept."""
+        rows = self._grown(texts)
+        found = []
+        for row, (text, count) in enumerate(zip(texts, counts, strict=True)):
+            last = rows.last_hidden(row, rows.lengths[row], count)
+            found.append(self._with_opening(text, last.clone()))  # a part of it would keep it all
+        return found
 
     def _grown(self, texts: Sequence[Text]) -> SharedRows:
         """Return rows that have read texts: copies of what is cached, and then the new tokens."""
