@@ -211,17 +211,12 @@ class _Shown:
     tokens : list of int
     costs : dict of int to float
         Number of characters -> fresh cost of the shown text cut there, at each of its checks.
-    contract : Contract
-        Of the cost; its spread includes the scores of all that was shown.
     """
 
     streamer: Any
     guard: Guard
     tokens: list[int] = field(default_factory=list)
     costs: dict[int, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.contract = self.guard.contracts["cost"]
 
     def block(self, prompt: Prompt, beams: Sequence[Beam]) -> None:
         """Show the prefix that all kept beams share after a block, if it passes a verdict."""
@@ -238,9 +233,9 @@ class _Shown:
         ends = [len(policy.text(tokens[:end])) for end in blocks]
         part = Emission(text, ends=[*ends, len(text)], n_tokens=len(tokens))
         # only the new checks are scored: with all of them the calls would grow as T^2
-        verdict = judge(self.contract, prompt.text, part, config, finished=False, shown=self.costs)
+        contract = self.guard.contracts["cost"]
+        verdict = judge(contract, prompt.text, part, config, finished=False, shown=self.costs)
         if verdict.passed:
-            self.contract = verdict.contract
             self.costs |= verdict.cuts | {len(text): verdict.cost}
             self.show(ids)
 
