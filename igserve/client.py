@@ -80,7 +80,7 @@ class Client:
     retries : int
         Attempts after the first one.
     at_once : int
-        Requests in flight at a time.
+        Requests in flight at a time, and most connections that are kept between two calls.
     """
 
     def __init__(

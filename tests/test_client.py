@@ -217,17 +217,13 @@ def test_a_forked_process_opens_connections_of_its_own():
         requests = [Request("/ask", {"number": number}) for number in range(30)]
         expected = [b'{"number": %d}' % number for number in range(30)]
         answers(client)
-        child = os.fork()
-        if not child:
+        if (child := os.fork()) == 0:
             with suppress(BaseException):
-                found = answers(client, requests)
-                del client
-                os._exit(0 if found == expected else 1)
+                os._exit(answers(client, requests) != expected)
             os._exit(2)
         assert answers(client, requests) == expected
         assert os.waitpid(child, 0)[1] == 0
-        assert answers(client, requests) == expected
-        assert len(server.connections) == 2
+        assert answers(client, requests) == expected and len(server.connections) == 2
 
 
 def test_threads_share_a_client():
@@ -238,8 +234,7 @@ def test_threads_share_a_client():
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(lambda _: answers(client, requests), range(16)))
         assert found == [[b'{"number": %d}' % number for number in range(8)]] * 16
-        assert len(server.connections) < 16 * 8
-        assert len(client._kept) == 1
+        assert len(server.connections) < 16 * 8 and len(client._kept) == 1
 
 
 def test_a_server_cannot_mark_its_client():

@@ -266,21 +266,15 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
     assert met["answered"] and (met["abandoned"] or rare)
 
 
-STREAMS = [
-    dict(method="backtracking", keep_shown=True, spend=40),
-    dict(n_samples=3, keep=1),
-    dict(n_samples=3, keep=2),
-]
+SHOWN = dict(method="backtracking", keep_shown=True, spend=40)
+ONE, TWO = dict(n_samples=3, keep=1), dict(n_samples=3, keep=2)
+RISING = ["peak", "clamped_sum", "positive_increment"]
 
 
 @pytest.mark.filterwarnings("ignore:.* is over the budget of")
 @pytest.mark.parametrize(
     ("way", "accounting"),
-    [
-        *itertools.product(STREAMS, ["peak", "clamped_sum", "positive_increment"]),
-        (STREAMS[1], "sum"),
-        (STREAMS[2], "increment"),
-    ],
+    [*itertools.product([SHOWN, ONE, TWO], RISING), (ONE, "sum"), (TWO, "increment")],
     ids=str,
 )
 def test_a_stream_is_that_of_verdicts_on_the_whole_text(
@@ -309,15 +303,15 @@ def test_a_stream_is_that_of_verdicts_on_the_whole_text(
     assert met["reread"] and met["parts"]
 
 
-@pytest.mark.parametrize("way", STREAMS[:2], ids=["shown", "1"])
+@pytest.mark.parametrize("way", [SHOWN, ONE], ids=["shown", "1"])
 def test_a_stream_reads_each_new_check_alone(model, tokenizer, way):
     """Bug: each block scored all that was shown again, so that calls grew with the square."""
     without_end(model)
 
     def calls(length, streamer=None):
         cost = LetterCost()
-        guard = a_guard(model, tokenizer, cost, streamer=streamer, budget=99.0, **way)
-        guard = custom_generate(guard.guard.with_config(block_size=2), streamer)
+        settings = dict(way, budget=99.0, block_size=2)
+        guard = a_guard(model, tokenizer, cost, streamer=streamer, **settings)
         asked = len(cost.asked)
         generate(model, guard, ["ab"], 3, length)
         return len(cost.asked) - asked
