@@ -133,6 +133,7 @@ def judge(
     config: SearchConfig,
     earlier: Mapping[tuple[str, str, bool], float] | None = None,
     finished: bool = True,
+    shown: Mapping[int, float] | None = None,
 ) -> Verdict:
     """Judge a text by fresh, uncached scores.
 
@@ -149,6 +150,9 @@ def judge(
         Scores from the search. If they differ from the fresh ones, the spread grows.
     finished : bool
         Whether the text is a complete answer, or the part that a streamer has shown.
+    shown : mapping of int to float, optional
+        Number of characters -> fresh cost of the text cut there, from the verdict on a part that
+        has been shown. It is charged again, and not scored again.
     """
     # 1. fresh scores. Those of the search may come from a KV cache and differ in their last bits;
     # only an uncached score decides what is emitted
@@ -163,7 +167,9 @@ def judge(
             # several tokens may end at one character (the bytes of an emoji): keep the worst
             inside[end] = float(np.max([token_cost, inside.get(end, -math.inf)]))  # keeps a NaN
     else:
-        cuts = inside = _cut_costs(scorer, prompt, text, _places(emission, config), tally)
+        new = [at for at in _places(emission, config) if at not in (shown or {})]
+        cuts = _cut_costs(scorer, prompt, text, new, tally)
+        inside = {**(shown or {}), **cuts}
         (cost,) = checked_score(scorer, [prompt], [text], [finished], tally).tolist()
 
     # 2. the spread: a cost that is a function of the text gives the same number every time, now,

@@ -4,17 +4,20 @@ The server of a policy, the scorer `endpoint` and the judge share it. It follows
 sends no header that was not configured. A params file may come from a stranger, so it chooses only
 among environment variables with the prefix of a judge, a scorer or the server of a policy.
 
-Each request opens a connection and each call starts threads; both end before the call returns. So
-nothing is left over, and a forked process shares no state with its parent.
+The threads of a call end before it returns. Connections are kept for the next call, and closed when
+the client goes. A forked process opens its own, because two processes that read one connection
+would take each other's replies.
 """
 
 import math
 import os
 import re
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from threading import Event
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -22,6 +25,7 @@ from urllib.parse import urlsplit
 from igcore.errors import ParameterError, needs, one_line
 
 MAX_BYTES = 2**26  # bytes of a reply
+IDLE = 2.0  # seconds that an unused connection is kept; servers close theirs after 5
 FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0  # seconds before an attempt is repeated
 RETRIED = (408, 409, 429)  # statuses of an endpoint that may answer later; and from 500 on
 REQUEST_ERRORS = (400, 413, 422)  # statuses that refuse this request; others may be answered
@@ -76,7 +80,7 @@ class Client:
     retries : int
         Attempts after the first one.
     at_once : int
-        Requests in flight at a time.
+        Requests in flight at a time, and most connections that are kept between two calls.
     """
 
     def __init__(
@@ -90,6 +94,29 @@ class Client:
             self.headers["authorization"] = f"Bearer {key}"
         # loaded once: this takes longer than many requests
         self.certificates = url.startswith("https:") and self.http.create_ssl_context()
+        self._kept: dict[int, Any] = {}  # process -> its connections
+        weakref.finalize(self, _close, self._kept)
+
+    @property
+    def connections(self) -> Any:
+        """The connections of this process, an ``httpx2.Client``."""
+        process = os.getpid()
+        if process not in self._kept:
+            # threads that come here together use the first one; the others were never connected
+            self._kept.setdefault(process, self._open())
+        return self._kept[process]
+
+    def _open(self) -> Any:
+        """Return a client without a connection."""
+        return self.http.Client(
+            headers=self.headers,
+            timeout=self.timeout,
+            limits=self.http.Limits(max_keepalive_connections=self.at_once, keepalive_expiry=IDLE),
+            follow_redirects=False,  # texts go to the configured host alone
+            trust_env=not is_local(self.url),  # no proxy between this computer and itself
+            verify=self.certificates,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # keeps and sends none
+        )
 
     def replies(
         self, requests: Sequence[Request], seconds: float = math.inf
@@ -142,16 +169,9 @@ class Client:
             raise call.failed
         content, end = bytearray(), time.monotonic() + self.timeout
         try:
-            with self.http.stream(
-                "GET" if request.body is None else "POST",
-                f"{self.url}{request.path}",
-                json=request.body,
-                headers=self.headers,
-                timeout=self.timeout,
-                follow_redirects=False,  # texts go to the configured host alone
-                trust_env=not is_local(self.url),  # no proxy between this computer and itself
-                verify=self.certificates,
-            ) as response:
+            method = "GET" if request.body is None else "POST"
+            address = f"{self.url}{request.path}"
+            with self.connections.stream(method, address, json=request.body) as response:
                 for piece in response.iter_raw():
                     content += piece
                     if len(content) > MAX_BYTES:
@@ -178,6 +198,12 @@ class Client:
         if status in REQUEST_ERRORS:
             return Refused(why)
         return Temporary(why) if status >= 500 or status in RETRIED else Failed(why)
+
+
+def _close(kept: dict[int, Any]) -> None:
+    """Close the connections of this process, and not those of its parent, which may use them."""
+    if own := kept.get(os.getpid()):
+        own.close()
 
 
 @dataclass

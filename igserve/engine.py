@@ -2,8 +2,9 @@
 
 It has the methods of `igcore.engine.local.LocalEngine` that a search without latents needs, over
 the ``/v1/completions`` of vLLM, or the ``/completion`` of llama.cpp's server. One request draws all
-samples of a beam. The engine stores token ids alone: the server's prefix cache avoids computing a
-beam again.
+samples of a beam. It never has several prompts: a request has one seed, from which all of them
+would draw. The engine stores token ids alone: the server's prefix cache avoids computing a beam
+again.
 
 A server applies one bias to a whole request, but a penalty differs from position to position. So a
 penalised sample is first drawn from the policy, and each of its tokens is accepted with a

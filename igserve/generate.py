@@ -204,11 +204,19 @@ def answer_rows(
 
 @dataclass
 class _Shown:
-    """The part of an answer that a streamer has shown."""
+    """The part of an answer that a streamer has shown.
+
+    Attributes
+    ----------
+    tokens : list of int
+    costs : dict of int to float
+        Number of characters -> fresh cost of the shown text cut there, at each of its checks.
+    """
 
     streamer: Any
     guard: Guard
     tokens: list[int] = field(default_factory=list)
+    costs: dict[int, float] = field(default_factory=dict)
 
     def block(self, prompt: Prompt, beams: Sequence[Beam]) -> None:
         """Show the prefix that all kept beams share after a block, if it passes a verdict."""
@@ -224,8 +232,11 @@ class _Shown:
         blocks = [end for end in beams[0].ends if end < len(tokens)]
         ends = [len(policy.text(tokens[:end])) for end in blocks]
         part = Emission(text, ends=[*ends, len(text)], n_tokens=len(tokens))
+        # only the new checks are scored: with all of them the calls would grow as T^2
         contract = self.guard.contracts["cost"]
-        if judge(contract, prompt.text, part, config, finished=False).passed:
+        verdict = judge(contract, prompt.text, part, config, finished=False, shown=self.costs)
+        if verdict.passed:
+            self.costs |= verdict.cuts | {len(text): verdict.cost}
             self.show(ids)
 
     def show(self, tokens: list[int]) -> None:

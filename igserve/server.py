@@ -32,11 +32,13 @@ SAMPLING = {
 CERTAIN = -1e-6  # nats; no next token of TEXT is so likely
 ROUNDING = 1e-4  # nats by which rounding may raise a log-probability above 0
 
-# ``owned_by`` in /v1/models -> name, path of its version, path of completions
-SOFTWARE = {
-    "vllm": ("vLLM", "/version", "/v1/completions"),
+# ``owned_by`` in /v1/models -> name, path of its version, path of completions, own parameters
+SOFTWARE: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    # a server with a watermark, from 0.30 on, marks every text that does not opt out. Its key then
+    # takes part in the choice of tokens: they are not the policy's samples
+    "vllm": ("vLLM", "/version", "/v1/completions", {"watermarking": False}),
     # its /v1/completions leaves out the ids of tokens inside a character
-    "llamacpp": ("llama.cpp", "/props", "/completion"),
+    "llamacpp": ("llama.cpp", "/props", "/completion", {}),
 }
 
 
@@ -56,11 +58,14 @@ class Server:
         Most samples of one request.
     path : str
         Path of completions.
+    own : dict
+        Parameters of completions that only its software knows.
     """
 
     def __init__(self, client: Client, model: str):
         self.client, self.model = client, model
-        self.samples, self.path = 1, "/v1/completions"  # until `describe` knows them
+        # until `describe` knows them
+        self.samples, self.path, self.own = 1, "/v1/completions", dict[str, Any]()
         self.url = client.url
         self.vocabulary = UNLIMITED  # one more than the highest id of the policy's tokenizer
         self.text = [1]  # the ids of TEXT
@@ -68,7 +73,8 @@ class Server:
 
     def complete(self, bodies: Sequence[dict[str, Any]]) -> list[bytes]:
         """Return the replies to requests for completions, see `send`."""
-        return self.send([Request(self.path, {"model": self.model} | body) for body in bodies])
+        same = {"model": self.model, **self.own}
+        return self.send([Request(self.path, same | body) for body in bodies])
 
     def send(self, requests: Sequence[Request]) -> list[bytes]:
         """Return the replies to requests, in their order.
@@ -144,7 +150,7 @@ def describe(server: Server) -> tuple[Entry, str, str]:
             f"the server at {server.url} is neither vLLM nor llama.cpp's server; serve the model "
             "with one of them"
         )
-    software, where, server.path = SOFTWARE[entry.owned_by]
+    software, where, server.path, server.own = SOFTWARE[entry.owned_by]
     facts = fetch_json(server, Request(where), Facts)
     server.samples = facts.total_slots
     return entry, software, facts.version

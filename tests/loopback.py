@@ -1,6 +1,7 @@
 """A server on loopback with the replies of a test."""
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +34,11 @@ class Handler(BaseHTTPRequestHandler):
     server: "Answering"
     protocol_version = "HTTP/1.1"
 
+    def setup(self):
+        """Note the connection."""
+        super().setup()
+        self.server.connections.append(self.connection)
+
     def do_GET(self):
         """Answer a request that sends nothing."""
         self.do_POST()
@@ -63,7 +69,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Answering(ThreadingHTTPServer):
-    """A server; `asked` holds the path, the body and the headers of each request."""
+    """A server; `asked` holds the path, the body and the headers of each request.
+
+    `connections` holds those of all requests, which end with the server.
+    """
 
     daemon_threads = True
     request_queue_size = 64
@@ -72,6 +81,14 @@ class Answering(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.answer = answer or self.answer
         self.asked, self.lock, self.closing = [], threading.Lock(), threading.Event()
+        self.connections = []
+
+    def server_close(self):
+        """Close the port and all connections, also those that a client keeps."""
+        super().server_close()
+        for connection in self.connections:
+            with suppress(OSError):  # it has ended
+                connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def url(self) -> str:

@@ -1,10 +1,13 @@
 """Tests of the HTTP client of policies, scorers and judges: it ends, and shows no key."""
 
 import gzip
+import os
 import sys
 import threading
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import psutil
@@ -14,6 +17,7 @@ from servedstub import Reply, answering
 from igcore import ParameterError
 from igserve import client as way
 from igserve.client import Client, Failed, Refused, Request, check_endpoint, key_in
+from tests.loopback import Answering, running
 
 KEY = "a-key-that-nobody-may-see"
 ASK = Request("/ask", {"text": "a"})
@@ -171,17 +175,75 @@ def test_requests_at_a_time_are_bounded_and_replies_are_in_order():
     assert found == [b'{"number": %d}' % number for number in range(6)]
 
 
-def test_a_call_leaves_no_thread_and_no_connection():
-    """Bug: a thread that waits for the next call, which a forked process does not have."""
-    with answering(lambda path, request: Reply("8")) as (url, _):
+def test_connections_are_kept_and_go_with_the_client():
+    """Bug: a connection for each request; a thread that waits for the next call, which a forked
+    process does not have; a connection that nobody can close.
+    """
+    with running(Answering(lambda path, request: Reply("8"))) as server:
         files, threads = psutil.Process().num_fds(), threading.active_count()
-        client = Client(url, timeout=5.0, at_once=4)
-        answers(client, [ASK] * 8)
-        assert not [each for each in threading.enumerate() if "ThreadPool" in each.name]
+        client = Client(server.url, timeout=5.0, at_once=4)
+        for _ in range(5):
+            assert answers(client, [ASK] * 8) == [b"8"] * 8
+            assert not [each for each in threading.enumerate() if "ThreadPool" in each.name]
+        assert 1 <= len(server.connections) <= 4
+        del client
         end = time.monotonic() + 30  # the server's side ends when it sees ours end
         while threading.active_count() > threads and time.monotonic() < end:
             time.sleep(0.01)
         assert (psutil.Process().num_fds(), threading.active_count()) == (files, threads)
+
+
+def test_a_connection_that_a_server_may_have_closed_is_not_used(monkeypatch):
+    """Bug: the first request after a pause, or after a restart of the server, fails."""
+    monkeypatch.setattr(way, "IDLE", 0.1)
+    with running(Answering(lambda path, request: Reply("8"))) as server:
+        client = Client(server.url, timeout=5.0)
+        assert answers(client) == answers(client) == [b"8"] and len(server.connections) == 1
+        time.sleep(0.2)
+        assert answers(client) == [b"8"] and len(server.connections) == 2
+        port = server.server_port
+    monkeypatch.setattr(way, "IDLE", 60.0)
+    with running(Answering(lambda path, request: Reply("9"), port)):
+        kept = Client(server.url, timeout=5.0)
+        assert answers(kept) == [b"9"]
+    with running(Answering(lambda path, request: Reply("7"), port)):
+        assert answers(kept) == answers(client) == [b"7"]
+
+
+def test_a_forked_process_opens_connections_of_its_own():
+    """Bug: two processes that read one connection take each other's replies."""
+    with running(Answering(lambda path, request: Reply(request))) as server:
+        client = Client(server.url, timeout=5.0)
+        requests = [Request("/ask", {"number": number}) for number in range(30)]
+        expected = [b'{"number": %d}' % number for number in range(30)]
+        answers(client)
+        if (child := os.fork()) == 0:
+            with suppress(BaseException):
+                os._exit(answers(client, requests) != expected)
+            os._exit(2)
+        assert answers(client, requests) == expected
+        assert os.waitpid(child, 0)[1] == 0
+        assert answers(client, requests) == expected and len(server.connections) == 2
+
+
+def test_threads_share_a_client():
+    """Bug: two threads that make the first call together, of which one loses its connection."""
+    requests = [Request("/ask", {"number": number}) for number in range(8)]
+    with running(Answering(lambda path, request: Reply(request))) as server:
+        client = Client(server.url, timeout=5.0, at_once=2)
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: answers(client, requests), range(16)))
+        assert found == [[b'{"number": %d}' % number for number in range(8)]] * 16
+        assert len(server.connections) < 16 * 8 and len(client._kept) == 1
+
+
+def test_a_server_cannot_mark_its_client():
+    """Bug: a kept client returns cookies, and an answer depends on the one before."""
+    mark = Reply("8", headers={"Set-Cookie": "a=b; Path=/"})
+    with answering(lambda path, request: mark) as (url, asked):
+        client = Client(url, timeout=5.0)
+        assert answers(client) == answers(client)
+    assert len(asked) == 2 and not any("cookie" in headers for _, _, headers in asked)
 
 
 @pytest.mark.parametrize("url", ["http://localhost:69999", "http://localhost:1", "http://a..b"])

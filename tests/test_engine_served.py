@@ -542,9 +542,14 @@ def named(stub, tokenizer, **options):
     ],
 )
 def test_a_policy_says_who_serves_it(tokenizer, software, name, version, samples):
-    """Bug: records that do not distinguish servers, or promise to be repeated."""
+    """Bug: records that do not distinguish servers, or promise to be repeated; the watermark of a
+    server in samples, and its parameter sent to another server.
+    """
     with byte_server(software=software) as stub:
         guard = Guard(named(stub, tokenizer), cost=lambda text: 0.0, budget=1.0)
+        guard("ab")
+        marks = {request.get("watermarking") for request in stub.requests}
+    assert marks == {False if software == "vllm" else None}
     policy = guard.policy
     assert (policy.name, policy.server.samples) == (name, samples)
     known = policy.identity()["served"]

@@ -266,6 +266,97 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
     assert met["answered"] and (met["abandoned"] or rare)
 
 
+SHOWN = dict(method="backtracking", keep_shown=True, spend=40)
+ONE, TWO = dict(n_samples=3, keep=1), dict(n_samples=3, keep=2)
+RISING = ["peak", "clamped_sum", "positive_increment"]
+
+
+@pytest.mark.filterwarnings("ignore:.* is over the budget of")
+@pytest.mark.parametrize(
+    ("way", "accounting"),
+    [*itertools.product([SHOWN, ONE, TWO], RISING), (ONE, "sum"), (TWO, "increment")],
+    ids=str,
+)
+def test_a_stream_is_that_of_verdicts_on_the_whole_text(
+    model, tokenizer, monkeypatch, way, accounting
+):
+    """Bug: the budget that shown blocks have used up is forgotten with their scores."""
+    own, met = igserve.generate.judge, Counter()
+
+    def whole(*given, shown, **more):
+        met["reread"] += bool(shown)
+        return own(*given, **more)
+
+    more = 1 if accounting == "peak" else 3  # a sum uses up more
+    limits = {LetterCost: 1.5 * more, lambda: LetterCost(noise): 0.75 * more}
+    for (cost, budget), seed, gamma in itertools.product(limits.items(), range(2), (1.0, 0.75)):
+        found = []
+        for judging in (own, whole):
+            monkeypatch.setattr(igserve.generate, "judge", judging)
+            settings = dict(way, budget=budget, block_size=2, accounting=accounting)
+            settings |= dict(gamma_safety=gamma, max_new_tokens=12)
+            guard = a_guard(model, tokenizer, cost(), streamer=Recorder(), **settings)
+            answer = generate(model, guard, ["ab"], seed, max_new_tokens=12)
+            found.append((guard.streamer.puts, answer))
+        assert found[0] == found[1]
+        met["parts"] += len(found[0][0]) > 3
+    assert met["reread"] and met["parts"]
+
+
+@pytest.mark.parametrize("way", [SHOWN, ONE], ids=["shown", "1"])
+def test_a_stream_reads_each_new_check_alone(model, tokenizer, way):
+    """Bug: each block scored all that was shown again, so that calls grew with the square."""
+    without_end(model)
+
+    def calls(length, streamer=None):
+        cost = LetterCost()
+        settings = dict(way, budget=99.0, block_size=2)
+        guard = a_guard(model, tokenizer, cost, streamer=streamer, **settings)
+        asked = len(cost.asked)
+        generate(model, guard, ["ab"], 3, length)
+        return len(cost.asked) - asked
+
+    for length in (8, 16, 28):
+        blocks = length // 2 - 1  # the last one is shown by the final check
+        assert calls(length, Recorder()) - calls(length) == 2 * blocks
+
+
+def without_end(model):
+    """Let a model write letters alone, so that answers have their full length."""
+    model.lm_head.register_forward_hook(
+        lambda _, __, logits: logits - 99.0 * (torch.arange(10) < len(SPECIALS))
+    )
+
+
+class Moody(LetterCost):
+    """Costs 9 from the n-th reading of any text of a length on, and 0 before."""
+
+    def __init__(self, length, readings):
+        super().__init__(self.read)
+        self.length, self.left = length, readings
+
+    def read(self, text):
+        self.left -= len(text) == self.length
+        return 9.0 * (self.left < 0 and len(text) == self.length)
+
+
+@pytest.mark.filterwarnings("ignore:cost 'letters' depends on")
+@pytest.mark.parametrize(("length", "readings", "shown"), [(4, 1, 2), (4, 2, 2), (2, 3, 6)])
+def test_a_cost_that_changes_its_mind_is_caught(model, tokenizer, length, readings, shown):
+    """Guards what is shown: its own fresh readings, of all checks of its part, after a part that
+    was not shown too. A later reading of a shown text is that of the final check.
+    """
+    without_end(model)
+    stream, settings = Recorder(), dict(block_size=2, keep_shown=True, spend=8, refusal="ddd")
+    cost = Moody(length, math.inf)
+    guard = a_guard(model, tokenizer, cost, "backtracking", stream, **settings)
+    cost.left = readings  # the search reads once, then the stream twice, then the final check
+    generate(model, guard, ["ab"], 3)
+    (answer,) = guard.guard.answers
+    assert (answer.status, answer.text) == ("abstained", "ddd")
+    assert len(stream.shown) == shown and stream.ends == 1
+
+
 @pytest.mark.filterwarnings("ignore:.* is over the budget of")
 def test_backtracking_shows_early_only_what_it_never_takes_back(model, tokenizer):
     """Guards ``keep_shown``: parts come while tokens are drawn, and none after a dead end; without

@@ -53,12 +53,14 @@ class Table(LetterCost):
         return [self.costs.get(x, self.costs.get(x[0], 0.0)) for x in self.calls[-1]]
 
 
-def judged(costs, ends=ENDS, spread=0.0, earlier=None, finished=True, text=TEXT, **changes):
+def judged(
+    costs, ends=ENDS, spread=0.0, earlier=None, finished=True, text=TEXT, shown=None, **changes
+):
     scorer = costs if isinstance(costs, LetterCost) else Table(costs)
     contract = Contract(scorer, spread, tolerance=0.25)
     config = Settings(**(dict(budget=1.0, block_size=5, checks="word") | changes))
     emission = Emission(text, ends=ends, n_tokens=len(text))
-    return judge(contract, "p", emission, config, earlier, finished)
+    return judge(contract, "p", emission, config, earlier, finished, shown)
 
 
 def answers(method, cost, policy=None, seed=0, reward=None, on_block=None, **changes):
@@ -194,10 +196,7 @@ def slow_verdict(costs, ends, config, spread):
 
 
 quarters = st.integers(-6, 8).map(lambda n: n / 4)
-
-
-@settings(max_examples=400, deadline=None)
-@given(
+paths = given(
     st.fixed_dictionaries({at: quarters for at in range(12)}),
     st.lists(st.integers(1, 10), max_size=3).map(lambda some: [*sorted(some), 11]),
     st.sampled_from(["peak", "terminal", "sum", "clamped_sum", "increment", "positive_increment"]),
@@ -207,6 +206,10 @@ quarters = st.integers(-6, 8).map(lambda n: n / 4)
     st.sampled_from([0.0, 0.25]),
     st.sampled_from([0.5, 1.0, 2.0]),
 )
+
+
+@settings(max_examples=400, deadline=None)
+@paths
 def test_the_verdict_is_that_of_sums_by_hand(
     costs, ends, accounting, checks, gamma, strict, spread, budget
 ):
@@ -216,6 +219,30 @@ def test_the_verdict_is_that_of_sums_by_hand(
     config = Settings(budget=budget, block_size=3, **changes)
     table = {TEXT[:at]: cost for at, cost in costs.items()}
     verdict = judged(table, ends, spread, budget=budget, block_size=3, **changes)
+    assert (verdict.within, verdict.passed) == slow_verdict(costs, ends, config, spread)
+
+
+@settings(max_examples=400, deadline=None)
+@paths
+def test_a_text_judged_part_by_part_is_judged_as_a_whole(
+    costs, ends, accounting, checks, gamma, strict, spread, budget
+):
+    """Bug: a part that is judged from its own costs alone, without what was charged before it; an
+    earlier check that is read again for each part, or is not read where its part was not shown.
+    """
+    checks = checks if accounting == "peak" else "block"
+    changes = dict(accounting=accounting, checks=checks, gamma_safety=gamma, strict=strict)
+    config = Settings(budget=budget, block_size=3, **changes)
+    scorer, shown = Table({TEXT[:at]: cost for at, cost in costs.items()}), {}
+    for n, end in enumerate(ends, 1):
+        asked = len(scorer.calls)
+        part = dict(text=TEXT[:end], shown=dict(shown), finished=False)
+        verdict = judged(scorer, ends[:n], spread, budget=budget, block_size=3, **part, **changes)
+        read = [len(text) for ((text, _),) in scorer.calls[asked:]]
+        assert not shown.keys() & set(read[:-2]) and read[-2:] == [end, end]
+        assert verdict.calls == len(read) == len(verdict.cuts) + 2
+        if verdict.passed:
+            shown |= verdict.cuts | {end: verdict.cost}
     assert (verdict.within, verdict.passed) == slow_verdict(costs, ends, config, spread)
 
 
