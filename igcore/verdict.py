@@ -137,8 +137,8 @@ def judge(
 ) -> Verdict:
     """Judge a text by fresh, uncached scores.
 
-    A scorer without a KV cache is asked for one text at a time. A language model scores all cuts of
-    the text in one fresh pass, and the whole text by itself.
+    A scorer without a KV cache is asked for one text at a time. A language model scores the text
+    and all its cuts in one fresh pass, and the whole text once more by itself.
 
     Parameters
     ----------
@@ -168,14 +168,15 @@ def judge(
             inside[end] = float(np.max([token_cost, inside.get(end, -math.inf)]))  # keeps a NaN
     else:
         new = [at for at in _places(emission, config) if at not in (shown or {})]
-        cuts = _cut_costs(scorer, prompt, text, new, tally)
+        *costs, cost = _costs_at(scorer, prompt, text, [*new, len(text)], finished, tally)
+        cuts = dict(zip(new, costs, strict=True))
         inside = {**(shown or {}), **cuts}
-        (cost,) = checked_score(scorer, [prompt], [text], [finished], tally).tolist()
 
     # 2. the spread: a cost that is a function of the text gives the same number every time, now,
-    # once more, and in the search
-    (again,) = checked_score(scorer, [prompt], [text], [finished], tally).tolist()
-    pairs = [(cost, again)]
+    # by itself, and in the search
+    (alone,) = checked_score(scorer, [prompt], [text], [finished], tally).tolist()
+    pairs = [(cost, alone)]
+    cost = alone  # which others can compute again
     # the search does not store scores of single tokens by text, so `one_pass` has none to compare
     for end, fresh in ({} if one_pass else cuts | {len(text): cost}).items():
         # only the whole text was scored as finished
@@ -212,19 +213,25 @@ def _places(emission: Emission, config: SearchConfig) -> list[int]:
     return sorted({*emission.ends[:-1], *words})
 
 
-def _cut_costs(
-    scorer: Scorer, prompt: str, text: str, places: Sequence[int], tally: Tally
-) -> dict[int, float]:
-    """Return the cost of a text cut at each place, by place; NaN where the scorer failed."""
+def _costs_at(
+    scorer: Scorer,
+    prompt: str,
+    text: str,
+    places: Sequence[int],
+    finished: bool,
+    tally: Tally,
+) -> list[float]:
+    """Return the cost of a text cut at each place, the whole text last; NaN where it failed."""
+    # only the whole text may be complete
+    parts = [(text[:at], False) for at in places[:-1]] + [(text, finished)]
     # one text per call, because a batch may change the last bits. Only a language model scores the
     # cuts together, in one fresh pass: one pass per cut would be slow
-    groups = [places] if keeps_cache(scorer) else [[at] for at in places]
+    groups = [parts] if keeps_cache(scorer) else [[part] for part in parts]
     costs: list[float] = []
     for group in groups:
-        cut = [text[:at] for at in group]
-        scores = checked_score(scorer, [prompt] * len(cut), cut, [False] * len(cut), tally)
-        costs += scores.tolist()
-    return dict(zip(places, costs, strict=True))
+        cut, ended = zip(*group, strict=True)
+        costs += checked_score(scorer, [prompt] * len(cut), cut, ended, tally).tolist()
+    return costs
 
 
 def _worst_by_block(ends: Sequence[int], inside: Mapping[int, float], final: float) -> list[float]:
