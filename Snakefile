@@ -97,6 +97,8 @@ MADE = {name: [point["run"] for point in job["points"].values()] for name, job i
 # how the folders of runs end: nothing, or the numbers of their shards
 SUFFIXES = [f".{i}-of-{SHARDS}" for i in range(SHARDS)] if SHARDS > 1 else [""]
 DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for suffix in SUFFIXES for run in RUNS]
+FOLDERS = {f"runs/{PROFILE}/{run}{suffix}": run for suffix in SUFFIXES for run in RUNS if f"{PROFILE}/{run}" not in READ}
+RESCORED = [f"runs/{PROFILE}/rescored.json"] if FOLDERS else []
 CRITICS = [f"runs/{PROFILE}/critics/{path.stem.removeprefix('critic-')}/manifest.json" for path in FILES.files("critic")]
 WITH_CRITICS = ["critic"] if CRITICS else []
 PAPER = [f"paper_{table}" for table in PRINTED if not is_deferred(PROFILE, table)]
@@ -152,7 +154,7 @@ def wanted():
     if not RUNS:
         return CRITICS
     walk = [*TABLES, *PICTURES] if FILES.files("figures") else []
-    return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *HARM, *DECIDED]
+    return [*DONE, *RESCORED, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *HARM, *DECIDED]
 
 
 def trained(folder):
@@ -258,6 +260,18 @@ for name, runs in MADE.items():
             gpu=lambda w: GPUS,
         shell:
             "{params.make} {input.job:q} {params.shard}"
+
+
+rule rescored:
+    input:
+        runs=[f"{folder}/manifest.json" for folder in FOLDERS],
+        job=lambda w: job("rescored", "lines", {"runs": {folder: RUNS[run] for folder, run in FOLDERS.items()}}, notebook=NOTEBOOKS["decode"]),
+    output:
+        f"runs/{PROFILE}/rescored.json",
+    resources:
+        gpu=lambda w: GPUS,
+    shell:
+        f"'{sys.executable}' -m igstudy.runs.spotcheck {{input.job:q}} {{output:q}}"
 
 
 MADE_FROM_RUNS = {  # rule -> what it makes, the executed notebook, and the file of its settings

@@ -1,7 +1,6 @@
-"""The benchmark: what decoding costs in this package and in plain transformers.
+"""The benchmark: what decoding costs in this package and in others.
 
-All are measured on one machine, in one process, interleaved. `models` holds the policy and the
-scorers, `baselines` what this package is compared with and `ours` this package's variants;
-`measure` counts and times, `plan` lists the settings, `report` makes the table and the figure.
-``python -m benchmarks`` runs all of it.
+All are measured on one core, in one process, in turn. `models` holds the policy and the costs,
+`others` what this package is compared with and `ours` its own variants; `measure` times, `plan`
+lists the cases, `report` makes the tables. ``python -m benchmarks`` runs all of it.
 """

@@ -1,25 +1,24 @@
 """Run the benchmark: ``python -m benchmarks``.
 
-It writes ``tables/bench.csv``, ``bench.md`` and ``bench_ratios.md`` and ``bench.{png,pdf}`` into
-``runs/bench/figures``. It runs in one process, with one thread on the CPU, and takes the cases
-of a section in turn. Every finished case and repeat is a line of ``runs/bench/responses.jsonl``: a
-killed benchmark resumes, and a change of code, versions or processor restarts it. With
-``--only`` the results lie beside these lines, because a part never replaces the whole.
+It writes ``bench``, ``bench_ratios`` and ``bench_words`` into ``runs/bench/figures/tables``. It
+runs in one process, with one thread on the CPU, and takes the cases of a section in turn. Every
+finished case and repeat is a line of ``runs/bench/responses.jsonl``: a killed benchmark resumes,
+and a change of code, versions or processor restarts it. With ``--only`` the results lie beside
+these lines, because a part never replaces the whole.
 """
 
 import argparse
 import gc
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-from benchmarks import measure, plan, report
+from benchmarks import measure, models, others, plan, report
 from benchmarks.measure import Case
-from benchmarks.models import MODELS, Models
+from benchmarks.models import Models
 from igcore.errors import IgcoreError, ParameterError
 from igcore.files import digest_of, root
 from igstudy.linefile import key
@@ -28,65 +27,48 @@ from igstudy.runs.folders import Run, open_run
 from igstudy.runs.identity import code_of
 
 
-def bench(
-    sections: dict[str, list[Case]], run: Run, repeats: int, load: Callable[[str, str], Models]
-) -> None:
+def bench(sections: Sequence[Sequence[Case]], run: Run, repeats: int, loaded: Models) -> None:
     """Measure what the run lacks.
 
-    The repeats go through all cases of a section, then through all of them again. Its models are
-    freed at its end, so that the next section has the memory.
-
-    Parameters
-    ----------
-    sections : dict of str to list of Case
-        See `benchmarks.plan.sections`.
-    load : callable
-        From the name of models and a dtype to the models.
+    The repeats go through all cases of a section, then through all of them again.
     """
     done = {key(line) for line in run.lines}
-    warm: set[tuple[str, str, str]] = set()
-    for cases in sections.values():
-        loaded = cache(load)  # without the models of the section before
-        gc.collect()
+    warm: set[Case] = set()
+    for cases in sections:
         for repeat, case in [(repeat, case) for repeat in range(repeats) for case in cases]:
             if (repr(case), str(repeat)) in done:
                 continue
-            same_code = (case.run, case.models, case.dtype)
-            # no name is bound to the models, which would outlive their section
-            if same_code not in warm:
-                _once(plan.warm_up(case), loaded(case.models, case.dtype), repeat)
-            warm.add(same_code)
-            found = _once(case, loaded(case.models, case.dtype), repeat)
-            line = measure.line(case, repeat, found)
+            if (first := plan.warm_up(case)) not in warm:
+                _once(first, loaded, repeat)
+            warm.add(first)
+            line = measure.line(case, repeat, _once(case, loaded, repeat))
             run.append(line)
             done.add(key(line))
-            seconds = line["cpu_s"] / case.prompts
-            print(f"{case}, repeat {repeat + 1}: {seconds:.2f} CPU s per prompt", flush=True)
+            print(f"{case}, repeat {repeat + 1}: {line['cpu_s']:.2f} CPU s", flush=True)
 
 
-def _once(case: Case, models: Models, seed: int) -> dict:
-    """Measure one case once, with memory cleared before."""
-    counts = Counter(case.lengths)
-    prompts = [text for length, n in counts.items() for text in models.prompts(n, length)]
+def _once(case: Case, loaded: Models, seed: int) -> float:
+    """Return the CPU seconds of a case, with memory cleared before."""
+    prompts = loaded.prompts(case.prompts, case.prompt_tokens)
+    work = partial(plan.VARIANTS[case.variant], loaded, case, prompts, seed)
     gc.collect()
-    variant = plan.VARIANTS[case.run]
-    work = partial(variant, models, case, prompts, seed)
-    return measure.timed(work, models.all, case.prompts)
+    return measure.timed(work, case.prompts)
 
 
 def _identity() -> dict:
     """Return the inputs of the numbers: versions, code and processor."""
-    code = code_of(measure.__name__, plan.__name__, "benchmarks.models")
-    return {"versions": versions(), "code": code, "processor": processor()}
+    code = code_of(measure.__name__, plan.__name__, models.__name__)
+    known = {"versions": versions(), "code": code, "processor": processor()}
+    return known | {"its_hub": others.installed()}
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Measure what decoding costs, with baselines."
+        prog="python -m benchmarks", description="Measure what decoding costs, here and elsewhere."
     )
     add = parser.add_argument
-    add("--only", default="", metavar="REGEX", help="only cases that match, as in 'C .*float32'")
+    add("--only", default="", metavar="REGEX", help="only cases that match, as in 'encoder'")
     add("--repeats", type=int, default=3, help="times each case is measured (default 3)")
     return parser.parse_args(arguments)
 
@@ -105,11 +87,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure_and_report(options: argparse.Namespace) -> None:
     """Measure all cases, then write and print the results."""
-    sections = {
-        name: [case for case in cases if re.search(options.only, f"{name}: {case}")]
-        for name, cases in plan.sections().items()
-    }
-    if options.repeats < 1 or not any(sections.values()):
+    every = plan.sections()
+    sections = [[c for c in cases if re.search(options.only, str(c))] for cases in every]
+    chosen = [case for cases in sections for case in cases]
+    if options.repeats < 1 or not chosen:
         raise ParameterError(
             f"repeats {options.repeats} and only {options.only!r} choose nothing to measure; give "
             "at least one repeat and a pattern that a case matches"
@@ -118,11 +99,14 @@ def _measure_and_report(options: argparse.Namespace) -> None:
     out = folder if options.only else folder / "figures"
     identity = _identity()
     with open_run(folder, identity) as run:
-        bench(sections, run, options.repeats, lambda name, dtype: MODELS[name](dtype))
-        table = measure.table(run.lines, sections)
+        bench(sections, run, options.repeats, models.smollm2())
+    pairs = [pair for pair in plan.pairs() if {*pair} <= {*chosen}]
     names = [f"{name} {version}" for name, version in identity["versions"].items()]
-    notes = [", ".join([f"code {digest_of(identity)[:8]}", *names])]
-    for path in report.write(table, plan.ratios(), identity["processor"], notes, out):
+    hub = others.installed()
+    names.append(f"its_hub {hub}" if hub else "without its_hub, which is not installed")
+    notes = [f"measured on {identity['processor']}, one thread"]
+    notes.append(", ".join([f"code {digest_of(identity)[:8]}", *names]))
+    for path in report.write(run.lines, chosen, pairs, notes, out):
         print(f"wrote {path.relative_to(root())}")
 
 

@@ -1,111 +1,48 @@
-"""The models of the benchmark: a policy, two language-model scorers of its size, and prompts.
+"""The models of the benchmark: a policy, its prompts, and costs.
 
 Prompts have the length that a case wants. No token ends an answer here, so that every variant makes
-equally many tokens, and every candidate is safe, so that none gains from work left out.
+equally many tokens, and every text is within budget, so that none gains from work left out.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import torch
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import WordLevel
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    LlamaConfig,
-    PreTrainedTokenizerFast,
-)
+from transformers import BertConfig, BertForSequenceClassification, GenerationConfig
 
+from igcore.models.classifier import EncoderScorer
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.models.policies import load_policy
-from igcore.models.pretrained import DTYPES
+from igcore.models.registry import load_scorer
 from igcore.policy import Policy
-from igcore.scorers import SIGNS, FunctionScorer, of_function
+from igcore.scorers import COST, FunctionScorer, Scorer, of_function
 from igstudy.prompts import load_prompts
 
 SAMPLING = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0)
-# a small Llama 3: three queries share a key, and most weights are those of the vocabulary
-LLAMA_128K = LlamaConfig(
-    vocab_size=128_256,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_hidden_layers=4,
-    num_attention_heads=9,
-    num_key_value_heads=3,
-    max_position_embeddings=8192,
-    tie_word_embeddings=True,
-)
+END = 0  # the end token of SmolLM2
+MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12}
+MINILM |= {"intermediate_size": 1536, "num_labels": 1}
 
 
 @dataclass
 class Models:
-    """A policy and two scorers.
-
-    Attributes
-    ----------
-    policy : Policy
-        Without end tokens.
-    scorers : dict of str to (model, weights)
-        ``cost`` and ``reward``: a language model of the policy's size, and a linear head (H,)
-        float32 on its last hidden state.
-    prompts : callable
-        ``prompts(count, length)`` returns so many different texts, each of exactly so many tokens.
-    """
+    """A policy, a text from which its prompts are cut, and the costs that were used so far."""
 
     policy: Policy
-    scorers: dict[str, tuple[object, torch.Tensor]]
-    prompts: Callable[[int, int], list[str]]
+    text: str
+    costs: dict[str, Scorer] = field(default_factory=dict)
 
-    @property
-    def all(self) -> list:
-        """Every language model."""
-        return [self.policy.model, *(model for model, _ in self.scorers.values())]
+    def cost(self, name: str) -> Scorer:
+        """Return a cost of `COSTS`, the same one every time."""
+        if name not in self.costs:
+            self.costs[name] = COSTS[name](self.policy)
+        return self.costs[name]
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the policy."""
-        return self.policy.model.device
-
-    def lm_scorer(self, role: str) -> LMScorer:
-        """Return a scorer on a backbone of its own, whose KV cache is dropped after a search."""
-        model, weights = self.scorers[role]
-        backbone = Backbone(model, self.policy.tokenizer)
-        return LMScorer(
-            f"bench-{role}", backbone, lambda hidden: hidden @ weights, SIGNS[role], "bench"
-        )
-
-
-def free(role: str) -> FunctionScorer:
-    """Return a scorer that costs nothing: every text gets 0."""
-    return of_function(lambda text: 0.0, role, digest="bench")
-
-
-def _models(policy: Policy, scorers: list, prompts: Callable[[int, int], list[str]]) -> Models:
-    """Put a policy and the models of two scorers together."""
-    policy.model.generation_config = SAMPLING
-    generator = torch.Generator().manual_seed(0)
-    size = policy.model.config.hidden_size
-    heads = torch.randn(2, size, generator=generator)  # (2, H)
-    return Models(policy, dict(zip(SIGNS, zip(scorers, heads, strict=True), strict=True)), prompts)
-
-
-def smollm2(dtype: str) -> Models:
-    """Load SmolLM2-135M three times, on the CPU.
-
-    Prompts are cut from the embedded prompt set; only their lengths matter.
-    """
-    policy, *others = (load_policy("smollm2-raw", dtype=dtype, device="cpu") for _ in range(3))
-    policy = replace(policy, eos_ids=frozenset())
-    text = "\n".join(prompt.text for prompt in load_prompts("rtp"))
-
-    def prompts(count: int, length: int) -> list[str]:
-        """Return prompts from the embedded set."""
-        return cut(policy, text, count, length)
-
-    return _models(policy, [other.model for other in others], prompts)
+    def prompts(self, count: int, length: int) -> list[str]:
+        """Return different texts of exactly so many tokens each."""
+        return cut(self.policy, self.text, count, length)
 
 
 def cut(policy: Policy, text: str, count: int, length: int) -> list[str]:
@@ -119,39 +56,38 @@ def cut(policy: Policy, text: str, count: int, length: int) -> list[str]:
     return list(islice(fitting, count))
 
 
-def random_llama(config: LlamaConfig, dtype: str) -> Models:
-    """Make three Llamas with random weights; nothing is downloaded.
+def smollm2() -> Models:
+    """Load SmolLM2-135M in float32 on the CPU, with the embedded prompts; only lengths matter."""
+    policy = load_policy("smollm2-raw", dtype="float32", device="cpu")
+    policy.model.generation_config = SAMPLING
+    text = "\n".join(prompt.text for prompt in load_prompts("rtp"))
+    return Models(replace(policy, eos_ids=frozenset()), text)
 
-    A token is a character of a private alphabet.
-    """
-    tokenizer = character_tokenizer(config.vocab_size)
+
+def free(role: str) -> FunctionScorer:
+    """Return a scorer that costs nothing: every text gets 0."""
+    return of_function(lambda text: 0.0, role, digest="bench")
+
+
+def encoder(policy: Policy) -> EncoderScorer:
+    """Return a classifier of the size of MiniLM-L6, with random weights."""
     torch.manual_seed(0)
-    models = [
-        AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval() for _ in range(3)
-    ]
-    policy = Policy("random-llama", models[0], tokenizer)
-    return _models(policy, models[1:], partial(character_prompts, tokenizer))
+    config = BertConfig(vocab_size=len(policy.tokenizer), **MINILM)
+    model = BertForSequenceClassification(config).eval()
+    backbone = Backbone(model, policy.tokenizer)
+    return EncoderScorer("bench", backbone, lambda logits: logits[:, 0], COST, "bench", model=model)
 
 
-def character_prompts(tokenizer: PreTrainedTokenizerFast, count: int, length: int) -> list[str]:
-    """Return prompts of fixed sequences of characters."""
-    numbers = torch.arange(count)[:, None] * 7 + torch.arange(length) * 3 + 1
-    return tokenizer.batch_decode(numbers % len(tokenizer))
+def at_an_end(policy: Policy) -> LMScorer:
+    """Return a random head on a copy of the policy's model, which reads an end token."""
+    head = torch.randn(policy.model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    backbone = Backbone(deepcopy(policy.model), policy.tokenizer, end_id=END)
+    return LMScorer("bench", backbone, lambda hidden: hidden @ head, COST, "bench")
 
 
-def character_tokenizer(size: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of `size` characters of a private-use plane.
-
-    Ids and text then agree both ways.
-    """
-    characters = {chr(0xF0000 + i): i for i in range(size)}
-    tokenizer = Tokenizer(WordLevel(characters, unk_token=chr(0xF0000)))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-
-
-MODELS: dict[str, Callable[[str], Models]] = {
-    "smollm2": smollm2,
-    "random 128k": lambda dtype: random_llama(LLAMA_128K, dtype),
+COSTS: dict[str, Callable[[Policy], Scorer]] = {
+    "free": lambda policy: free("cost"),
+    "smollm2-harm": lambda policy: load_scorer("smollm2-harm"),
+    "encoder": encoder,
+    "end token": at_an_end,
 }

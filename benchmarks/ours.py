@@ -1,59 +1,41 @@
-"""This package as variants of the benchmark: whole searches, and the engine alone."""
+"""This package as variants of the benchmark: guards, the engine alone, and the least time."""
 
-import functools
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from functools import cache
 
-from benchmarks.baselines import BUDGET, Variant
-from benchmarks.measure import Case
+import torch
+from torch import nn
+
+from benchmarks.measure import Case, Variant
 from benchmarks.models import Models, free
 from igcore.config import SearchConfig
 from igcore.contract import Contract
-from igcore.engine.local import LocalEngine
-from igcore.engine.prepack import use_prepacked
+from igcore.engine.prepack import prepacked, use_prepacked
 from igcore.engine.sampling import random_key
 from igcore.guard import Guard, decode
-from igcore.models.registry import load_scorer
-from igcore.scorers import SIGNS
 
-# once, in the warm-up: loading is no part of decoding
-loaded = functools.cache(load_scorer)
+BUDGET = 1e9  # above every cost: all texts are safe
+SQUARE = 512  # rows and columns of the matrices whose product is the measure of the processor
 
 
-def search(
-    method: str, cache: str = "shared", costless: Collection[str] = SIGNS, cost: str = ""
-) -> Variant:
-    """Return a method of `igcore.decode`, with all prompts in one batch.
-
-    Parameters
-    ----------
-    cache : str
-        How the engine stores its KV cache, see `igcore.engine.agreement.CACHES`.
-    costless : collection of str
-        Scorers that cost nothing, of ``cost`` and ``reward``; with both only decoding is measured.
-    cost : str
-        A cost by name, with the default reward. Neither's tokens are counted.
-    """
+def guarded(method: str) -> Variant:
+    """Return a method of `igcore.decode`, with all prompts in one batch."""
 
     def run(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
         """Answer the prompts with this method."""
-        scorers = {
-            role: free(role) if role in costless else models.lm_scorer(role) for role in SIGNS
-        }
-        if cost:
-            scorers = {"cost": loaded(cost), "reward": loaded("minilm-relevance")}
+        scorers = {"cost": models.cost(case.cost), "reward": free("reward")}
         config = SearchConfig(
             budget=BUDGET,
             n_samples=case.n_samples,
             keep=case.keep,
             block_size=case.block,
             max_new_tokens=case.new_tokens,
+            checks=case.checks,
             group_size=len(prompts),
         )
         # the examination of the cost model is part of loading, and not of decoding
         contracts = {role: Contract(scorer) for role, scorer in scorers.items()}
-        policy = replace(models.policy, cache=cache)
-        guard = Guard(policy, **scorers, config=config, contracts=contracts)
+        guard = Guard(models.policy, **scorers, config=config, contracts=contracts)
         return [response.text for response in decode(method, guard, prompts, seed=seed)]
 
     return run
@@ -61,7 +43,7 @@ def search(
 
 def engine_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
     """Sample all answers in one block: no text, no scores, no search."""
-    engine = LocalEngine(models.policy.model, models.policy.eos_ids, "shared")
+    engine = models.policy.engine()
     rows = [row for row in range(len(prompts)) for _ in range(case.n_samples)]
     steps = range(case.new_tokens)
     keys = [[random_key(seed, "bench", 0, row, step) for step in steps] for row in range(len(rows))]
@@ -71,15 +53,37 @@ def engine_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) 
     return [models.policy.text(tokens) for tokens in block.tokens[:: case.n_samples]]
 
 
+def operations(model: nn.Module, case: Case) -> int:
+    """Return the additions and multiplications of the linear layers in the engine alone.
+
+    It reads a prompt once, and every sampled token but the last of an answer, which nothing
+    follows. The output head reads the last token of the prompt, and the sampled ones.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    head = model.get_output_embeddings().weight.numel()
+    inner = sum(layer.weight.numel() for layer in layers) - head
+    sampled = case.n_samples * (case.new_tokens - 1)
+    return 2 * case.prompts * (inner * (case.prompt_tokens + sampled) + head * (1 + sampled))
+
+
+@cache
+def square() -> nn.Module:
+    """Return a layer with the fastest product of this build of torch."""
+    return prepacked(nn.Sequential(nn.Linear(SQUARE, SQUARE, bias=False)))
+
+
+@torch.inference_mode()
+def products(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
+    """Multiply large square matrices, with as many operations as the engine's linear layers."""
+    matrix = torch.randn(SQUARE, SQUARE, generator=torch.Generator().manual_seed(seed))
+    for _ in range(round(operations(models.policy.model, case) / (2 * SQUARE**3))):
+        square()(matrix)
+    return [""] * len(prompts)
+
+
 VARIANTS: dict[str, Variant] = {
-    "B": search("inferenceguard", "dynamic", costless=[]),
-    "C": search("inferenceguard", costless=[]),
-    "guarded, free": search("inferenceguard"),
-    "guarded, rude": search("inferenceguard", cost="offensive-language"),
-    "guarded, harm": search("inferenceguard", cost="smollm2-harm"),
-    "unguarded, free": search("beam-augmented"),
-    "one block, free": search("best-of-n-augmented"),
-    "sample dynamic": search("best-of-n", "dynamic"),
-    "sample shared": search("best-of-n"),
-    "engine": engine_alone,
+    "inferenceguard": guarded("inferenceguard"),
+    "backtracking": guarded("backtracking"),
+    "engine alone": engine_alone,
+    "matrix products": products,
 }

@@ -1,102 +1,62 @@
-"""Which variants are measured under which settings.
-
-Default settings: 16 samples, 4 kept, blocks of 16, 64 new tokens, a prompt of 40 tokens,
-SmolLM2-135M as policy and both scorers. All run on the CPU.
-"""
+"""Which variants are measured under which settings; the defaults are those of `Case`."""
 
 from dataclasses import replace
 
-from benchmarks import baselines, ours
-from benchmarks.measure import Case
+from benchmarks import others, ours
+from benchmarks.measure import Case, Pair
 
-VARIANTS = baselines.VARIANTS | ours.VARIANTS
-A1 = Case("A1 one beam at a time, all encoded again", "A1")
-A2 = Case("A2 batched generate, scored one at a time", "A2")
-A3 = Case("A3 batched generate, batched scoring", "A3")
-B = Case("B KV cache, DynamicCache", "B")
-C = Case("C KV cache, prompt shared", "C")
-C8 = replace(C, prompts=8)
-ENGINE = Case("engine alone, one block", "engine")
-GUARDED = Case("guarded search, free scorers", "guarded, free")
-UNGUARDED = Case("unguarded search, free scorers", "unguarded, free")
-ONE_BLOCK = Case("unguarded, one block, free scorers", "one block, free")
-NAMED = {"n_samples": 8, "keep": 2, "block": 8}  # as a guard has them by default
-RUDE = Case("guarded search, rude cost at every word", "guarded, rude", **NAMED)
-HARM = Case("guarded search, harm cost at every word", "guarded, harm", **NAMED)
-PEER = {"new_tokens": 32, "block": 8}
-GENERATE = Case("transformers generate", "generate", **PEER)
-BEST = Case("igcore best-of-n", "sample shared", **PEER)
-# one setting of these two at a time is another
-SHAPES: dict[str, dict] = {
-    "64 samples": {"n_samples": 64},
-    "256 new tokens": {"new_tokens": 256},
-    "5 prompt tokens": {"prompt_tokens": 5},
-    "1,000 prompt tokens": {"prompt_tokens": 1000},
-    "prompts of 5 to 200 tokens": {"prompts": 4, "prompt_tokens": 200, "shortest": 5},
-    "vocabulary of 128,256 tokens": {"models": "random 128k"},
-}
-LONG = {"prompt_tokens": 512, "n_samples": 32}
-LONG_DYNAMIC = Case("sampling, DynamicCache", "sample dynamic", **LONG)
-LONG_SHARED = Case("sampling, prompt shared", "sample shared", **LONG)
+VARIANTS = others.VARIANTS | ours.VARIANTS
+GENERATE, BEST, BEAMS = others.VARIANTS
+GUARD, BACK, ENGINE, PRODUCTS = ours.VARIANTS
+SIZES: list[dict[str, int]] = [
+    {},
+    {"new_tokens": 128},
+    {"new_tokens": 512},
+    {"prompt_tokens": 5},
+    {"prompt_tokens": 500},
+    {"prompt_tokens": 2000},
+]
+SAMPLES: list[dict[str, int]] = [{"n_samples": 4}, {"n_samples": 64}]
+# of its_hub's beam search, which would take up to a quarter of an hour
+TOO_LONG: list[dict[str, int]] = [{"new_tokens": 512}, {"prompt_tokens": 2000}]
+COSTS = [
+    *({"cost": "smollm2-harm", "checks": checks} for checks in ("word", "block", "token")),
+    {"cost": "encoder"},
+    {"cost": "end token"},
+]
 
 
-def half(case: Case) -> Case:
-    """Return a case in bfloat16."""
-    return replace(case, dtype="bfloat16")
+def sections() -> list[list[Case]]:
+    """Return the cases by section; those of a section are measured in turn."""
+    hub = list(others.HUB) if others.installed() else []
+    many, one = [], []  # of N samples, and of one
+    for size in SIZES + SAMPLES:
+        names = [GENERATE, *hub, GUARD, ENGINE, PRODUCTS]
+        many.append([Case(n, **size) for n in names if n != BEAMS or size not in TOO_LONG])
+    for size in [*SIZES, {"prompts": 8}]:
+        names = [GENERATE, GUARD, BACK, ENGINE, PRODUCTS]
+        one.append([Case(name, n_samples=1, **size) for name in names])
+    many[0] += [Case(GUARD, **cost) for cost in COSTS]
+    one[0] += [Case(BACK, n_samples=1, **cost) for cost in COSTS]
+    return many + one
 
 
-def shaped(case: Case, name: str) -> Case:
-    """Return a case with the setting of `SHAPES` that has this name."""
-    return replace(case, variant=f"{case.variant}, {name}", **SHAPES[name])
-
-
-# eight prompts cost the naive search eight times what one does, as it answers them one by one
-A2_HALF = half(replace(A2, prompts=2))
-
-
-def sections() -> dict[str, list[Case]]:
-    """Return the cases by section; those of a section are interleaved."""
-    long = [LONG_DYNAMIC, LONG_SHARED]
-    return {
-        "guarded search": [A1, A2, A3, B, C, C8, A2_HALF, half(B), half(C), half(C8)],
-        "long prompts": [*long, *map(half, long), half(replace(GENERATE, **LONG, new_tokens=64))],
-        "overheads": [GUARDED, UNGUARDED, ONE_BLOCK, ENGINE],
-        "plain sampling": [GENERATE, BEST],
-        "costs by name": [RUDE, HARM],
-        "other sizes": [shaped(case, name) for name in SHAPES for case in (GENERATE, BEST)],
-    }
-
-
-def ratios() -> list[tuple[str, Case, Case]]:
-    """Return which cases are compared, by CPU seconds per prompt.
-
-    Each entry is a name, the case above the fraction line and the one below.
-    """
-    eight, long = "C with eight prompts", "DynamicCache / shared prompt, 512 prompt tokens"
-    pairs: list[tuple[str, Case, Case]] = []
-    for name, case in (("A1", A1), ("A2", A2), ("A3", A3)):
-        pairs.append((f"{name} / C, float32", case, C))
-        pairs.append((f"{name} / {eight}, float32", case, C8))
-    pairs += [
-        ("B / C, float32", B, C),
-        (f"{long}, float32", LONG_DYNAMIC, LONG_SHARED),
-        ("A2 / C, bfloat16", A2_HALF, half(C)),
-        (f"A2 / {eight}, bfloat16", A2_HALF, half(C8)),
-        ("B / C, bfloat16", half(B), half(C)),
-        (f"{long}, bfloat16", half(LONG_DYNAMIC), half(LONG_SHARED)),
-        ("guarded search / engine alone, equal samples", GUARDED, ENGINE),
-        ("guarded search / unguarded search", GUARDED, UNGUARDED),
-        ("blockwise / one block", UNGUARDED, ONE_BLOCK),
-        (f"{GENERATE.variant} / {BEST.variant}", GENERATE, BEST),
-        ("harm cost / rude cost", HARM, RUDE),
-    ]
-    for name in SHAPES:
-        text = f"{GENERATE.variant} / {BEST.variant}, {name}"
-        pairs.append((text, shaped(GENERATE, name), shaped(BEST, name)))
-    return pairs
+def pairs() -> list[Pair]:
+    """Return which cases are compared: the one above the fraction line, and the one below."""
+    found: list[Pair] = []
+    for cases in sections():
+        free = {case.variant: case for case in cases if case.cost == "free"}
+        guards = [free[name] for name in (GUARD, BACK) if name in free]
+        for case in cases:
+            if case.cost != "free":
+                found.append((case, free[case.variant]))
+            elif case.variant in others.VARIANTS:
+                found += [(case, guard) for guard in guards]
+        found += [(guard, free[ENGINE]) for guard in guards]
+        found.append((free[ENGINE], free[PRODUCTS]))
+    return found
 
 
 def warm_up(case: Case) -> Case:
     """Return the smallest case that walks the same code: the first call of anything is slow."""
-    sizes = {"prompt_tokens": 8, "n_samples": 4, "keep": 2, "new_tokens": 2, "block": 1}
-    return replace(case, prompts=1, shortest=0, **sizes)
+    return replace(case, prompts=1, prompt_tokens=8, n_samples=4, new_tokens=2, block=1)

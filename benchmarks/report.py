@@ -1,72 +1,66 @@
-"""The output of the benchmark: a table, and the comparisons."""
+"""The output of the benchmark: two tables, and what they say in words."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.measure import Case
+from benchmarks.measure import SPREAD, Case, Pair, ratios, table
+from benchmarks.others import VARIANTS as OTHERS
+from benchmarks.plan import ENGINE, PRODUCTS
 from igcore.files import replace_file
-from igstudy.report import tables
-
-CACHED = ("B", "sample dynamic")  # runs that hold a KV cache for as long as ours do
-COMPARED = ["first / second", "first, CPU s / prompt", "second", "ratio", "ratio of KV cache bytes"]
 
 
-def compared(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]]) -> pd.DataFrame:
-    """Return each comparison: both CPU seconds per prompt, their ratio, and that of KV cache bytes.
+def readable(cases: Sequence[Case], numbers: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns for people; the CSV file has all."""
+    names = [(case.name, case.size) for case in cases]
+    shown = pd.DataFrame(names, columns=["variant", "prompts"])
+    for name in SPREAD:
+        shown[f"CPU s / prompt, {name}"] = numbers[f"cpu_s_{name}"]
+    return shown.assign(**{"tokens / s": numbers["tokens_per_s"]})
 
-    The latter is given only if both cases have a KV cache.
+
+def in_words(found: pd.DataFrame) -> str:
+    """Return a sentence for each two variants: the least and the largest median ratio.
+
+    Of two that are compared, one is ahead where it is faster in every repeat.
     """
-    seconds, kv_bytes = table["cpu_s_per_prompt"], table["kv_bytes"]
-    rows = []
-    for label, first, second in ratios:
-        a, b = repr(first), repr(second)
-        if a in table.index and b in table.index:
-            memory = kv_bytes[a] / kv_bytes[b] if first.run in CACHED else None
-            rows.append((label, seconds[a], seconds[b], memory))
-    text, first, second, _, memory = COMPARED
-    result = pd.DataFrame(rows, columns=[text, first, second, memory])
-    result["ratio"] = result[first] / result[second]
-    return result[COMPARED].astype(dict.fromkeys(COMPARED[1:], float))
-
-
-def readable_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """Return seven columns of the table; the CSV file has all."""
-    cells = table.astype(str)
-    size = cells["prompts"] + " × " + cells["prompt_tokens"] + " tokens, N = " + cells["n_samples"]
-    return pd.DataFrame(
-        {
-            "variant": table["variant"],
-            "prompts": size + ", " + cells["new_tokens"] + " new",
-            "dtype": table["dtype"],
-            "CPU s / prompt": table["cpu_s_per_prompt"],
-            "s / prompt": table["wall_s_per_prompt"],
-            "tokens / s": table["tokens_per_s"],
-            "forward tokens": table["forward_tokens"],
-        }
-    )
+    lines = []
+    for (first, second), rows in found.groupby(["first", "second"], sort=False):
+        least, most = rows["median"].min(), rows["median"].max()
+        text = f"* {first} / {second}: {least:.2f} to {most:.2f}"
+        if first in OTHERS:
+            ahead, behind = rows["min"] > 1, rows["max"] < 1
+            text += f"; {second} is faster at {ahead.sum()} of {len(rows)} sizes"
+            for word, which in (("slower", behind), ("neither", ~ahead & ~behind)):
+                if which.any():
+                    text += f", {word} at {' and at '.join(rows['size'][which])}"
+        if (first, second) == (ENGINE, PRODUCTS):
+            text += f"; it reaches {100 / most:.0f} to {100 / least:.0f} % of the peak"
+        lines.append(text)
+    return "\n".join(lines) + "\n"
 
 
 def write(
-    table: pd.DataFrame,
-    ratios: Sequence[tuple[str, Case, Case]],
-    processor: str,
+    lines: Sequence[dict],
+    cases: Sequence[Case],
+    pairs: Sequence[Pair],
     notes: Sequence[str],
     out: Path,
 ) -> list[Path]:
-    """Write ``tables/bench.csv`` and ``.md``, and ``tables/bench_ratios.md``.
+    """Write ``bench`` and ``bench_ratios`` as CSV and Markdown, and ``bench_words.md``.
 
-    The Markdown ends with the processor and the notes.
+    The Markdown ends with the notes.
     """
-    bullets = "".join(f"* {note}\n" for note in (f"measured on {processor}", *notes))
-    pairs = compared(table, ratios)
-    pairs = pairs.astype(object).where(pairs.notna(), None)
-    texts = {
-        "bench.csv": table.to_csv(index=False, float_format="%.6g", lineterminator="\n"),
-        "bench.md": tables.markdown(readable_columns(table)) + "\n" + bullets,
-        "bench_ratios.md": pairs.to_markdown(index=False, floatfmt=".2f") + "\n\n" + bullets,
-    }
+    cases = list(dict.fromkeys(cases))
+    numbers, found = table(lines, cases), ratios(lines, pairs)
+    shown = {"bench": readable(cases, numbers), "bench_ratios": found}
+    bullets = "".join(f"* {note}\n" for note in notes)
+    texts = {"bench_words.md": in_words(found)}
+    for name, rows in {"bench": numbers, "bench_ratios": found}.items():
+        texts[f"{name}.csv"] = rows.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+        people = shown[name].to_markdown(index=False, floatfmt=".2f")
+        texts[f"{name}.md"] = f"{people}\n\n{bullets}"
     folder = out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():

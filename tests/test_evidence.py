@@ -33,6 +33,7 @@ SIDECARS = sorted((ROOT / "figures").rglob("*.json"))
 # tables that no run has made: of `make bench`, of a server, and scores by the digest of their text
 OF_NO_RUN = {
     "bench",
+    "bench_ratios",
     "served",
     "first_hour",
     "harm_answers",

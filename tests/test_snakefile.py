@@ -373,6 +373,10 @@ def test_runs_that_no_claim_compares_are_read_from_the_records(archived):
     """
     made = ["runs/mine/decode-raw/manifest.json", "runs/mine/regime-few-two/manifest.json"]
     assert decoded(archived) == {"regime-few-one"}
+    job = yaml.safe_load((archived / "runs/mine/.jobs/rescored-lines.yaml").read_text())
+    assert [*job["runs"]] == [
+        "runs/mine/regime-few-one"
+    ]  # lines of older code are not scored again
     snakemake(archived, "mine", *made)
     assert all((archived / path).with_name(UNPACKED).exists() for path in made)
     assert "Nothing to be done" in snakemake(archived, "mine", *made)

@@ -15,7 +15,6 @@ from igcore.errors import RunError
 
 from . import paired
 from . import statistics as metrics
-from .load import load_finished
 
 RUN = r"regime-(?P<regime>[a-z]+)-(?P<arm>.+)-(?P<length>\d+)"
 CAPS = {"within_1": 1.0, "within_1_5": 1.5, "within_2": 2.0, "within_3": 3.0}  # in L
@@ -26,11 +25,6 @@ PAIRS = {  # arm, reference -> what is compared
     ("backtracking-choices", "rejection-all"): ("within_3", "reward"),
 }
 SPENT = ["generate_s", "cost_s", "reward_s", "critic_s"]  # seconds of a search
-
-
-def load_law(profile: str = "law") -> pd.DataFrame:
-    """Return the lines of all finished runs of a profile, see `with_arms`."""
-    return with_arms(load_finished(profile, "regime-*"))
 
 
 def with_arms(lines: pd.DataFrame) -> pd.DataFrame:

@@ -114,7 +114,6 @@ def _decoded(params: DecodeParams, folder: Path) -> Run:
     experiment = Experiment.of(params, prompts, guard, networks)
     identity = identity_of(params, experiment, weights)
     with open_run(folder, identity) as run:
-        run.scorers = [guard.cost, guard.reward]
         run.fill(experiment.work, experiment.lines_of, params.run)
         manifest = summary(run.lines) | {"params": run.params}
         if guard.pool is not None:  # of this start alone

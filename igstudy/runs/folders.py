@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any
 
 from igcore.errors import RunError
 from igcore.files import PART, locked, replace_file, writing
@@ -35,14 +34,11 @@ class Run:
     ----------
     params : dict
         The identity with which it was opened: everything that its lines depend on.
-    scorers : list of Scorer
-        The cost and the reward of its lines; None stands for no reward.
     """
 
     folder: Path
     params: Fields
     lines: list[Fields] = field(default_factory=list)
-    scorers: list[Any] = field(default_factory=list)
 
     @property
     def responses(self) -> Path:
