@@ -119,7 +119,7 @@ def test_tokens_of_a_text_that_was_cut_or_goes_on(name, end_id):
         known, *wholes = tokens.whole([one, cut, other, begun])
         found = tokens.after([cut, other, begun], [(one, known)] * 3)
         for (kept, rest), whole in zip(found, wholes, strict=True):
-            assert known.first(kept).then(rest) == whole
+            assert known.followed(kept, rest) == whole
             n_kept += kept
     assert n_kept > 2000  # most words are not encoded again
 

@@ -156,11 +156,8 @@ class Backbone:
         start = max(len(text.opening), len(written) - len(rest) if known else 0)
         if start >= len(written):
             return [len(response)]
-        ids, starts, token_ends = text.pieces
+        token_ends = text.pieces.ends
         first = bisect_right(token_ends, start)
-        if first == len(ids) or starts[first] > start:  # the character is in no token
-            (opening,) = self.tokens.whole([text.opening])
-            first = len(commonprefix([opening.ids, ids]))
         behind = [len(written) - end if known else 0 for end in token_ends[first:-1]]
         return [*(max(since, len(response) - after) for after in behind), len(response)]
 

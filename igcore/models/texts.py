@@ -25,27 +25,22 @@ log = logging.getLogger("igcore")
 
 
 class Pieces(NamedTuple):
-    """The tokens of a text, and where they stand in it.
+    """The tokens of a text, and where they end in it.
 
     Attributes
     ----------
     ids : list of int
-    starts, ends : list of int
-        Character offsets, ascending; those of a token after the text are behind its end. Empty
-        where the tokenizer does not know them.
+    ends : list of int
+        Character offsets, ascending; that of a token after the text is behind its end. Empty where
+        the tokenizer does not know them.
     """
 
     ids: list[int]
-    starts: list[int]
     ends: list[int]
 
-    def first(self, n: int) -> "Pieces":
-        """Return the first n tokens."""
-        return Pieces(*(part[:n] for part in self))
-
-    def then(self, others: "Pieces") -> "Pieces":
-        """Return these tokens and others after them."""
-        return Pieces(*(a + b for a, b in zip(self, others, strict=True)))
+    def followed(self, kept: int, rest: "Pieces") -> "Pieces":
+        """Return so many first tokens, and the rest after them."""
+        return Pieces(self.ids[:kept] + rest.ids, self.ends[:kept] + rest.ends)
 
 
 @dataclass(eq=False)
@@ -90,7 +85,7 @@ class Text:
     @property
     def pieces(self) -> Pieces:
         """All of its tokens."""
-        return self.source.pieces.first(self.kept).then(self.rest) if self.source else self.rest
+        return self.source.pieces.followed(self.kept, self.rest) if self.source else self.rest
 
     @property
     def ids(self) -> list[int]:
@@ -134,20 +129,18 @@ class Tokens:
         """Return the tokens of texts, each encoded as a whole."""
         if not self.fast:
             encodings = [self.tokenizer(text, add_special_tokens=self.special) for text in texts]
-            return [Pieces(self._ended(e["input_ids"]), [], []) for e in encodings]
+            return [Pieces(self._ended(e["input_ids"]), []) for e in encodings]
         found = []
         encoded = self.tokenizer(list(texts), add_special_tokens=self.special).encodings
         for text, encoding in zip(texts, encoded, strict=True):
-            starts: list[int] = []
             ends: list[int] = []
             pairs = zip(encoding.offsets, encoding.special_tokens_mask, strict=True)
-            for (start, end), is_special in pairs:
+            for (_, end), is_special in pairs:
                 if is_special:  # in front of the text or behind it
-                    start = end = len(text) + 1 if any(ends) else 0
-                starts.append(start)
+                    end = len(text) + 1 if any(ends) else 0
                 ends.append(end)
             behind = [len(text) + 1] * (self.end_id is not None)
-            found.append(Pieces(self._ended(encoding.ids), starts + behind, ends + behind))
+            found.append(Pieces(self._ended(encoding.ids), ends + behind))
         return found
 
     def _ended(self, ids: Sequence[int]) -> list[int]:
@@ -179,10 +172,8 @@ class Tokens:
             pieces = pieces_of[rest]
             if at:
                 first = bisect_right(pieces.ends, len(ANCHOR))
-                moved = at - len(ANCHOR)
-                starts = [start + moved for start in pieces.starts[first:]]
-                ends = [end + moved for end in pieces.ends[first:]]
-                pieces = Pieces(pieces.ids[first:], starts, ends)
+                ends = [end + at - len(ANCHOR) for end in pieces.ends[first:]]
+                pieces = Pieces(pieces.ids[first:], ends)
             found.append((kept, pieces))
         return found
 
@@ -194,7 +185,7 @@ class Tokens:
         """
         if source is None:
             return 0, 0
-        other, (ids, _, ends) = source
+        other, (ids, ends) = source
         at = shared(text, other)
         while at > 0:
             word_ends = text[at : at + 1] in ("", " ") and other[at : at + 1] in ("", " ")
@@ -224,7 +215,7 @@ class Tokens:
         shorter = self._after(cuts, sources[-1:] * n)
         longer = self._after(cuts[-1:] * n, sources)
         return all(
-            last.first(kept).then(rest) == whole and whole.first(more).then(others) == last
+            last.followed(kept, rest) == whole and whole.followed(more, others) == last
             for whole, (kept, rest), (more, others) in zip(wholes, shorter, longer, strict=True)
         )
 
