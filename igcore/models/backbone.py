@@ -97,11 +97,6 @@ class Backbone:
         parts = [escape_special_tokens(self.tokenizer, part) for part in (prompt, response)]
         return self._ids_of(self._encoding(self.template(*parts)))
 
-    def inputs(self, prompt: str, response: str) -> dict[str, list[int]]:
-        """Return what an encoder reads of one text, token by token, see `ids`."""
-        ids = self.ids(prompt, response)
-        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
-
     def ids_and_ends(self, prompt: str, response: str, since: int) -> tuple[list[int], list[int]]:
         """Return the ids of one text, and the ends of its tokens after part of the response.
 
@@ -192,20 +187,6 @@ class Backbone:
     def open_cache(self, prompts: Sequence[str]) -> "Session":
         """Return a new session over a group of prompts."""
         return Session(self, prompts)
-
-
-class TwoTexts(Backbone):
-    """An encoder that reads prompt and response as the two texts of a pair.
-
-    The tokenizer writes what it was trained to write between them, and marks whose each token is.
-    """
-
-    def inputs(self, prompt: str, response: str) -> dict[str, list[int]]:
-        """Return ids and mask, and the types of the tokens where the tokenizer has them."""
-        # lists: an empty text by itself would be no text, and the other not one of a pair
-        parts = [[escape_special_tokens(self.tokenizer, part)] for part in (prompt, response)]
-        encoding = {name: rows[0] for name, rows in self.tokenizer(*parts).items()}
-        return encoding | {"input_ids": self._ids_of(encoding)}
 
 
 class Text(NamedTuple):

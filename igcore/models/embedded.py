@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from ..engine.device import usable
-from ..engine.one_row import one_row_view, packs, read
+from ..engine.one_row import one_row_view, read
 from . import assets
 from .convert import quiet_transformers
 
@@ -202,9 +201,9 @@ class Encoder:
             return np.zeros((0, self._view.config.hidden_size))
         ids = self._tokenizer(list(texts), truncation=True, max_length=MAX_TOKENS)["input_ids"]
         means: list[Tensor] = []
-        for pack in packs([{"input_ids": own} for own in ids]):
-            output, lengths = read(self._view, pack)
+        for output, lengths in read(self._view, [{"input_ids": own} for own in ids]):
             states = torch.split(output.last_hidden_state[0], lengths)  # (tokens, H) each
-            means += [own.mean(0) for own in states]
-        vectors = torch.stack(means).double().cpu().numpy()  # (n, H)
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+            means += [own.mean(0).cpu() for own in states]
+        vectors: np.ndarray = torch.stack(means).double().numpy()  # (n, H)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors
