@@ -45,9 +45,15 @@ ENCODERS = {
     ),
     "roberta": (
         "Roberta",
-        ENCODER | SIZES | dict(max_position_embeddings=400),
+        ENCODER | SIZES | dict(max_position_embeddings=400, pad_token_id=259),
     ),  # positions count from the pad id on
+    "electra": ("Electra", ENCODER | SIZES | dict(embedding_size=16)),
+    "modernbert": (
+        "ModernBert",
+        ENCODER | SIZES | dict(local_attention=8, global_attn_every_n_layers=2, eos_token_id=256),
+    ),
 }
+TOGETHER = ("bert", "distilbert", "roberta", "electra")  # with a plain attention
 
 
 def decoder_tokenizer(**more):

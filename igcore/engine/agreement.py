@@ -116,17 +116,22 @@ def _try(model: PreTrainedModel, kind: Kind) -> str:
             raise
         why = f"{one_line(failure):.200}"
         return f"{name} fails with the KV cache of transformers ({why}); choose another model"
-    dtype = PRECISIONS[torch.get_float32_matmul_precision()]
-    eps = torch.finfo(dtype if model.dtype == torch.float32 else model.dtype).eps
-    # more than rounding, which adds up over layers (5e-5 in float32, 0.2 in bfloat16), and less
-    # than a wrong position or a token that reads later ones; NaN is not <= anything
-    if error <= 8 * eps**0.75:
+    if error <= rounding(model):  # NaN is not <= anything
         return ""
     return (
         f"{name} gives a token other probabilities where the text goes on behind it: it reads both "
         "ways, or rounds over a whole batch; choose a causal model (is_decoder: true in its "
         "config), not quantised on the fly"
     )
+
+
+def rounding(model: PreTrainedModel) -> float:
+    """Return the largest error of a model, relative to the spread, that may come from rounding."""
+    dtype = PRECISIONS[torch.get_float32_matmul_precision()]
+    eps = torch.finfo(dtype if model.dtype == torch.float32 else model.dtype).eps
+    # more than rounding, which adds up over layers (5e-5 in float32, 0.2 in bfloat16), and less
+    # than a wrong position or a token that reads later ones
+    return float(8 * eps**0.75)
 
 
 def _is_plain(model: PreTrainedModel) -> bool:

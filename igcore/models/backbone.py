@@ -10,7 +10,7 @@ import torch
 
 from ..engine.kv_cache import forward, inputs_of, padded
 from ..errors import ParameterError
-from ..policy import broken_up, context_of, escape_special_tokens, reserved_strings
+from ..policy import broken_up, context_of, reserved_strings
 from .texts import Text, Tokens
 
 # short responses: the ids that all of them share belong to the prompt
@@ -95,11 +95,6 @@ class Backbone:
         """Return the ids of one text; raise ``ParameterError`` when they exceed the context."""
         (text,) = self.texts([prompt], [response])
         return text.ids
-
-    def inputs(self, prompt: str, response: str) -> dict[str, list[int]]:
-        """Return what an encoder reads of one text, token by token, see `ids`."""
-        ids = self.ids(prompt, response)
-        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
     def texts(
         self,
@@ -204,18 +199,3 @@ class Backbone:
         the prompt's `prefix`.
         """
         return states
-
-
-class TwoTexts(Backbone):
-    """An encoder that reads prompt and response as the two texts of a pair.
-
-    The tokenizer writes what it was trained to write between them, and marks whose each token is.
-    """
-
-    def inputs(self, prompt: str, response: str) -> dict[str, list[int]]:
-        """Return ids and mask, and the types of the tokens where the tokenizer has them."""
-        # lists: an empty text by itself would be no text, and the other not one of a pair
-        parts = [[escape_special_tokens(self.tokenizer, part)] for part in (prompt, response)]
-        encoding = {name: rows[0] for name, rows in self.tokenizer(*parts).items()}
-        self.check_length(len(encoding["input_ids"]))
-        return encoding

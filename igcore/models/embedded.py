@@ -10,23 +10,19 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AutoModel, AutoTokenizer
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer
 
 from ..engine.device import usable
-from ..engine.prepack import prepacked
+from ..engine.one_row import one_row_view, read
 from . import assets
 from .convert import quiet_transformers
 
 PROMPTS = 1024  # prompts whose vectors are cached
-BATCH = 64  # texts encoded together; it bounds the memory and changes no vector
 MAX_TOKENS = 256
-ATTENTION = "igcore_each_text_alone"
 
 
 class OffensiveLanguage:
@@ -184,67 +180,30 @@ def _echo(prompt: list[str], response: list[str]) -> float:
 class Encoder:
     """Turns texts into unit vectors: the mean of the last hidden states over the tokens.
 
-    The vector of a text does not depend on the other texts of its batch. The tokens of all texts
-    form one row without padding: matrix products cover the whole row, and attention covers each
-    text alone. The products use copies of the weights, see `igcore.engine.prepack`, because torch's
-    own product adds in another order for few rows.
-
     Parameters
     ----------
     folder : Path
         A BERT and its tokenizer.
     device : str or torch.device
         Where it runs. On a CPU with one thread, the vector of a text is bitwise equal alone and in
-        any batch. On another device, or if this build of torch has no such copies, it may differ by
-        about 1e-7.
+        any batch, see `igcore.engine.one_row`; elsewhere it may differ by about 1e-7.
     """
 
     def __init__(self, folder: Path, device: str | torch.device = "cpu"):
         with quiet_transformers():
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            model = AutoModel.from_pretrained(
-                folder, use_safetensors=True, attn_implementation=ATTENTION, local_files_only=True
-            )
-        self._model = prepacked(model.to(usable(str(device))))
+            model = AutoModel.from_pretrained(folder, use_safetensors=True, local_files_only=True)
+        self._view = one_row_view(model.to(usable(str(device))))
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Return unit vectors of texts, (n, H) float64; texts are cut after `MAX_TOKENS` tokens."""
-        vectors = np.empty((len(texts), self._model.config.hidden_size))
-        for at in range(0, len(texts), BATCH):
-            batch = slice(at, at + BATCH)
-            vectors[batch] = self._means(texts[batch])
+        if not texts:
+            return np.zeros((0, self._view.config.hidden_size))
+        ids = self._tokenizer(list(texts), truncation=True, max_length=MAX_TOKENS)["input_ids"]
+        means: list[Tensor] = []
+        for output, lengths in read(self._view, [{"input_ids": own} for own in ids]):
+            states = torch.split(output.last_hidden_state[0], lengths)  # (tokens, H) each
+            means += [own.mean(0).cpu() for own in states]
+        vectors: np.ndarray = torch.stack(means).double().numpy()  # (n, H)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors
-
-    @torch.inference_mode()
-    def _means(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the mean hidden states of the B texts of one batch, (B, H)."""
-        ids = self._tokenizer(list(texts), truncation=True, max_length=MAX_TOKENS)["input_ids"]
-        lengths = [len(own) for own in ids]
-        tokens = torch.cat([torch.tensor(own) for own in ids])  # (T,), like the positions
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        device = self._model.device
-        row = {"input_ids": tokens.to(device)[None], "position_ids": positions.to(device)[None]}
-        with torch.autocast(device.type, enabled=False):  # the copies of weights have one type
-            states = self._model(**row, lengths=lengths).last_hidden_state[0]  # (T, H)
-        return torch.stack([own.mean(0) for own in torch.split(states, lengths)]).cpu().numpy()
-
-
-def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: None,
-    *,
-    lengths: list[int],
-    scaling: float,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Attend within each text: (1, heads, T, head_dim), three times -> (1, T, heads, head_dim)."""
-    texts = zip(*(torch.split(x, lengths, dim=2) for x in (query, key, value)), strict=True)
-    found = [scaled_dot_product_attention(q, k, v, scale=scaling) for q, k, v in texts]
-    return torch.cat(found, dim=2).transpose(1, 2), None
-
-
-AttentionInterface.register(ATTENTION, attend)
