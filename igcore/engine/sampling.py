@@ -25,7 +25,11 @@ from torch.nn.functional import pad
 
 from ..errors import PolicyError
 
-# logits that move by no more than this cannot change a token unless it is counted as a near tie
+# Logits that move by no more than this cannot change a token unless it is counted as a near tie.
+# Twice what was measured over 39,488 tokens of SmolLM2-135M in float32, rows of 1 to 128 against
+# their sequences read alone: edges of the CDF moved as if logits moved by up to 5.2e-5, free of a
+# constant, which moves none. Single logits of rare tokens moved by more, up to 1.5e-4.
+# `tests/test_engine.py` repeats it
 NEAR_TIE = 1e-4
 BRANCH = 16  # children of a node
 WIDEST = 128  # nodes on the top level, at most
