@@ -29,8 +29,8 @@ class Counts:
     rounds_used : int
         Rounds over all blocks.
     near_ties : int
-        Sampled tokens that another batch might have changed (`igcore.engine.sampling`), and which
-        were therefore drawn from their sequence alone.
+        Sampled tokens that float32's rounding in another batch might have changed
+        (`igcore.engine.sampling`). In float32 they were therefore drawn from their sequence alone.
     """
 
     samples_drawn: int = 0

@@ -27,7 +27,8 @@ class Block:
         sampled from: tempered, truncated, penalised or steered (nats); NaN where an engine does not
         know it.
     near : list of list of bool
-        Whether each token was a near tie (see `igcore.engine.sampling`), and sampled again alone.
+        Whether each token was a near tie (see `igcore.engine.sampling`); in float32 it was then
+        sampled again from its sequence alone.
     encoded : list of int
         Number of tokens that the model has read.
     """

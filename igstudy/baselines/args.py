@@ -160,9 +160,9 @@ def propose(engine: LocalEngine, rows: Sequence[int], k: int) -> Block:
         )
     check_finite(log_p.amax(1))
     best, ids = log_p.topk(min(k + 1, vocabulary))  # (R, k + 1), the last to see near ties
-    # where logits that move by NEAR_TIE could replace the k-th token, the row is read again alone
+    # where logits that move by NEAR_TIE could replace the k-th token, float32 reads the row alone
     near = (best[:, k - 1] - best[:, -1] < 2 * NEAR_TIE) & (k < vocabulary)  # (R,)
-    for i in near.nonzero()[:, 0].tolist():
+    for i in near.nonzero()[:, 0].tolist() if engine.redraws else ():
         alone = engine.rows.alone(rows[i], engine.sequences[rows[i]])
         log_p[i] = alone.logits[0].log_softmax(-1, dtype=torch.float32)
         best[i], ids[i] = log_p[i].topk(best.shape[1])
