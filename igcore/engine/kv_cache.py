@@ -13,10 +13,9 @@ the same six methods::
 """
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from inspect import signature
 from threading import get_ident
 from typing import Any
@@ -74,13 +73,7 @@ class History:
 
 def cache_name(model: Any) -> str:
     """Return a model's parameter for the KV cache: ``cache`` from transformers 5.24 on."""
-    return "cache" if "cache" in _parameters(type(model).forward) else "past_key_values"
-
-
-@lru_cache(64)
-def _parameters(function: Callable[..., Any]) -> Collection[str]:
-    """Return the names of a function's parameters."""
-    return signature(function).parameters.keys()
+    return "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
 
 
 class _StopForward(Exception):

@@ -19,7 +19,6 @@ from torch import nn
 from .device import device_of
 from .kv_cache import forward, inputs_of, padded
 
-TRIES = 3  # steps with each number; the first of them starts the threads
 _FASTER: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary()  # all, the faster
 _HERE = threading.local()  # has `inside` in a thread that computes
 # torch's number before the first of the calls that compute now, once for each of them. torch has a
@@ -49,19 +48,19 @@ def faster_threads(model: Any) -> Iterator[None]:
         _BEFORE.pop()
 
 
-def _faster(model: nn.Module, most: int) -> int:
+def _faster(model: Any, most: int) -> int:
     """Return the faster of one thread and the most, for a step of one row."""
+    inputs = inputs_of(*padded([[0]], device_of(model)))
+
+    def seconds(threads: int) -> float:
+        torch.set_num_threads(threads)
+        times = []
+        for _ in range(3):  # the first starts the threads
+            began = time.perf_counter()
+            forward(model, None, None, logits_to_keep=1, **inputs)
+            times.append(time.perf_counter() - began)
+        return min(times[1:])
+
     if _FASTER.get(model, (0, 0))[0] != most:
-        _FASTER[model] = most, min(1, most, key=lambda threads: _seconds(model, threads))
+        _FASTER[model] = most, min(1, most, key=seconds)
     return _FASTER[model][1]
-
-
-def _seconds(model: Any, threads: int) -> float:
-    """Return the shortest time of a step."""
-    torch.set_num_threads(threads)
-    inputs, times = inputs_of(*padded([[0]], device_of(model))), []
-    for _ in range(TRIES):
-        began = time.perf_counter()
-        forward(model, None, None, logits_to_keep=1, **inputs)
-        times.append(time.perf_counter() - began)
-    return min(times[1:])

@@ -156,8 +156,9 @@ def _value(known: Any) -> Any:
         bits = known.detach().reshape(-1).view(torch.uint8)
         # exact and in any order: whole numbers, modulo 2^64
         total = bits.sum() if len(bits) % 8 else bits.view(torch.int64).sum()
-        place = [id(known), known.data_ptr(), known._version, str(known.dtype)]
-        return [*place, known.shape, known.stride(), int(total)]
+        changes = None if known.is_inference() else known._version
+        place = [id(known), known.data_ptr(), known.shape, known.stride(), str(known.dtype)]
+        return [*place, changes, int(total)]
     if isinstance(known, PretrainedConfig | GenerationConfig):
         return vars(known)
     if isinstance(known, partial):
