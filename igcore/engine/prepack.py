@@ -70,12 +70,13 @@ _HERE = _Thread()
 _TURNS: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
 # views that no thread uses; a call takes one out, so that no other thread finds it
 _KEPT: WeakKeyDictionary[Any, View] = WeakKeyDictionary()
+_KEEPING = threading.Lock()  # of this table, which must not change while it is gone through
 
 
 def _forget_turns() -> None:
     """Use new locks: in a forked child, no thread is left that could release the old ones."""
-    global _TURNS
-    _TURNS = WeakKeyDictionary()
+    global _TURNS, _KEEPING
+    _TURNS, _KEEPING = WeakKeyDictionary(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
@@ -106,7 +107,9 @@ def use_prepacked(*models: nn.Module) -> Iterator[None]:
 
 def _taken(model: Any) -> View:
     """Take the kept view of a model if it is that of the model as it is now, or make one."""
-    state, kept = state_of(model), _KEPT.pop(model, None)
+    state = state_of(model)
+    with _KEEPING:
+        kept = _KEPT.pop(model, None)
     if kept and kept.state == state:
         return kept
     del kept  # first: its copies take as much memory as the new ones
@@ -115,10 +118,11 @@ def _taken(model: Any) -> View:
 
 def _keep(views: Mapping[Any, View]) -> None:
     """Keep views for the next call; where they are too large together, the oldest go."""
-    _KEPT.update({model: view for model, view in views.items() if view.state})
-    for model in list(_KEPT):
-        if sum(view.size for view in _KEPT.values()) > COPIES_SHARE * installed_bytes():
-            _KEPT.pop(model, None)
+    with _KEEPING:
+        _KEPT.update({model: view for model, view in views.items() if view.state})
+        for model in list(_KEPT):
+            if sum(view.size for view in _KEPT.values()) > COPIES_SHARE * installed_bytes():
+                _KEPT.pop(model, None)
 
 
 @contextmanager
@@ -159,8 +163,8 @@ def prepacked(model: Any) -> Any:
 def missing_bytes(*models: nn.Module) -> int:
     """Return the bytes that `use_prepacked` will take for models, beyond what it will free."""
     new = set(models) - set(_HERE.views)
-    held = {model: view.size for model, view in _KEPT.items()}
-    return sum(max(0, copied_bytes(model) - held.get(model, 0)) for model in new)
+    held = {model: getattr(_KEPT.get(model), "size", 0) for model in new}
+    return sum(max(0, copied_bytes(model) - held[model]) for model in new)
 
 
 def copied_bytes(model: nn.Module) -> int:
