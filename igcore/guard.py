@@ -461,8 +461,8 @@ def decode(
         return iter(())
     longest = max(len(ids) for _, ids in pairs)
     readers = readers_of(guard.reward, guard.cost)
-    with turn(policy.model, *readers):
-        # prompts that fit at once
+    with turn(policy.model, *readers), faster_threads(policy.model):
+        # prompts that fit at once; the first time, the model is tested here
         fitting = max_batch(policy, readers, resolved.config, longest, memory_gb)
 
     def work(pairs: Sequence[tuple[Prompt, list[int]]]) -> list[Response]:
@@ -471,7 +471,7 @@ def decode(
             new_search(prompt, tokens, row, how, resolved.config)
             for row, (prompt, tokens) in enumerate(pairs)
         ]
-        with use_prepacked(policy.model, *readers), faster_threads(policy.model):
+        with faster_threads(policy.model), use_prepacked(policy.model, *readers):
             recorder = room("Recorder")() if record else None
             account = Work(how, resolved.config, on_block, recorder)
             with account.timed("cost"):  # scorers with a KV cache prefill the prompts now

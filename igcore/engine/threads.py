@@ -18,6 +18,7 @@ from torch import nn
 
 from .device import device_of
 from .kv_cache import forward, inputs_of, padded
+from .prepack import use_prepacked
 
 _FASTER: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary()  # all, the faster
 _HERE = threading.local()  # has `inside` in a thread that computes
@@ -62,5 +63,6 @@ def _faster(model: Any, most: int) -> int:
         return min(times[1:])
 
     if _FASTER.get(model, (0, 0))[0] != most:
-        _FASTER[model] = most, min(1, most, key=seconds)
+        with use_prepacked(model):
+            _FASTER[model] = most, min(1, most, key=seconds)
     return _FASTER[model][1]
