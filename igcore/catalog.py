@@ -45,6 +45,7 @@ PARTS = {  # name used by the core -> where it is defined
     "written_by": "igcore.models.templates:written_by",
     "load_scorer": "igcore.models.registry:load_scorer",
     "maximum_of": "igcore.models.maximum:maximum_of",
+    "kept_readings": "igcore.models.readings:kept_readings",
 }
 
 

@@ -19,10 +19,11 @@ from .budget import SIGNED
 from .catalog import found, room
 from .config import SearchConfig
 from .contract import Contract, Scoring, contracts_of, doubts
-from .engine.device import device_of, free_bytes, note_threads
+from .engine.device import device_of, free_bytes
 from .engine.memory import batch_size, check_bytes, halving, session_bytes
 from .engine.prepack import missing_bytes, turn, use_prepacked
 from .engine.sampling import AS_IS, Sampling
+from .engine.threads import faster_threads
 from .errors import ParameterError, ScorerWarning
 from .policy import Message, Policy, Prompt, as_prompt
 from .progress import progress
@@ -172,7 +173,6 @@ class Guard:
         if config.sampling == "checkpoint":
             values["config"] = room("checkpoint_config")(values["policy"], config)
         scorers = {role: values[role] for role in ("cost", "reward") if values[role] is not None}
-        note_threads()
         values["contracts"] = contracts_of(scorers, contracts or {}, config.failure_rate)
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -461,8 +461,8 @@ def decode(
         return iter(())
     longest = max(len(ids) for _, ids in pairs)
     readers = readers_of(guard.reward, guard.cost)
-    with turn(policy.model, *readers):
-        # prompts that fit at once
+    with turn(policy.model, *readers), faster_threads(policy.model):
+        # prompts that fit at once; the first time, the model is tested here
         fitting = max_batch(policy, readers, resolved.config, longest, memory_gb)
 
     def work(pairs: Sequence[tuple[Prompt, list[int]]]) -> list[Response]:
@@ -471,7 +471,7 @@ def decode(
             new_search(prompt, tokens, row, how, resolved.config)
             for row, (prompt, tokens) in enumerate(pairs)
         ]
-        with use_prepacked(policy.model, *readers):
+        with faster_threads(policy.model), use_prepacked(policy.model, *readers):
             recorder = room("Recorder")() if record else None
             account = Work(how, resolved.config, on_block, recorder)
             with account.timed("cost"):  # scorers with a KV cache prefill the prompts now

@@ -1,47 +1,10 @@
-"""Tests of what is known of the machine: its threads and cores, and its units for bfloat16."""
+"""Tests of what is known of the machine: its memory, and its units for bfloat16."""
 
 import os
 
-import pytest
 import torch
 
 from igcore.engine import device
-
-
-@pytest.fixture
-def machine(monkeypatch, tmp_path):
-    """Return what sets up a machine: its cores, threads of torch and quota."""
-
-    def arrange(cores, threads, quota="max", affinity=None):
-        (tmp_path / "cpu.max").write_text(f"{quota} 100000\n")
-        monkeypatch.setattr(device, "QUOTA", tmp_path / "cpu.max")
-        monkeypatch.setattr(device, "_WARNED", [])
-        monkeypatch.setattr(device.os, "cpu_count", lambda: cores)
-        monkeypatch.setattr(
-            device.os, "sched_getaffinity", lambda _: range(affinity or cores), raising=False
-        )
-        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-
-    return arrange
-
-
-@pytest.mark.parametrize(
-    ("there", "advised"),
-    [
-        (dict(cores=2, threads=2), None),
-        (dict(cores=64, threads=64, quota="400000"), 4),
-        (dict(cores=64, threads=32, affinity=3), 3),
-    ],
-)
-def test_too_many_threads_are_named_once(machine, caplog, there, advised):
-    """Bug: in a container with a quota a guard was many times slower, without a word."""
-    machine(**there)
-    before = torch.get_num_threads()
-    for _ in range(3):
-        device.note_threads()
-    assert len(caplog.messages) == (advised is not None)
-    assert advised is None or f"torch.set_num_threads({advised})" in caplog.text
-    assert torch.get_num_threads() == before
 
 
 def test_units_for_bfloat16_are_asked_of_the_processor(monkeypatch):

@@ -1,7 +1,10 @@
-"""Tests of weights laid out for the processor: the same products, never stale, and no trace left on
-the model.
+"""Tests of weights laid out for the processor: the same products, kept between calls, never stale,
+and no trace left on the model.
 """
 
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
@@ -47,6 +50,182 @@ def test_weights_changed_between_searches_are_seen():
         model.lm_head.weight.data.neg_()
     with use_prepacked(model):
         assert torch.allclose(logits(model), -before)
+
+
+def used(model):
+    """Use a model once; return its logits, and how many copies that made."""
+    with copies() as made, use_prepacked(model):
+        return logits(model), made.call_count
+
+
+def trained(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(input_ids=IDS).logits[..., 0].sum().backward()
+    optimizer.step()
+
+
+def loaded(model):
+    model.load_state_dict({name: 2 * x for name, x in model.state_dict().items()})
+
+
+def exchanged(model):  # and where the allocator may give the first address again
+    for _ in range(2):
+        model.lm_head.weight.data = model.lm_head.weight.data * 3
+
+
+def listed(model):
+    model.model.layers[0].self_attn.names = ["one"]
+
+
+def renormed(model):
+    model.model.norm.variance_epsilon = 100.0
+
+
+def reconfigured(model):
+    model.config.output_hidden_states = True
+
+
+def dropped(model):
+    del model.model.layers[1]
+
+
+def other(model):
+    model.model.layers[0] = tiny("llama").model.layers[0]
+
+
+@torch.no_grad()
+def scaled(model):
+    model.model.layers[0].mlp.up_proj.weight.mul_(2)
+
+
+CHANGES = {
+    "a training step": trained,
+    "load_state_dict": loaded,
+    "in place": scaled,
+    "in place, behind torch's counter": lambda model: model.lm_head.weight.data.mul_(2),
+    "one number of one row": lambda m: m.model.embed_tokens.weight.data[5, 0].add_(1),
+    "by numpy": lambda model: model.lm_head.weight.detach().numpy().fill(0.5),
+    "another storage": exchanged,
+    "another type": lambda model: model.to(torch.bfloat16),
+    "a buffer": lambda model: model.model.rotary_emb.inv_freq.mul_(2),
+    "an attribute": renormed,
+    "a list": listed,
+    "the configuration": reconfigured,
+    "fewer layers": dropped,
+    "another layer": other,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_kept_is_that_of_the_model_as_it_is_now(change):
+    """Guards against a view, copies and prompts of the weights before: LoRA merges, trainers and
+    tools write to ``weight.data``, which torch does not count.
+    """
+    model = tiny("llama").eval()
+    _, first = used(model)
+    _, again = used(model)
+    assert again == 0 and (first or not HAS_PRODUCT)
+    view = module._KEPT[model]
+    CHANGES[change](model)
+    found, made = used(model)
+    assert module._KEPT[model] is not view and (made or not HAS_PRODUCT)
+    tolerance = 1e-4 if model.dtype == torch.float32 else 0.1
+    torch.testing.assert_close(found, model(input_ids=IDS).logits, rtol=tolerance, atol=tolerance)
+
+
+def test_training_mode_is_no_change():
+    """Guards the time of a model that is trained in between: a view is in evaluation mode."""
+    model = tiny("llama").eval()
+    used(model)
+    assert used(model.train())[1] == 0 and model.training
+
+
+def hooked(model):
+    """A hook that reads a number which its user may change."""
+    strength = [2.0]
+    model.model.layers[0].register_forward_hook(lambda _, args, out: out * strength[0])
+    return lambda: strength.__setitem__(0, 3.0)
+
+
+def steered(model):
+    layer = model.model.layers[0]
+    own, strength = layer.forward, [2.0]
+    layer.forward = lambda *args, **options: own(*args, **options) * strength[0]
+    return lambda: strength.__setitem__(0, 3.0)
+
+
+def referred(model):
+    model.model.layers[0].path = [model]
+    return lambda: None
+
+
+@pytest.mark.parametrize("made", [hooked, steered, referred])
+def test_a_model_of_which_not_all_is_known_is_not_kept(made):
+    """Guards steering, whose state lies outside of the model; and a model that what is kept would
+    keep in memory.
+    """
+    model = tiny("llama").eval()
+    used(model)
+    change = made(model)
+    for _ in range(2):
+        torch.testing.assert_close(
+            used(model)[0], model(input_ids=IDS).logits, rtol=1e-4, atol=1e-4
+        )
+        assert model not in module._KEPT
+        change()
+
+
+@pytest.mark.parametrize("made", [None, hooked, steered, referred])
+def test_what_is_kept_dies_with_the_model(made):
+    """Guards the user's memory: a view that refers to its model would keep both for ever."""
+    model = tiny("llama").eval()
+    used(model)
+    if made:
+        made(model)
+        used(model)
+    gone = [weakref.ref(model), weakref.ref(model.lm_head.weight)]
+    del model
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+
+
+def test_a_view_that_is_in_use_is_not_found_by_another_thread():
+    """Guards calls inside calls, which do not wait for their turn: two threads would set the
+    attention and the hooks of one view.
+    """
+    model = tiny("llama")
+    used(model)
+
+    def inside():
+        module._HERE.in_turn = True  # of a call whose cost calls this model
+        try:
+            with use_prepacked(model):
+                return viewed(model)
+        finally:
+            module._HERE.in_turn = False
+
+    with use_prepacked(model), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(inside).result() is not viewed(model)
+
+
+def test_nothing_is_kept_after_an_error():
+    """Guards a full memory, and a view that an error left in the middle of its work."""
+    model = tiny("llama")
+    used(model)
+    with pytest.raises(KeyError), use_prepacked(model):
+        raise KeyError
+    assert model not in module._KEPT
+
+
+def test_the_oldest_go_where_copies_are_too_large_together(monkeypatch):
+    """Guards the machine's memory against the copies of many models."""
+    models = [tiny("llama") for _ in range(3)]
+    size = module.copied_bytes(models[0])
+    monkeypatch.setattr(module, "_KEPT", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(module, "installed_bytes", lambda: 4 * 2 * size)
+    for model in models:
+        used(model)
+    assert not HAS_PRODUCT or [model in module._KEPT for model in models] == [False, True, True]
 
 
 def test_searches_that_overlap_share_one_copy():
@@ -133,6 +312,11 @@ def test_the_bytes_planned_for_are_those_of_the_copies():
     assert module.missing_bytes(model, tiny("llama")) == 2 * size
     with use_prepacked(model):
         assert module.missing_bytes(model) == 0
+    assert module.missing_bytes(model) == 0, "kept"
+    model.to(torch.float64)
+    more = sum(m.weight.nbytes for m in model.modules() if type(m) is nn.Linear)
+    more = more * module._multiplies(torch.float64)
+    assert module.missing_bytes(model) == max(0, more - size), "what is kept is freed first"
 
 
 def test_copies_of_one_model_are_freed_when_those_of_the_next_cannot_be_made(monkeypatch):

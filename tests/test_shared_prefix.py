@@ -205,6 +205,27 @@ def test_a_prompt_is_read_once_while_the_weights_stay(llama, monkeypatch):
 
 
 @torch.inference_mode()
+def test_a_prompt_is_found_again_in_the_same_company_alone(monkeypatch):
+    """Guards repeated calls: a prompt that was read beside others has other last bits, and in
+    bfloat16 another answer than in a new process.
+    """
+    read, prompts = [], [[1, 2, 3, 4, 5], [9, 8, 7, 6, 5]]
+    before = DynamicRows.open
+    monkeypatch.setattr(
+        DynamicRows, "open", lambda model, *args: read.append(args[0]) or before(model, *args)
+    )
+    model = tiny("llama")
+    wanted = [prompts, prompts[:1], prompts, prompts[::-1] + prompts, prompts[:1], prompts[1:]]
+    found = []
+    for several in wanted:
+        with use_prepacked(model):
+            found.append(SharedRows.open(model, several).logits)
+    assert read == [[*map(tuple, several)] for several in (prompts, prompts[:1], prompts[1:])]
+    assert torch.equal(found[0], found[2]) and torch.equal(found[3][2:], found[0])
+    assert torch.equal(found[1], found[4])
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("new", [[], [6, 2, 9]])
 def test_a_sequence_of_a_long_prompt_is_read_alone_from_where_the_prompt_ends(
     llama, new, monkeypatch

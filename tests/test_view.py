@@ -278,6 +278,25 @@ def test_what_the_user_changes_is_seen():
     assert viewed(model).model(input_ids=IDS).logits.shape[-1] == len(TOKENIZER) + 8
 
 
+def test_a_hook_that_is_set_between_calls_is_seen():
+    """Guards steering: what was kept of the model has no such hook."""
+
+    def double(_, args, out):
+        return out * 2
+
+    answers = []
+    for early in (True, False):
+        model = model_of()
+        guard = guard_of(model, budget=99)
+        if not early:
+            guard("Hello")
+        handle = model.model.layers[0].register_forward_hook(double)
+        answers.append(guard("Hello"))
+    assert answers[0].tokens == answers[1].tokens and answers[0].reward == answers[1].reward
+    handle.remove()
+    assert guard("Hello").reward != answers[1].reward
+
+
 def stronger(forward):
     return lambda *args, **options: (forward(*args, **options)[0] * 2, None)
 

@@ -1,7 +1,5 @@
 """The devices of this machine, their memory, and the errors of a full memory."""
 
-import logging
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,6 @@ from ..errors import ParameterError, one_line
 
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup/memory.max")
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
-_WARNED: list[int] = []  # not empty once `note_threads` has warned
-log = logging.getLogger("igcore")
 
 
 def usable(device: str) -> str:
@@ -49,25 +44,6 @@ def multiplies_bfloat16() -> bool:
     # torch has no public name for it before 2.11
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, name, bool)() for name in names)
-
-
-def note_threads() -> None:
-    """Warn once if torch has more threads than this process has cores; nothing is changed."""
-    installed, threads = os.cpu_count() or 1, torch.get_num_threads()
-    # the cores that this process may use: by affinity, and by the quota of its control group. In a
-    # container torch counts the cores of the whole machine, and its threads wait for each other
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else installed
-    # cpu.max holds "quota period" in microseconds, or "max period" without a limit
-    quota = QUOTA.read_text().split() if QUOTA.is_file() else ["max"]
-    if quota[0].isdigit():
-        cores = min(cores, math.ceil(int(quota[0]) / int(quota[1])))
-    if threads > cores and not _WARNED:
-        _WARNED.append(cores)
-        log.warning(
-            "torch has %d threads for %d cores, which can make it many times slower; write "
-            "torch.set_num_threads(%d) before the first guard",
-            *(threads, cores, cores),
-        )
 
 
 def free_bytes(device: torch.device) -> int:

@@ -212,28 +212,36 @@ def prefixes(
     The cache lives as long as the model's view and holds at most `MOST_KEPT` bytes; the prompts
     that were used last stay.
     """
-    cache = viewed(model).prefixes
-    wanted = [(watch, tuple(prompt)) for prompt in prompts]
-    # taken out here and put back below: the order of the dictionary is the order of use
-    read = {key: cache.pop(key) for key in set(wanted) & cache.keys()}
-    # sorted, because a set has no fixed order and the batch decides the last bits of its prompts
-    missing = sorted(set(wanted) - read.keys(), key=lambda key: (len(key[1]), key[1]))
-    while missing:
+    cache, wanted = viewed(model).prefixes, list(map(tuple, prompts))
+    # one order, because the batch decides the last bits of its prompts. So only the same prompts
+    # together are found again: what was read before changes no bit
+    together = sorted(set(wanted), key=lambda prompt: (len(prompt), prompt))
+    key = (watch, *together)
+    # taken out and put back: the order of the dictionary is the order of use
+    read = cache.pop(key, None) or _read(model, together, watch)
+    cache[key] = read
+    size = sum(prefix.nbytes for known in cache.values() for prefix in known.values())
+    while size > MOST_KEPT:  # evict the least recently used
+        size -= sum(prefix.nbytes for prefix in cache.popitem(last=False)[1].values())
+    return [read[prompt] for prompt in wanted]
+
+
+def _read(
+    model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], watch: int | None
+) -> dict[tuple[int, ...], Prefix]:
+    """Read prompts, the shortest first, in batches."""
+    read: dict[tuple[int, ...], Prefix] = {}
+    while missing := prompts[len(read) :]:
         # prompts of about one length together need little padding; a long one is read alone
-        most = min(PADDING * len(missing[0][1]), LONG)
-        part = [key for key in missing if len(key[1]) <= most] or missing[:1]
-        missing = missing[len(part) :]
-        rows = DynamicRows.open(model, [prompt for _, prompt in part], watch)
-        for i, key in enumerate(part):
+        most = min(PADDING * len(missing[0]), LONG)
+        part = [prompt for prompt in missing if len(prompt) <= most] or missing[:1]
+        rows = DynamicRows.open(model, part, watch)
+        for i, prompt in enumerate(part):
             # clones without the padding: slices would keep the large tensors of the whole batch
-            read[key] = Prefix(
-                [layer.keys[i, :, -len(key[1]) :].clone() for layer in rows.cache.layers],
-                [layer.values[i, :, -len(key[1]) :].clone() for layer in rows.cache.layers],
+            read[prompt] = Prefix(
+                [layer.keys[i, :, -len(prompt) :].clone() for layer in rows.cache.layers],
+                [layer.values[i, :, -len(prompt) :].clone() for layer in rows.cache.layers],
                 rows.hidden[i],
                 rows.logits[i].clone(),
             )
-    cache.update({key: read[key] for key in wanted})  # the last used come last
-    size = sum(prefix.nbytes for prefix in cache.values())
-    while size > MOST_KEPT:  # evict the least recently used
-        size -= cache.popitem(last=False)[1].nbytes
-    return [read[key] for key in wanted]
+    return read

@@ -2,11 +2,13 @@
 
 Prepacking is optional and only saves time. A decoding step multiplies few rows by every weight.
 torch multiplies by the weights in their own layout; oneDNN, which is part of torch, is faster on a
-copy in a blocked layout, most of all for few rows. The copies live as long as a search, so that a
-change of weights between searches is never missed::
+copy in a blocked layout, most of all for few rows::
 
     with use_prepacked(model):
         forward(model, ...)  # runs `viewed(model)`, whose layers multiply by their copies
+
+The view and its copies are kept for the next call, as long as the model lives and its `state_of` is
+the same. A model of which not all is known has a new view in every call.
 
 The product is a private operator of torch. It is tested before it is used; where it is missing,
 wrong, or for another device, the layers multiply as always.
@@ -18,7 +20,7 @@ it depends on the model and on the memory of the machine, never on the memory th
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,17 +32,28 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from .device import installed_bytes
-from .view import view_of
+from .view import state_of, view_of
 
-COPIES_SHARE = 0.25  # share of the machine's memory that the copies of one model may take
+# share of the machine's memory that the copies of one model may take, and all that are kept
+COPIES_SHARE = 0.25
 Product = Callable[[Tensor], Tensor]
 
 
 @dataclass
 class View:
-    """A view of a model in use, and its cache of prompts, see `igcore.engine.prefix_cache`."""
+    """A view of a model, and its cache of prompts, see `igcore.engine.prefix_cache`.
+
+    Attributes
+    ----------
+    state : str
+        The `state_of` its model when it was made; empty if that is not known.
+    size : int
+        Bytes of the copies.
+    """
 
     model: Any
+    state: str = ""
+    size: int = 0
     # with the view, because it is stale when the weights change
     prefixes: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
 
@@ -55,12 +68,15 @@ class _Thread(threading.local):
 
 _HERE = _Thread()
 _TURNS: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+# views that no thread uses; a call takes one out, so that no other thread finds it
+_KEPT: WeakKeyDictionary[Any, View] = WeakKeyDictionary()
+_KEEPING = threading.Lock()  # of this table, which must not change while it is gone through
 
 
 def _forget_turns() -> None:
     """Use new locks: in a forked child, no thread is left that could release the old ones."""
-    global _TURNS
-    _TURNS = WeakKeyDictionary()
+    global _TURNS, _KEEPING
+    _TURNS, _KEEPING = WeakKeyDictionary(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
@@ -78,14 +94,35 @@ def use_prepacked(*models: nn.Module) -> Iterator[None]:
         # nested blocks share the copies of the outer one
         missing = [model for model in set(models) if model not in _HERE.views]
         # all copies are made before any is stored: if one fails, for want of memory, none is left
-        new = {model: View(prepacked(model)) for model in missing}
+        new = {model: _taken(model) for model in missing}
         _HERE.views.update(new)
         try:
             yield
+            _keep(new)  # not after an error, which may be of a full memory
         finally:
             for model in new:
                 del _HERE.views[model]
             new.clear()  # freed before the next thread makes its own
+
+
+def _taken(model: Any) -> View:
+    """Take the kept view of a model if it is that of the model as it is now, or make one."""
+    state = state_of(model)
+    with _KEEPING:
+        kept = _KEPT.pop(model, None)
+    if kept and kept.state == state:
+        return kept
+    del kept  # first: its copies take as much memory as the new ones
+    return View(prepacked(model), state, copied_bytes(model))
+
+
+def _keep(views: Mapping[Any, View]) -> None:
+    """Keep views for the next call; where they are too large together, the oldest go."""
+    with _KEEPING:
+        _KEPT.update({model: view for model, view in views.items() if view.state})
+        for model in list(_KEPT):
+            if sum(view.size for view in _KEPT.values()) > COPIES_SHARE * installed_bytes():
+                _KEPT.pop(model, None)
 
 
 @contextmanager
@@ -111,11 +148,6 @@ def viewed(model: Any) -> View:
     return _HERE.views.get(model) or View(view_of(model))
 
 
-def keep_prepacked(model: nn.Module) -> None:
-    """Keep a prepacked view for this thread while its model lives; its weights must not change."""
-    _HERE.views[model] = View(prepacked(model))
-
-
 def prepacked(model: Any) -> Any:
     """Return a view of a model whose linear layers multiply by copies of their weights."""
     view = view_of(model)
@@ -129,9 +161,15 @@ def prepacked(model: Any) -> Any:
 
 
 def missing_bytes(*models: nn.Module) -> int:
-    """Return the bytes that `use_prepacked` will take for models that have no copies yet."""
-    layers = [layer for model in models if model not in _HERE.views for layer in _layers(model)]
-    return sum(layer.weight.nbytes for layer in layers)
+    """Return the bytes that `use_prepacked` will take for models, beyond what it will free."""
+    new = set(models) - set(_HERE.views)
+    held = {model: getattr(_KEPT.get(model), "size", 0) for model in new}
+    return sum(max(0, copied_bytes(model) - held[model]) for model in new)
+
+
+def copied_bytes(model: nn.Module) -> int:
+    """Return the bytes of the copies of a model's weights."""
+    return sum(layer.weight.nbytes for layer in _layers(model))
 
 
 def _layers(model: nn.Module) -> list[nn.Linear]:

@@ -1,8 +1,8 @@
 """A view of a model: igcore's changes to it are invisible to the model's user.
 
 Decoding needs another attention, other products, evaluation mode and hooks. A view has them: a tree
-of shallow copies of a model's modules, made for one call. The user can go on using the model.
-Weights are shared, not copied::
+of shallow copies of a model's modules. The user can go on using the model. Weights are shared, not
+copied::
 
     view = view_of(model)
     view(input_ids=ids)     the model's own result, in evaluation mode
@@ -13,13 +13,15 @@ hooks, the configuration, and accelerate's hooks.
 """
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MethodType
+from types import BuiltinFunctionType, MethodType
 from typing import Any
 
-from torch import nn
-from transformers import PretrainedConfig
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PretrainedConfig
 
 from ..errors import PolicyError
 
@@ -123,3 +125,46 @@ def _hook(hook: Any) -> Any:
     if tied := getattr(hook, "tied_params_map", None):
         own.tied_params_map = {pointer: dict(places) for pointer, places in tied.items()}
     return own
+
+
+# --- whether a view is still that of its model ----------------------------------------------------
+
+
+def state_of(model: nn.Module) -> str:
+    """Return all that a model computes with, for comparison; nothing where not all is known.
+
+    It is known where modules hold weights, numbers, texts, configurations and built-in functions.
+    Hooks, methods and functions of a user's own may read anything, and may refer to the model.
+    Every weight is read once, as in one decoding step: torch counts no change by ``weight.data``.
+    """
+    found: list[Any] = [*model.parameters(), *model.buffers()]  # each once
+    for module in model.modules():
+        own = vars(module).copy()
+        names = ("_modules", "_parameters", "_buffers")
+        parts = [(key, id(part)) for name in names for key, part in own.pop(name).items()]
+        del own["training"]  # a view is in evaluation mode
+        found.append([id(module), id(type(module)), id(type(module).forward), parts, own])
+    try:
+        return json.dumps(found, default=_value)
+    except (TypeError, ValueError, RuntimeError):  # of weights that are not on a device, too
+        return ""
+
+
+def _value(known: Any) -> Any:
+    """Return what JSON has in place of a value; raise ``TypeError`` for what is not known."""
+    if type(known) in (Tensor, nn.Parameter):
+        bits = known.detach().reshape(-1).view(torch.uint8)
+        # exact and in any order: whole numbers, modulo 2^64
+        total = bits.sum() if len(bits) % 8 else bits.view(torch.int64).sum()
+        changes = None if known.is_inference() else known._version
+        place = [id(known), known.data_ptr(), known.shape, known.stride(), str(known.dtype)]
+        return [*place, changes, int(total)]
+    if isinstance(known, PretrainedConfig | GenerationConfig):
+        return vars(known)
+    if isinstance(known, partial):
+        return [known.func, known.args, known.keywords]
+    if isinstance(known, set):
+        return sorted(known)
+    if isinstance(known, torch.dtype | torch.device | BuiltinFunctionType):
+        return repr(known)
+    raise TypeError(type(known).__name__)

@@ -14,7 +14,6 @@ from typing import Any
 
 from igcore.beams import method_of
 from igcore.catalog import found
-from igcore.engine.prepack import keep_prepacked
 from igcore.files import root
 from igcore.guard import Guard, decode
 from igcore.policy import Prompt
@@ -144,7 +143,6 @@ def guard_of(params: DecodeParams) -> Guard:
     files = file_stamps(guard.policy)
     # not one without a digest, nor one in a server, which may change
     if not same and files and not getattr(guard.policy, "served", None):
-        keep_prepacked(guard.policy.model)
         _LAST.update(named=named, policy=guard.policy, files=files)
     return guard
 
