@@ -10,7 +10,7 @@ Inside `igcore.engine.prepack.use_prepacked` a prompt is read once for all metho
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
 
@@ -213,35 +213,41 @@ def prefixes(
     that were used last stay.
     """
     cache, wanted = viewed(model).prefixes, list(map(tuple, prompts))
-    # one order, because the batch decides the last bits of its prompts. So only the same prompts
-    # together are found again: what was read before changes no bit
-    together = sorted(set(wanted), key=lambda prompt: (len(prompt), prompt))
-    key = (watch, *together)
-    # taken out and put back: the order of the dictionary is the order of use
-    read = cache.pop(key, None) or _read(model, together, watch)
-    cache[key] = read
+    read: dict[tuple[int, ...], Prefix] = {}
+    # one order, because the batch decides the last bits of its prompts. So only a whole batch is
+    # found again: what was read before changes no bit
+    for part in _batches(sorted(set(wanted), key=lambda prompt: (len(prompt), prompt))):
+        key = (watch, *part)
+        # taken out and put back: the order of the dictionary is the order of use
+        cache[key] = cache.pop(key, None) or _read(model, part, watch)
+        read |= cache[key]
     size = sum(prefix.nbytes for known in cache.values() for prefix in known.values())
     while size > MOST_KEPT:  # evict the least recently used
         size -= sum(prefix.nbytes for prefix in cache.popitem(last=False)[1].values())
     return [read[prompt] for prompt in wanted]
 
 
+def _batches(prompts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """Yield batches of prompts, the shortest first, of about one length: the rest is padding."""
+    while prompts:
+        most = min(PADDING * len(prompts[0]), LONG)  # a long one is read alone
+        part = [prompt for prompt in prompts if len(prompt) <= most] or list(prompts[:1])
+        yield part
+        prompts = prompts[len(part) :]
+
+
 def _read(
     model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], watch: int | None
 ) -> dict[tuple[int, ...], Prefix]:
-    """Read prompts, the shortest first, in batches."""
-    read: dict[tuple[int, ...], Prefix] = {}
-    while missing := prompts[len(read) :]:
-        # prompts of about one length together need little padding; a long one is read alone
-        most = min(PADDING * len(missing[0]), LONG)
-        part = [prompt for prompt in missing if len(prompt) <= most] or missing[:1]
-        rows = DynamicRows.open(model, part, watch)
-        for i, prompt in enumerate(part):
-            # clones without the padding: slices would keep the large tensors of the whole batch
-            read[prompt] = Prefix(
-                [layer.keys[i, :, -len(prompt) :].clone() for layer in rows.cache.layers],
-                [layer.values[i, :, -len(prompt) :].clone() for layer in rows.cache.layers],
-                rows.hidden[i],
-                rows.logits[i].clone(),
-            )
-    return read
+    """Read prompts in one batch."""
+    rows = DynamicRows.open(model, prompts, watch)
+    return {
+        # clones without the padding: slices would keep the large tensors of the whole batch
+        prompt: Prefix(
+            [layer.keys[i, :, -len(prompt) :].clone() for layer in rows.cache.layers],
+            [layer.values[i, :, -len(prompt) :].clone() for layer in rows.cache.layers],
+            rows.hidden[i],
+            rows.logits[i].clone(),
+        )
+        for i, prompt in enumerate(prompts)
+    }
