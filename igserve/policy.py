@@ -18,7 +18,7 @@ from igcore.errors import ParameterError, PolicyError, no_latents
 from igcore.files import digest_of
 from igcore.models.policies import PolicyEntry, check_ending, eos_ids_of
 from igcore.models.pretrained import contents_of, load_tokenizer
-from igcore.models.templates import TextFormat, check_chat, template_of
+from igcore.models.templates import TextFormat, template_of
 from igcore.policy import Policy
 from igcore.settings import Count, Natural, Options, Seconds, settings
 
@@ -166,8 +166,8 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     known: PolicyEntry = found(POLICIES.get(given.tokenizer)) or PolicyEntry(repo=given.tokenizer)
     folder = known.folder(given.revision, weights=False)
     tokenizer = load_tokenizer(folder)
-    template = given.template or known.template or ("chat" if tokenizer.chat_template else "raw")
-    check_chat(tokenizer, template, f"policy {given.model!r}", given.chat_options)
+    chosen = given.template or known.template
+    template = template_of(tokenizer, chosen, f"policy {given.model!r}", given.chat_options)
     entry, software, version = describe(server)
     server.vocabulary = 1 + max(tokenizer.get_vocab().values())
     check_tokenizer(server, tokenizer)
@@ -183,7 +183,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         name=name,
         model=RemoteModel(name),
         tokenizer=tokenizer,
-        template=template_of(template, given.chat_options),
+        template=template,
         eos_ids=eos_ids_of(eos_settings_of(folder), tokenizer, known.ends),
         files=contents_of(folder, weights=False),
         server=server,

@@ -29,7 +29,7 @@ from .pretrained import (
     one_sentence,
     settings_of,
 )
-from .templates import TextFormat, check_chat, template_of
+from .templates import TextFormat, template_of
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HARD = "".join(letter * 64 + "!" for letter in "ax1_ \n")  # reveals a regex that backtracks
@@ -62,8 +62,7 @@ class PolicyEntry:
     def folder(self, revision: str | None = None, weights: bool = True) -> Path:
         """Return the folder with its files; download missing ones."""
         if self.asset:
-            folder, _ = assets.sound(self.asset)
-            return folder
+            return assets.sound(self.asset)[0]
         return snapshot(self.repo, revision or self.revision, patterns=() if weights else SMALL)
 
 
@@ -130,16 +129,15 @@ def load_policy(
     tokenizer = load_tokenizer(folder)
     if dtype == "auto":
         dtype = automatic_dtype(folder, device)
-    default = entry.template or ("chat" if tokenizer.chat_template else "raw")
-    template = options.template or default
-    check_chat(tokenizer, template, f"policy {name!r}", options.chat_options)
+    chosen_template = options.template or entry.template
+    template = template_of(tokenizer, chosen_template, f"policy {name!r}", options.chat_options)
     model, _ = load_model(AutoModelForCausalLM, folder, dtype, device)
     check_vocabulary(tokenizer, model, folder, unread=True)
     policy = Policy(
         name=name if name in POLICIES else _last_part(name),
         model=model,
         tokenizer=tokenizer,
-        template=template_of(template, options.chat_options),
+        template=template,
         eos_ids=eos_ids_of(model, tokenizer, entry.ends),
         files=contents_of(folder),
     )
@@ -184,13 +182,11 @@ def policy_of(model: Any, tokenizer: Any, chat_options: Options | None = None) -
     model = unwrapped(model)
     _check_pair(model, tokenizer)
     tokenizer = copy.deepcopy(tokenizer)
-    template = "chat" if tokenizer.chat_template else "raw"
-    check_chat(tokenizer, template, "the pair", chat_options)
     policy = Policy(
         name=_last_part(getattr(model, "name_or_path", "") or type(model).__name__),
         model=model,
         tokenizer=tokenizer,
-        template=template_of(template, chat_options),
+        template=template_of(tokenizer, None, "the pair", chat_options),
         eos_ids=eos_ids_of(model, tokenizer, ()),
     )
     check_vocabulary(tokenizer, model, "the pair", unread=True)

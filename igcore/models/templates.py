@@ -238,8 +238,13 @@ TEMPLATES = {template.name: template for template in KNOWN}
 TextFormat = Annotated[str, one_of(TEMPLATES)]
 
 
-def template_of(name: str, options: Options | None) -> Template:
-    """Return a template by name, with options for the tokenizer's chat template if given."""
+def template_of(tokenizer: Any, name: str | None, owner: str, options: Options | None) -> Template:
+    """Return a template by name, with options for the tokenizer's chat template if given.
+
+    By default it is that of the tokenizer, or none. Errors are those of `check_chat`.
+    """
+    name = name or ("chat" if tokenizer.chat_template else "raw")
+    check_chat(tokenizer, name, owner, options)
     if not options:
         return TEMPLATES[name]
     opening, whole = partial(_chat, **options), partial(_chatted, **options)
