@@ -125,13 +125,10 @@ class LMScorer(Reader):
         """Return what the head reads of each response, see `pooling`: (n, H) float32."""
         pairs = list(zip(prompts, responses, strict=True))
         if self.session or len(pairs) == 1:
-            texts = self._texts(prompts, responses)
-            if self.pooling == "last":
-                return torch.stack([rows[-1] for rows in self._states(texts, [1] * len(texts))])
-            counts = [len(self.backbone.ends(text, 0)) for text in texts]
-            return torch.stack(
-                [rows.double().mean(0).float() for rows in self._states(texts, counts)]
-            )
+            texts, last = self._texts(prompts, responses), self.pooling == "last"
+            counts = [1 if last else len(self.backbone.ends(text, 0)) for text in texts]
+            read = self._states(texts, counts)
+            return torch.stack([rows.double().mean(0).float() for rows in read])
         # no two prompts share a batch or a cache
         groups: dict[str, list[str]] = {}
         for prompt, response in pairs:

@@ -7,11 +7,10 @@ the known text, and only the rest is encoded.
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
-from operator import eq
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 # encoded before a rest, which begins with a space, as no tokenizer reads one in front
@@ -98,8 +97,7 @@ class Text:
         if self.source is None:
             return 0
         others = self.source.ids[self.kept : self.n_tokens]
-        equal: Iterator[bool] = map(eq, self.rest.ids, others)
-        return self.kept + sum(takewhile(bool, equal))
+        return self.kept + len(commonprefix([self.rest.ids, others]))
 
     def put(self, place: tuple[Any, int], cached: int) -> None:
         """Note the place of its KV cache; its source, which may go, is not needed any more."""
