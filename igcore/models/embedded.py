@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel
 
-from ..engine.device import usable
 from ..engine.one_row import one_row_view, read
 from . import assets
-from .convert import quiet_transformers
+from .pretrained import load_model, load_tokenizer
 
 PROMPTS = 1024  # prompts whose vectors are cached
 MAX_TOKENS = 256
@@ -190,10 +189,9 @@ class Encoder:
     """
 
     def __init__(self, folder: Path, device: str | torch.device = "cpu"):
-        with quiet_transformers():
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            model = AutoModel.from_pretrained(folder, use_safetensors=True, local_files_only=True)
-        self._view = one_row_view(model.to(usable(str(device))))
+        self._tokenizer = load_tokenizer(folder)
+        model, _ = load_model(AutoModel, folder, "float32", str(device))
+        self._view = one_row_view(model)
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Return unit vectors of texts, (n, H) float64; texts are cut after `MAX_TOKENS` tokens."""
