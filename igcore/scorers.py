@@ -155,11 +155,10 @@ def as_scorer(scorer: Any, role: str) -> Scorer:
         scorer = room("maximum_of")(costs)
     elif callable(scorer) and (isinstance(scorer, type) or not hasattr(scorer, "score")):
         scorer = of_function(scorer, role)
-    checked: Scorer = check_sign(scorer, role)
-    return checked
+    return check_sign(scorer, role)
 
 
-def check_sign(scorer: Any, role: str) -> Any:
+def check_sign(scorer: Scorer, role: str) -> Scorer:
     """Return `scorer`, or raise ``ParameterError`` when it is no scorer for its role."""
     members = ("name", "digest", "sign", "unit", "score")
     missing = [name for name in members if not hasattr(scorer, name)]
