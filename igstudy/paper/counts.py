@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy.stats import poisson_binom
 from statsmodels.stats.contingency_tables import mcnemar
 
 CHANCE = 0.01  # a denominator is implied when chance would give so good a fit less often
@@ -26,17 +27,6 @@ def chance_of_fit(percentages: Sequence[str], largest: int) -> np.ndarray:
     return np.minimum(1, np.arange(1, largest + 1) / (100 * 10.0 ** digits[:, None]))
 
 
-def tail(chance: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Return P(at least `seen` successes) of independent trials with chances (trials, n)."""
-    mass = np.zeros((len(chance) + 1, chance.shape[1]))
-    mass[0] = 1
-    for p in chance:
-        mass[1:] = mass[1:] * (1 - p) + mass[:-1] * p
-        mass[0] *= 1 - p
-    at_least = np.arange(len(mass))[:, None] >= seen
-    return np.asarray(np.where(at_least, mass, 0).sum(axis=0))
-
-
 def first(marks: np.ndarray) -> int:
     """Return the smallest n that is marked, 0 for none."""
     return int(np.argmax(marks)) + 1 if marks.any() else 0
@@ -51,7 +41,8 @@ def implied(percentages: Sequence[str], largest: int) -> dict[str, Any]:
     distinct = list(dict.fromkeys(percentages))
     rounded, cut = np.array([fitting_counts(each, largest) for each in distinct]).swapaxes(0, 1)
     chance = chance_of_fit(distinct, largest)
-    p = tail(chance, rounded.sum(axis=0))
+    # of at most so many misses: `sf` of the fits would be 1 - cdf, which loses a small chance
+    p = poisson_binom.cdf(len(chance) - rounded.sum(axis=0), 1 - chance.T)
     best = int(np.argmin(p))
     p_any = min(1.0, float(p[best]) * int((chance.min(axis=0) < 1).sum()))
     return {
