@@ -246,12 +246,7 @@ class Scoring:
         the search or a pool, so that others can recompute them.
     """
 
-    def __init__(
-        self,
-        contracts: Mapping[str, Contract],
-        prompts: Sequence[str],
-        pool: Any = None,
-    ):
+    def __init__(self, contracts: Mapping[str, Contract], prompts: Sequence[str], pool: Any = None):
         self.contract = contracts["cost"]  # of the final check, which uses no cache
         self.search, self.reported = {}, {}
         self.sessions = Sessions([contract.scorer for contract in contracts.values()], prompts)

@@ -214,12 +214,7 @@ def _places(emission: Emission, config: SearchConfig) -> list[int]:
 
 
 def _costs_at(
-    scorer: Scorer,
-    prompt: str,
-    text: str,
-    places: Sequence[int],
-    finished: bool,
-    tally: Tally,
+    scorer: Scorer, prompt: str, text: str, places: Sequence[int], finished: bool, tally: Tally
 ) -> list[float]:
     """Return the cost of a text cut at each place, the whole text last; NaN where it failed."""
     # only the whole text may be complete
@@ -323,10 +318,7 @@ def _failed(emission: Emission, reason: str, abstains: bool) -> Emission:
         return replace(emission, status="unverified_unsafe", reason=reason)
     # a new emission, so that nothing of the rejected text can leak into the response
     return Emission(
-        None,
-        reason=reason,
-        check_calls=emission.check_calls,
-        check_tokens=emission.check_tokens,
+        None, reason=reason, check_calls=emission.check_calls, check_tokens=emission.check_tokens
     )
 
 

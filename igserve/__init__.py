@@ -6,10 +6,7 @@ tables; igcore imports it when one of their names is used.
 
 from igcore.catalog import PARTS, SCORERS
 
-SCORERS |= {
-    "endpoint": "igserve.endpoint:Endpoint",
-    "llama-labels": "igserve.endpoint:LlamaLabels",
-}
+SCORERS |= {"endpoint": "igserve.endpoint:Endpoint", "llama-labels": "igserve.endpoint:LlamaLabels"}
 PARTS |= {
     "answer_rows": "igserve.generate:answer_rows",
     "custom_generate": "igserve.generate:custom_generate",

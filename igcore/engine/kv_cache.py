@@ -192,11 +192,7 @@ def inputs_of(ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
     # models count positions from the first column unless they get them: a padded prompt would be
     # read at other positions than alone. clamp: padding would have -1, which no table holds
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    return {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "position_ids": positions[:, -ids.shape[1] :],
-    }
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": positions[:, -ids.shape[1] :]}
 
 
 @dataclass

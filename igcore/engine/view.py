@@ -76,10 +76,7 @@ def _is_foreign(module: nn.Module, views: Mapping[nn.Module, nn.Module]) -> bool
 
 
 def _owned(
-    name: str,
-    value: Any,
-    views: Mapping[nn.Module, nn.Module],
-    copied: dict[int, Any],
+    name: str, value: Any, views: Mapping[nn.Module, nn.Module], copied: dict[int, Any]
 ) -> Any:
     """Return a view's counterpart of its module's attribute."""
     if name in OWN:

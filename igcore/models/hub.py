@@ -20,10 +20,7 @@ SAFE, PICKLED = "model*.safetensors", "pytorch_model*.bin"
 
 
 def snapshot(
-    repo: str,
-    revision: str | None = None,
-    kind: str = "model",
-    patterns: Sequence[str] = (),
+    repo: str, revision: str | None = None, kind: str = "model", patterns: Sequence[str] = ()
 ) -> Path:
     """Return the folder of a model or data set; download missing files.
 

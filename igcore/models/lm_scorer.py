@@ -27,13 +27,7 @@ from ..scorers import Scorer
 from ..settings import settings
 from .backbone import Backbone
 from .hub import snapshot
-from .pretrained import (
-    Dtype,
-    check_vocabulary,
-    contents_of,
-    load_model,
-    load_tokenizer,
-)
+from .pretrained import Dtype, check_vocabulary, contents_of, load_model, load_tokenizer
 from .probe import probe
 from .session import Session
 from .templates import TEMPLATES, check_chat

@@ -23,10 +23,7 @@ MEMORY_GB = 4.0  # of latents; above it the policy reads the rollouts again for 
 
 
 def judged_prefixes(
-    critic: Critic,
-    policy: Policy,
-    rollouts: Sequence[Rollout],
-    shared: SharedSources | None = None,
+    critic: Critic, policy: Policy, rollouts: Sequence[Rollout], shared: SharedSources | None = None
 ) -> pd.DataFrame:
     """Return a critic's predictions after every prefix of rollouts, and the outcomes.
 

@@ -36,14 +36,7 @@ from .identity import dated, part_identity, prompts_digest
 from .networks import load_networks
 from .paramfiles import runs_of
 from .records import RECORD_FIELDS
-from .rescore import (
-    RECORD_ERRORS,
-    TOLERANCE,
-    close,
-    differing_fields,
-    rescored,
-    with_settings,
-)
+from .rescore import RECORD_ERRORS, TOLERANCE, close, differing_fields, rescored, with_settings
 
 UNCHECKED = (
     "of lines that were not replayed: that the policy gives these answers with this work, and its "
