@@ -1,6 +1,6 @@
 """Tests of what is known of the machine: its memory, and its units for bfloat16."""
 
-import os
+from pathlib import Path
 
 import torch
 
@@ -19,8 +19,9 @@ def test_units_for_bfloat16_are_asked_of_the_processor(monkeypatch):
     assert not device.multiplies_bfloat16()
 
 
-def test_a_system_that_does_not_count_free_pages_is_taken_to_have_some(monkeypatch):
-    """Bug: macOS has no name for them, and every call ended in a ValueError."""
-    there = {name: at for name, at in os.sysconf_names.items() if name != "SC_AVPHYS_PAGES"}
-    monkeypatch.setattr(os, "sysconf_names", there)
-    assert device.free_bytes(torch.device("cpu")) == 4 * device.GIB != device.installed_bytes()
+def test_memory_is_that_of_the_kernels_own_table(monkeypatch, tmp_path):
+    """Bug: pages, or kB, taken for bytes."""
+    monkeypatch.setattr(device, "CGROUP", tmp_path / "none")
+    table = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    assert device.installed_bytes() == 1024 * int(table["MemTotal"].split()[0])
+    assert 0 < device.free_bytes(torch.device("cpu")) < device.installed_bytes()

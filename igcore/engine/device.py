@@ -1,9 +1,9 @@
 """The devices of this machine, their memory, and the errors of a full memory."""
 
-import os
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from ..errors import ParameterError, one_line
@@ -51,14 +51,14 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     # a lower bound on Linux: pages of the file cache, which it would give up, do not count as free
-    return _pages("SC_AVPHYS_PAGES")
+    return int(psutil.virtual_memory().free)
 
 
 def installed_bytes() -> int:
     """Return the bytes of memory of this machine, or of the control group around this process."""
     # in a container the limit of the group counts: beyond it the kernel ends the process
     limit = CGROUP.read_text().strip() if CGROUP.is_file() else "max"
-    installed = _pages("SC_PHYS_PAGES")
+    installed = int(psutil.virtual_memory().total)
     return min(installed, int(limit)) if limit.isdigit() else installed
 
 
@@ -67,13 +67,6 @@ def all_bytes() -> int:
     gpus = range(torch.cuda.device_count())
     sizes = [torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus]
     return installed_bytes() + sum(sizes)
-
-
-def _pages(name: str) -> int:
-    """Return the bytes of a page count of the system; 4 GiB if the system does not report it."""
-    if name not in getattr(os, "sysconf_names", {}):  # macOS has not all, Windows none
-        return 4 * GIB
-    return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
 
 
 def out_of_memory(error: BaseException) -> bool:
