@@ -174,8 +174,7 @@ class Guard:
             values["config"] = room("checkpoint_config")(values["policy"], config)
         scorers = {role: values[role] for role in ("cost", "reward") if values[role] is not None}
         values["contracts"] = contracts_of(scorers, contracts or {}, config.failure_rate)
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(values)  # the class is frozen
         if contracts is None:
             warn_of_doubts(self)
 
