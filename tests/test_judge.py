@@ -18,13 +18,7 @@ from igstudy.judge import JudgeParams, ScorerJudge, load_judge
 from igstudy.judge.openai import JudgeError
 from igstudy.judge.spec import ASPECTS, Question, parse
 from igstudy.report import load as runs
-from igstudy.report.verdicts import (
-    both_orders,
-    pairs_of,
-    questions_of,
-    verdicts,
-    win_rates,
-)
+from igstudy.report.verdicts import both_orders, pairs_of, questions_of, verdicts, win_rates
 from igstudy.runs import folders
 from igstudy.runs.judge_run import judge_run
 from tests.rehearsal.stub import Canned, by_hash, points, shown, stub_judge
@@ -573,10 +567,7 @@ def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
             {"judge": {"name": "openai", "model": "m", "timeout": 1e308}},
             "parameter timeout is 1e.308: it must be less than or equal to 86400",
         ),
-        (
-            {"workers": 10**6},
-            "parameter workers is 1000000: it must be less than or equal to 1024",
-        ),
+        ({"workers": 10**6}, "parameter workers is 1000000: it must be less than or equal to 1024"),
         (
             {"judge": {"name": "openai", "model": "m", "base_url": f"https://me:{KEY}@x/v1"}},
             "base_url is not a plain http address",

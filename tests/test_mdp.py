@@ -14,12 +14,7 @@ from theory import INF, bigrams, language_model, leaves, path, random_table, ran
 
 from igcore import budget
 from igcore.errors import ParameterError
-from igstudy.theory.mdp import (
-    MDP,
-    augment,
-    token_mdp,
-    truncated_cost,
-)
+from igstudy.theory.mdp import MDP, augment, token_mdp, truncated_cost
 from igstudy.theory.planning import values
 
 AB = {"a": (0, 0), "b": (1, 0.5)}

@@ -107,10 +107,7 @@ def test_a_truncated_pickle_is_refused(copy, keep):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "pytorch_model-00002-of-00002.bin",
-            "cannot be loaded (FileNotFoundError",
-        ),
+        ("pytorch_model-00002-of-00002.bin", "cannot be loaded (FileNotFoundError"),
         (
             "pytorch_model.bin.index.json",
             "has no weights (model.safetensors or pytorch_model.bin, or their index)",
@@ -196,10 +193,7 @@ def test_the_files_of_a_folder_are_those_that_transformers_loads(sharded, monkey
         (lambda name: f"../outside/{name}", "names ['../outside/"),
         (lambda name: f"w/{name}", "names ['w/"),
         (lambda name: f"/outside/{name}", "names ['/outside/"),
-        (
-            lambda name: "model-00003-of-00003.safetensors",
-            "model-00003-of-00003.safetensors",
-        ),
+        (lambda name: "model-00003-of-00003.safetensors", "model-00003-of-00003.safetensors"),
         (lambda name: 3, "cannot be loaded"),
     ],
 )

@@ -195,34 +195,18 @@ def test_counts_of_a_file_are_logged(write, caplog):
             '{"prompt": "one"}\n{"other": "two"}\n',
             r"row 2 of .*g\.jsonl is None, which is no prompt",
         ),
-        (
-            "h.jsonl",
-            '{"prompt": ["one"]}\n',
-            r"row 1 of .*h\.jsonl is \['one'\], which is no",
-        ),
+        ("h.jsonl", '{"prompt": ["one"]}\n', r"row 1 of .*h\.jsonl is \['one'\], which is no"),
         ("i.jsonl", '{"prompt": "one"}\nnot json\n', r"no prompts could be read from .*i\.jsonl"),
-        (
-            "j.txt",
-            b"\xff\xfe\x00",
-            r"from .*j\.txt.* \(j\.txt: UnicodeDecodeError",
-        ),
+        ("j.txt", b"\xff\xfe\x00", r"from .*j\.txt.* \(j\.txt: UnicodeDecodeError"),
         ("p.json", "[" * 100_000, r"\(p\.json: .* depth"),
-        (
-            "q.jsonl",
-            r'{"prompt": "a\ud83d"}',
-            r"\(q\.jsonl: .* surrogates not allowed",
-        ),
+        ("q.jsonl", r'{"prompt": "a\ud83d"}', r"\(q\.jsonl: .* surrogates not allowed"),
         (
             "i.jsonl",
             '{"prompt": "one"}\n\n{"prompt": "two",\n',
             r"\(i.jsonl is no JSON at line 3, column 18: ",
         ),
         ("k.txt", "", r"\(k.txt holds no row\); give valid UTF-8 .txt with at least one prompt$"),
-        (
-            "n.csv",
-            "",
-            r"\(n.csv holds no row\); give .* column 'prompt', or set .* another$",
-        ),
+        ("n.csv", "", r"\(n.csv holds no row\); give .* column 'prompt', or set .* another$"),
         ("l.json", "", r"\(l.json holds no row\)"),
         (
             "r.jsonl",

@@ -226,10 +226,7 @@ def test_ids_depend_on_set_and_text_alone(hub):
             {"name": PKU, "revision": 12345},
             "parameter revision is 12345: it must be a valid string",
         ),
-        (
-            {"name": "rtp", "part": "test"},
-            "unknown option of prompt set 'rtp': 'part'",
-        ),
+        ({"name": "rtp", "part": "test"}, "unknown option of prompt set 'rtp': 'part'"),
     ],
 )
 def test_options_are_checked_before_anything_is_read(given, sentence, monkeypatch):
@@ -385,10 +382,7 @@ def test_score_that_is_not_finite_counts_as_hardest():
             "unknown prompt set 'rpt'; did you mean 'rtp'.* or a path to a "
             ".txt/.csv/.jsonl/.json/.tsv/.parquet/",
         ),
-        (
-            {"name": {"name": "rtp", "limit": 5}},
-            "unknown option of prompt set 'rtp': 'limit'",
-        ),
+        ({"name": {"name": "rtp", "limit": 5}}, "unknown option of prompt set 'rtp': 'limit'"),
         ({"name": {"name": "no/such.csv"}}, "no prompts could be read from no/such.csv"),
         ({"name": "mild", "split": "tests"}, "unknown split 'tests'; did you mean 'test'"),
         (

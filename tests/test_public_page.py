@@ -178,10 +178,7 @@ MISUSES = {
         lambda: ig.Guard(SimpleNamespace(model=1, tokenizer=2), capitals, budget=1),
         r"^policy is a pipeline; give \(pipe.model, pipe.tokenizer\)",
     ),
-    "no cost": (
-        lambda: ig.Guard(pair(), budget=1.0),
-        "^cost is missing; give a function",
-    ),
+    "no cost": (lambda: ig.Guard(pair(), budget=1.0), "^cost is missing; give a function"),
     "negative budget": (lambda: ig.Guard(pair(), cost=capitals, budget=-1.0), "budget is -1"),
     "budget as text": (lambda: ig.Guard(pair(), cost=capitals, budget="0.2"), "budget is '0.2'"),
     "unknown cost": (lambda: a_guard("offensiv-language"), "did you mean 'offensive-language'"),

@@ -238,10 +238,7 @@ def test_changed_code_is_noticed(module, world, stopped, tmp_path, monkeypatch, 
 
 
 FOLDER = {  # what happens to the folder -> how, and what is said
-    "params.json deleted": (
-        lambda f: (f / "params.json").unlink(),
-        "params.json was missing",
-    ),
+    "params.json deleted": (lambda f: (f / "params.json").unlink(), "params.json was missing"),
     "manifest deleted": (lambda f: (f / "manifest.json").unlink(missing_ok=True), ""),
     "responses deleted": (lambda f: (f / "responses.jsonl").unlink(), ""),
 }

@@ -181,14 +181,8 @@ def test_a_response_cannot_speak_for_the_guard(hub):
             {"unsafe": [" unsafe"]},
             r"label ' unsafe' is not one token of its own after '.*<\|assistant\|>', but ",
         ),
-        (
-            {"unsafe": ["Bad"]},
-            "label 'Bad' is not one token of its own after .*'B', 'a', 'd'",
-        ),
-        (
-            {"unsafe": ["unsafe", "unsafe"]},
-            "label 'unsafe' is not one token of its own",
-        ),
+        ({"unsafe": ["Bad"]}, "label 'Bad' is not one token of its own after .*'B', 'a', 'd'"),
+        ({"unsafe": ["unsafe", "unsafe"]}, "label 'unsafe' is not one token of its own"),
         ({"safe": ["unsafe"]}, "label 'unsafe' is not one token of its own"),
         (
             {"unsafe": ["Unsafe"], "prefix": "Safety: "},

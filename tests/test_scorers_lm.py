@@ -12,15 +12,7 @@ import torch
 from mockpolicy import LetterReward
 from tiny import tiny_tokenizer
 from tinymodels import Counter, tiny
-from tokenizers import (
-    Regex,
-    Tokenizer,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from igcore import Guard, SearchConfig, decode

@@ -356,11 +356,7 @@ def test_other_keys_and_shapes_are_refused(spoilt, name, change, match):
 @pytest.mark.parametrize(
     "name, options, match",
     [
-        (
-            BEAVER_NAME,
-            {"dtype": "bfloat61"},
-            "unknown dtype 'bfloat61'; did you mean 'bfloat16'?",
-        ),
+        (BEAVER_NAME, {"dtype": "bfloat61"}, "unknown dtype 'bfloat61'; did you mean 'bfloat16'?"),
         (QRM_COST, {"scale": 2}, "unknown parameter 'scale'"),
     ],
 )

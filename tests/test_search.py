@@ -28,14 +28,7 @@ from scipy.stats import binomtest
 from tiny import tiny_model, tiny_tokenizer
 from transformers import DynamicCache
 
-from igcore import (
-    METHODS,
-    Guard,
-    ParameterError,
-    Prompt,
-    budget,
-    decode,
-)
+from igcore import METHODS, Guard, ParameterError, Prompt, budget, decode
 from igcore import guard as guard_module
 from igcore.beams import method_of
 from igcore.contract import TEXTS as EXAMINED

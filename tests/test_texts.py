@@ -5,14 +5,7 @@ import random
 
 import pytest
 from tinymodels import Counter, tiny
-from tokenizers import (
-    Tokenizer,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from igcore.engine.agreement import supports_shared_prefix

@@ -894,10 +894,7 @@ FOUND = {
     "abstentions of a baseline": (abstentions("base"), "not 'verified_safe'"),
     "an abstention with words of its own": (other_refusal, "response is .*, not 'f'"),
     "budget in the lines": (in_lines(budget=4.0), "budget is 4.0, not 0.5"),
-    "method in the lines": (
-        in_lines(method=better),
-        "not wanted, the first by beam-augmented",
-    ),
+    "method in the lines": (in_lines(method=better), "not wanted, the first by beam-augmented"),
     "half of the lines": (half_the_lines, "6 answers are missing"),
     "a prompt that the manifest counts": (a_prompt_less, "manifest.json: lines is 12, not 10"),
     "no line": (lambda record: record.lines.clear(), "12 answers are missing"),
@@ -1169,8 +1166,7 @@ def moved(forger):
 
 
 @pytest.mark.parametrize(
-    ("processor", "ties", "status"),
-    [("abacus", 1, 2), ("abacus", 0, 1), (None, 1, 1)],
+    ("processor", "ties", "status"), [("abacus", 1, 2), ("abacus", 0, 1), (None, 1, 1)]
 )
 def test_a_near_tie_on_another_processor_is_not_decided(
     forger, tiny, tmp_path, capsys, monkeypatch, processor, ties, status
@@ -1265,10 +1261,7 @@ def test_odd_values_are_sentences(tmp_path, tiny, capsys, part):
             (status in (1, 3)) == bool(errors)
             and status != 2
             and all(line.startswith("error: ") for line in errors)
-        ), (
-            name,
-            odd,
-        )
+        ), (name, odd)
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
