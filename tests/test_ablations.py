@@ -64,14 +64,9 @@ def test_a_replay_by_hand():
     """
     finals = [[0.9, None], [0.5, 0.2], [0.5, 0.2], [0.8, 0.3], [None, 0.0]]
     one = line(
-        method=REPLAYED,
-        finals=finals,
-        n_samples=5,
-        budget=0.2,
-        status="unverified_unsafe",
-        cost=0.3,
-        reward=0.8,
-    )
+        method=REPLAYED, finals=finals, n_samples=5, budget=0.2, status="unverified_unsafe",
+        cost=0.3, reward=0.8,
+    )  # fmt: skip
     answers = {
         (n, x): replay_best_of_n(frame(one), n, x).iloc[0]
         for n, x in [(1, 5.0), (3, 5.0), (5, 5.0), (5, 0.0)]

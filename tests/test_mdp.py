@@ -171,14 +171,8 @@ def test_states_reached_at_two_times_still_come_after_their_parents():
         ("e", -1),
     )
     assert augmented.child.tolist() == [
-        [3, 1],
-        [2, -1],
-        [4, -1],
-        [5, -1],
-        [6, -1],
-        [-1, -1],
-        [-1, -1],
-    ]
+        [3, 1], [2, -1], [4, -1], [5, -1], [6, -1], [-1, -1], [-1, -1],
+    ]  # fmt: skip
     assert values(augmented).tolist() == [6, INF, INF, 6, INF, 0, INF]
 
 

@@ -193,18 +193,14 @@ def test_a_file_belongs_to_its_folder(tmp_path, kind):
         ({"policy": ["$(touch X)"]}, r"is 'decode-a-policy-\$\(touch X\)', which cannot"),
         ({"budget": [1e16]}, r"is 'decode-a-budget-1e\+16', which cannot"),
         ({"policy": "raw"}, "parameter grid.policy is 'raw': it must be a valid list"),
-        (
-            {name: [1] * 10 for name in "abcde"},
-            "make 100000 runs, and may make 10000; give them fewer",
-        ),
+        ({name: [1] * 10 for name in "abcde"},
+         "make 100000 runs, and may make 10000; give them fewer"),
         ({"seed": []}, "parameter grid.seed is .*: it must have at least 1 item"),
         (["seed"], "parameter grid is .*: it must be a valid dictionary"),
-        (
-            {"budget": [1.5, "1_5"]},
-            "makes a run 'decode-a-budget-1_5', as another file or point does; give one",
-        ),
+        ({"budget": [1.5, "1_5"]},
+         "makes a run 'decode-a-budget-1_5', as another file or point does; give one"),
     ],
-)
+)  # fmt: skip
 def test_a_grid_makes_names(tmp_path, grid, sentence):
     """Bug: a list in the name of a folder, text taken letter by letter, a point that takes the
     place of another.

@@ -260,14 +260,9 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("IGCORE_HUB", str(tmp_path / "hub"))
     monkeypatch.setattr("igcore.files.root", lambda: tmp_path / "work")
     params = DecodeParams(
-        profile="tiny",
-        run="one",
-        policy="vicuna-7b",
-        methods=["base"],
-        budget=0.2,
-        prompts="mild",
+        profile="tiny", run="one", policy="vicuna-7b", methods=["base"], budget=0.2, prompts="mild",
         limit=2,
-    )
+    )  # fmt: skip
     with pytest.raises(AssetError, match="model .lmsys/vicuna-7b-v1.5. is not in IGCORE_HUB"):
         decode_run(params)
     assert list(tmp_path.rglob("*")) == [tmp_path / "hub"]
@@ -278,19 +273,15 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
     [
         (("smolm2-raw",), "unknown policy 'smolm2-raw'; did you mean 'smollm2-raw'"),
         (("no/such/folder",), "hub, such as openai-community/gpt2; igstudy has the paper's"),
-        (
-            ({"name": "alpaca-7b", "templat": "raw"},),
-            "unknown parameter 'templat'; did you mean 'template'",
-        ),
+        (({"name": "alpaca-7b", "templat": "raw"},),
+         "unknown parameter 'templat'; did you mean 'template'"),
         (({"template": "raw"},), "unknown policy ''; allowed"),
         (("smollm2-raw", "float31"), "unknown dtype 'float31'; did you mean 'float32'"),
         (("smollm2-raw", "float32", "gpuu"), "device is 'gpuu', which this machine does not have"),
-        (
-            ({"name": "smollm2-raw", "template": "chats"},),
-            "unknown template 'chats'; did you mean 'chat'",
-        ),
+        (({"name": "smollm2-raw", "template": "chats"},),
+         "unknown template 'chats'; did you mean 'chat'"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_loaded_is_named(arguments, message):
     with pytest.raises(ParameterError, match=message):
         load_policy(*arguments)

@@ -29,16 +29,9 @@ ENDS = [5, 11]
 UP = math.nextafter(1.0, 2.0)
 PROMPTS = ["ab", "ce", "c", "dd", "eae", "cb"]
 SETTINGS = dict(
-    budget=0.5,
-    n_samples=3,
-    keep=2,
-    block_size=4,
-    max_new_tokens=12,
-    rounds=1,
-    refusal="",
-    checks="word",
-    token_top_k=4,
-)
+    budget=0.5, n_samples=3, keep=2, block_size=4, max_new_tokens=12, rounds=1, refusal="",
+    checks="word", token_top_k=4,
+)  # fmt: skip
 
 
 class Table(LetterCost):

@@ -46,23 +46,10 @@ from igstudy.training.loop import save_network
 UNASKING = [name for name in METHODS if not method_of(name).network]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "f\ncb"]
 SIZE = dict(
-    profile="x",
-    run="r",
-    methods=["base", "inferenceguard"],
-    prompts="few",
-    budget=0.5,
-    cost="letters",
-    reward="vowels",
-    n_samples=3,
-    keep=1,
-    rounds=1,
-    block_size=2,
-    max_new_tokens=6,
-    token_top_k=4,
-    group_size=4,
-    refusal="f",
-    probe_fail_open=True,
-)
+    profile="x", run="r", methods=["base", "inferenceguard"], prompts="few", budget=0.5,
+    cost="letters", reward="vowels", n_samples=3, keep=1, rounds=1, block_size=2, max_new_tokens=6,
+    token_top_k=4, group_size=4, refusal="f", probe_fail_open=True,
+)  # fmt: skip
 
 
 class Weighed(LetterCost):
@@ -690,13 +677,9 @@ def everywhere(**changes):
 def by_hand(record):
     for line in record.lines:
         line |= {
-            "response": "fed",
-            "tokens": [5, 4, 3],
-            "block_ends": [2, 3],
-            "grid_ends": [2, 3],
-            "reason": "",
-            "finished": True,
-        }
+            "response": "fed", "tokens": [5, 4, 3], "block_ends": [2, 3], "grid_ends": [2, 3],
+            "reason": "", "finished": True,
+        }  # fmt: skip
     record.settle()
 
 
@@ -711,13 +694,9 @@ def abstentions(method):
         for line in record.lines:
             if line["method"] == method:
                 line |= {
-                    "response": "f",
-                    "tokens": [],
-                    "block_ends": [1],
-                    "grid_ends": [1],
-                    "reason": "exhausted",
-                    "finished": False,
-                }
+                    "response": "f", "tokens": [], "block_ends": [1], "grid_ends": [1],
+                    "reason": "exhausted", "finished": False,
+                }  # fmt: skip
         record.settle()
         for line in record.lines:
             if line["method"] == method:
@@ -781,13 +760,9 @@ def silence(record):
     for line in record.lines:
         if line["method"] == "inferenceguard":
             line |= nothing | {
-                "tokens": [],
-                "n_tokens": 0,
-                "z_trace": [],
-                "block_ends": [],
-                "grid_ends": [],
+                "tokens": [], "n_tokens": 0, "z_trace": [], "block_ends": [], "grid_ends": [],
                 "status": "abstained",
-            }
+            }  # fmt: skip
 
 
 def half_the_lines(record):
