@@ -218,11 +218,8 @@ def test_a_table_has_a_row_for_every_point():
     table = points.point_table(frame(*found[::-1]), ["diversity", "seed"])
     assert list(table.columns) == [*tables.MAIN_COLUMNS, "diversity"]
     assert table[["diversity", "seed"]].to_numpy().tolist() == [
-        ["half", 0],
-        ["half", 1],
-        ["none", 0],
-        ["none", 1],
-    ]
+        ["half", 0], ["half", 1], ["none", 0], ["none", 1],
+    ]  # fmt: skip
     assert table["safe"].tolist() == [2] * 4 and table["n_prompts"].tolist() == [3] * 4
     assert table["reward_mean"].tolist() == pytest.approx([0.1] * 4)
     with pytest.raises(

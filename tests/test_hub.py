@@ -121,12 +121,9 @@ def test_whatever_a_tokenizer_reads_is_fetched(monkeypatch, tmp_path):
     """
     folder = tmp_path / "cache"
     files = {
-        "vocab.txt",
-        "bpe.codes",
-        "source.spm",
-        "chat_template.jinja",
+        "vocab.txt", "bpe.codes", "source.spm", "chat_template.jinja",
         "additional_chat_templates/tools.jinja",
-    }
+    }  # fmt: skip
     Hub(monkeypatch, folder, "model.safetensors", "README.md", *files)
     snapshot(REPO)
     assert {p.relative_to(folder).as_posix() for p in folder.rglob("*.*")} == files | {

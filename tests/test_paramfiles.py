@@ -32,12 +32,9 @@ def test_a_grid_has_a_run_for_every_point(tmp_path):
     runs = files.runs()
     assert list(runs) == [f"decode-a-keep-{k}-budget-{b}" for k in (1, 2) for b in ("0_5", "1_0")]
     assert runs["decode-a-keep-2-budget-0_5"] == {
-        "profile": "paper",
-        "run": "decode-a-keep-2-budget-0_5",
-        "seed": 3,
-        "keep": 2,
+        "profile": "paper", "run": "decode-a-keep-2-budget-0_5", "seed": 3, "keep": 2,
         "budget": 0.5,
-    }
+    }  # fmt: skip
 
 
 def test_a_named_point_has_settings_of_its_own(tmp_path):
@@ -67,12 +64,9 @@ def test_changes_reach_the_settings_they_name_and_move_the_runs(tmp_path):
     it does not have.
     """
     decode = {
-        "profile": "paper",
-        "run": "decode-a",
-        "limit": None,
-        "value": "runs/paper/critics/x/value",
+        "profile": "paper", "run": "decode-a", "limit": None, "value": "runs/paper/critics/x/value",
         "budget": 0.0,
-    }
+    }  # fmt: skip
     base = folder(
         tmp_path, **{"decode-a": decode, "critic-x": {"profile": "paper", "run": "x", "epochs": 50}}
     )

@@ -37,16 +37,10 @@ def tiny_tokenizer(letters="", **more):
 def tiny_model(tokenizer):
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64,
+        eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 
 
