@@ -130,7 +130,7 @@ def test_numbers_of_numpy_are_numbers():
     for wrong in (np.True_, np.float64(2), np.array([2])):
         with pytest.raises(ParameterError, match="parameter count is"):
             Sampling(1, wrong)
-    for wrong in (np.True_, True, 0.0, np.float64(1)):
+    for wrong in (np.True_, True, "0", 0.0, np.float64(1)):
         with pytest.raises(ParameterError, match="seed is .*; it must be a whole number"):
             check_seed(wrong)
 
