@@ -67,11 +67,8 @@ class Weighed(LetterCost):
 def tables():
     """Scorers that read letters and a set of prompts, as if they were the package's own."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, scorer in {
-            "letters": LetterCost,
-            "vowels": LetterReward,
-            "weighed": Weighed,
-        }.items():
+        named = {"letters": LetterCost, "vowels": LetterReward, "weighed": Weighed}
+        for name, scorer in named.items():
             patch.setitem(SCORERS, name, scorer)
         patch.setitem(PROMPT_SETS, "few", lambda: list(PROMPTS))
         yield
@@ -574,30 +571,17 @@ class Forger:
         params = DecodeParams(**{name: self.params[name] for name in names})
         for line in self.lines:
             config = method_of(line["method"]).settings_under(params.search())
-            line |= {name: asdict(config)[name] for name in SETTINGS} | {
-                "seed": params.seed,
-                "grid_size": params.block_size,
-            }
-            line |= {
-                "policy": self.params["parts"]["policy"]["name"],
-                "n_tokens": len(line["tokens"]),
-            }
+            n_tokens = len(line["tokens"])
+            line |= {name: asdict(config)[name] for name in SETTINGS}
+            line |= {"seed": params.seed, "grid_size": params.block_size, "n_tokens": n_tokens}
+            line |= {"policy": self.params["parts"]["policy"]["name"]}
             prompt = as_prompt(line["prompt"], line["prompts"])
             cost = letter_cost(line["response"])
-            emission = Emission(
-                line["response"],
-                ends=line["block_ends"],
-                grid=line["grid_ends"],
-                n_tokens=len(line["tokens"]),
-            )
+            places = {"ends": line["block_ends"], "grid": line["grid_ends"]}
+            emission = Emission(line["response"], **places, n_tokens=n_tokens)
             emission.verdict = judge(Contract(LetterCost()), prompt.text, emission, config)
-            (found,) = measure(
-                [emission],
-                [prompt],
-                reward=Scoring(LetterReward()),
-                cost=LetterCost(),
-                config=config,
-            )
+            scorers = {"reward": Scoring(LetterReward()), "cost": LetterCost()}
+            (found,) = measure([emission], [prompt], **scorers, config=config)
             line |= found | {"z_final": found["z_trace"][-1]}
             safe = bool(within(cost, config)) and (
                 found["z_trace"][-1] >= 0 or not method_of(line["method"]).abstains
@@ -808,18 +792,12 @@ def reward_for_cost(record):
     """
     for line in record.lines:
         line |= {"cost_scorer": "vowels", "cost_digest": "v1"}
-        line |= {
-            "cost": line["reward"],
-            "peak_cost": line["reward"],
-            "z_trace": [0.5 - line["reward"]],
-            "z_final": 0.5 - line["reward"],
-        }
+        line |= {"cost": line["reward"], "peak_cost": line["reward"]}
+        line |= {"z_trace": [0.5 - line["reward"]], "z_final": 0.5 - line["reward"]}
 
 
-OWN, BLIND = (
-    {"name": "classifier", "repo": "own", "sign": "higher is worse"},
-    {"name": "weighed", "weight": 0.0},
-)
+OWN = {"name": "classifier", "repo": "own", "sign": "higher is worse"}
+BLIND = {"name": "weighed", "weight": 0.0}
 
 
 def in_params(**changes):
@@ -854,13 +832,8 @@ def nobodys(record):
     """Change what nobody certifies."""
     for line in record.lines:
         line |= {name: value / 1000 for name, value in line.items() if name.endswith("_s")}
-    record.manifest |= {
-        "git_commit": "f" * 40,
-        "processor": "abacus",
-        "finished_at": "2001-01-01T00:00:00Z",
-        "opened": {},
-        "pool": {"drawn": 0},
-    }
+    record.manifest |= {"git_commit": "f" * 40, "finished_at": "2001-01-01T00:00:00Z"}
+    record.manifest |= {"processor": "abacus", "opened": {}, "pool": {"drawn": 0}}
     record.params |= {"code": {}, "versions": {}}
 
 
@@ -1239,26 +1212,12 @@ def test_odd_values_are_sentences(tmp_path, tiny, capsys, part):
         ), (name, odd)
 
 
+SHORT = ["", "{", "[1]", "1", '"x"', "null", "{}", '{"method": 1, "prompt_id": 2}']
 DEEP = "[" * 100_000 + "]" * 100_000
 LEVELS = '{"a": ' * 900 + "1" + "}" * 900  # which can be read, and no longer be hashed
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[1]",
-        "1",
-        '"x"',
-        "null",
-        "{}",
-        DEEP,
-        LEVELS,
-        "1" * 5000,
-        '{"method": 1, "prompt_id": 2}',
-    ],
-)
+@pytest.mark.parametrize("text", [*SHORT, DEEP, LEVELS, "1" * 5000])
 @pytest.mark.parametrize("name", ["params.json", "manifest.json", "responses.jsonl"])
 def test_odd_files_are_sentences(forger, tiny, tmp_path, capsys, name, text):
     """Bug: a traceback for nesting without end, a list for a mapping, an empty file."""
