@@ -29,16 +29,9 @@ ENDS = [5, 11]
 UP = math.nextafter(1.0, 2.0)
 PROMPTS = ["ab", "ce", "c", "dd", "eae", "cb"]
 SETTINGS = dict(
-    budget=0.5,
-    n_samples=3,
-    keep=2,
-    block_size=4,
-    max_new_tokens=12,
-    rounds=1,
-    refusal="",
-    checks="word",
-    token_top_k=4,
-)
+    budget=0.5, n_samples=3, keep=2, block_size=4, max_new_tokens=12, rounds=1, refusal="",
+    checks="word", token_top_k=4,
+)  # fmt: skip
 
 
 class Table(LetterCost):
@@ -210,30 +203,19 @@ paths = given(
 
 @settings(max_examples=400, deadline=None)
 @paths
-def test_the_verdict_is_that_of_sums_by_hand(
-    costs, ends, accounting, checks, gamma, strict, spread, budget
-):
-    if accounting != "peak":
-        checks = "block"  # as the methods set it
-    changes = dict(accounting=accounting, checks=checks, gamma_safety=gamma, strict=strict)
-    config = Settings(budget=budget, block_size=3, **changes)
-    table = {TEXT[:at]: cost for at, cost in costs.items()}
-    verdict = judged(table, ends, spread, budget=budget, block_size=3, **changes)
-    assert (verdict.within, verdict.passed) == slow_verdict(costs, ends, config, spread)
-
-
-@settings(max_examples=400, deadline=None)
-@paths
-def test_a_text_judged_part_by_part_is_judged_as_a_whole(
+def test_the_verdict_is_that_of_sums_by_hand_as_a_whole_and_part_by_part(
     costs, ends, accounting, checks, gamma, strict, spread, budget
 ):
     """Bug: a part that is judged from its own costs alone, without what was charged before it; an
     earlier check that is read again for each part, or is not read where its part was not shown.
     """
-    checks = checks if accounting == "peak" else "block"
+    checks = checks if accounting == "peak" else "block"  # as the methods set it
     changes = dict(accounting=accounting, checks=checks, gamma_safety=gamma, strict=strict)
     config = Settings(budget=budget, block_size=3, **changes)
-    scorer, shown = Table({TEXT[:at]: cost for at, cost in costs.items()}), {}
+    table = {TEXT[:at]: cost for at, cost in costs.items()}
+    whole = judged(table, ends, spread, budget=budget, block_size=3, **changes)
+    assert (whole.within, whole.passed) == slow_verdict(costs, ends, config, spread)
+    scorer, shown = Table(table), {}
     for n, end in enumerate(ends, 1):
         asked = len(scorer.calls)
         part = dict(text=TEXT[:end], shown=dict(shown), finished=False)
@@ -243,7 +225,7 @@ def test_a_text_judged_part_by_part_is_judged_as_a_whole(
         assert verdict.calls == len(read) == len(verdict.cuts) + 2
         if verdict.passed:
             shown |= verdict.cuts | {end: verdict.cost}
-    assert (verdict.within, verdict.passed) == slow_verdict(costs, ends, config, spread)
+    assert (verdict.within, verdict.passed) == (whole.within, whole.passed)
 
 
 # --- the final check of a search ------------------------------------------------------------------
