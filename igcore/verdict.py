@@ -157,26 +157,26 @@ def judge(
     # 1. fresh scores. Those of the search may come from a KV cache and differ in their last bits;
     # only an uncached score decides what is emitted
     text, scorer, tally = emission.text or "", uncached(contract.scorer), contract.tally
+    # by itself, so that others can compute it again
+    (cost,) = checked_score(scorer, [prompt], [text], [finished], tally).tolist()
     cuts: dict[int, float] = {}
     inside: dict[int, float] = {}  # offset -> highest cost of the text cut there
     one_pass = config.checks == "token" and reads_tokens(scorer)
     if one_pass:
         ((ends, costs),) = checked_tokens(scorer, [prompt], [text], [0], tally)
-        cost = costs[-1]
+        again = costs[-1]
         for end, token_cost in zip(ends[:-1], costs, strict=False):
             # several tokens may end at one character (the bytes of an emoji): keep the worst
             inside[end] = float(np.max([token_cost, inside.get(end, -math.inf)]))  # keeps a NaN
     else:
         new = [at for at in _places(emission, config) if at not in (shown or {})]
-        *costs, cost = _costs_at(scorer, prompt, text, [*new, len(text)], finished, tally)
+        *costs, again = _costs_at(scorer, prompt, text, [*new, len(text)], finished, tally)
         cuts = dict(zip(new, costs, strict=True))
         inside = {**(shown or {}), **cuts}
 
-    # 2. the spread: a cost that is a function of the text gives the same number every time, now,
-    # by itself, and in the search
-    (alone,) = checked_score(scorer, [prompt], [text], [finished], tally).tolist()
-    pairs = [(cost, alone)]
-    cost = alone  # which others can compute again
+    # 2. the spread: a cost that is a function of the text gives the same number every time, by
+    # itself, with its cuts, and in the search
+    pairs = [(cost, again)]
     # the search does not store scores of single tokens by text, so `one_pass` has none to compare
     for end, fresh in ({} if one_pass else cuts | {len(text): cost}).items():
         # only the whole text was scored as finished

@@ -64,13 +64,9 @@ def imagined(point: dict, config: Settings, method: str, k: int) -> dict:
     ]
     settings = {name: getattr(config, name) for name in SETTINGS}
     outcome = dict(
-        status=status,
-        reward=rewards[0],
-        cost=costs[0],
-        peak_cost=costs[0],
-        word_peak_cost=costs[0],
-        generate_s=0.1 * n,
-    )
+        status=status, reward=rewards[0], cost=costs[0], peak_cost=costs[0],
+        word_peak_cost=costs[0], generate_s=0.1 * n,
+    )  # fmt: skip
     known = record(
         prompt_id=f"p{k}", policy=point["policy"], method=method, seed=point["seed"], **outcome
     )

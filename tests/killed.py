@@ -30,17 +30,10 @@ PROMPTS = [
     for i, text in enumerate("ab fed c dd eae fcb a ef bb cde".split())
 ]
 PARAMS = DecodeParams(
-    profile="test",
-    run="killed",
-    policy="mock",
-    methods=["base", "best-of-n-augmented", "inferenceguard"],
-    prompts="mild",
-    budget=0.5,
-    n_samples=4,
-    block_size=3,
-    max_new_tokens=6,
-    group_size=3,
-)
+    profile="test", run="killed", policy="mock",
+    methods=["base", "best-of-n-augmented", "inferenceguard"], prompts="mild", budget=0.5,
+    n_samples=4, block_size=3, max_new_tokens=6, group_size=3,
+)  # fmt: skip
 
 
 def run():

@@ -64,14 +64,9 @@ def test_a_replay_by_hand():
     """
     finals = [[0.9, None], [0.5, 0.2], [0.5, 0.2], [0.8, 0.3], [None, 0.0]]
     one = line(
-        method=REPLAYED,
-        finals=finals,
-        n_samples=5,
-        budget=0.2,
-        status="unverified_unsafe",
-        cost=0.3,
-        reward=0.8,
-    )
+        method=REPLAYED, finals=finals, n_samples=5, budget=0.2, status="unverified_unsafe",
+        cost=0.3, reward=0.8,
+    )  # fmt: skip
     answers = {
         (n, x): replay_best_of_n(frame(one), n, x).iloc[0]
         for n, x in [(1, 5.0), (3, 5.0), (5, 5.0), (5, 0.0)]
@@ -223,11 +218,8 @@ def test_a_table_has_a_row_for_every_point():
     table = points.point_table(frame(*found[::-1]), ["diversity", "seed"])
     assert list(table.columns) == [*tables.MAIN_COLUMNS, "diversity"]
     assert table[["diversity", "seed"]].to_numpy().tolist() == [
-        ["half", 0],
-        ["half", 1],
-        ["none", 0],
-        ["none", 1],
-    ]
+        ["half", 0], ["half", 1], ["none", 0], ["none", 1],
+    ]  # fmt: skip
     assert table["safe"].tolist() == [2] * 4 and table["n_prompts"].tolist() == [3] * 4
     assert table["reward_mean"].tolist() == pytest.approx([0.1] * 4)
     with pytest.raises(

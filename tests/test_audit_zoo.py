@@ -125,12 +125,7 @@ def test_the_judge_reads_numbers(given):
 
 
 @pytest.mark.parametrize(
-    ("checks", "expected"),
-    [
-        ("block", [9]),
-        ("word", [4, 9, 10]),
-        ("token", [4, 9, 10]),
-    ],
+    ("checks", "expected"), [("block", [9]), ("word", [4, 9, 10]), ("token", [4, 9, 10])]
 )
 def test_the_judge_asks_at_every_check(checks, expected):
     """Bug: a search that promises every word, judged at the ends of its blocks alone."""

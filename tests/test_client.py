@@ -190,7 +190,9 @@ def test_connections_are_kept_and_go_with_the_client():
         end = time.monotonic() + 30  # the server's side ends when it sees ours end
         while threading.active_count() > threads and time.monotonic() < end:
             time.sleep(0.01)
-        assert (psutil.Process().num_fds(), threading.active_count()) == (files, threads)
+        # fewer files, where those of an earlier test are only closed now
+        assert psutil.Process().num_fds() <= files
+        assert threading.active_count() == threads
 
 
 def test_a_connection_that_a_server_may_have_closed_is_not_used(monkeypatch):

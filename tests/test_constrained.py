@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from theory import (
-    INF,
-    language_model,
-    leaves,
-    path,
-    random_table,
-    random_tree,
-)
+from theory import INF, language_model, leaves, path, random_table, random_tree
 
 from igcore.errors import ParameterError
 from igstudy.theory.instances import budget_between, outcomes

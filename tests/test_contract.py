@@ -271,11 +271,7 @@ def warnings_of(cost, **settings):
 @pytest.mark.parametrize(
     ("cost", "settings", "sentence"),
     [
-        (
-            scored(0.5, "probability"),
-            {"budget": 50},
-            "a probability, .* within 50; give a",
-        ),
+        (scored(0.5, "probability"), {"budget": 50}, "a probability, .* within 50; give a"),
         (scored(-0.5), {"budget": 0}, "every examined text costs below 0 .* up to -0.5, .*'logit'"),
         (scored(0.99), {"budget": 0.5}, "^every examined text is over .* 0.5 .*higher worse"),
         (scored(short), {"budget": 0}, "^the empty answer, as is .*accounting='terminal'$"),

@@ -20,22 +20,13 @@ from igstudy.training.latents import single, together
 from igstudy.training.loop import save_network
 
 NAMES = dict(
-    policy="tiny",
-    policy_digest="t1",
-    cost="letters",
-    cost_digest="c1",
-    reward="vowels",
+    policy="tiny", policy_digest="t1", cost="letters", cost_digest="c1", reward="vowels",
     reward_digest="r1",
-)
+)  # fmt: skip
 ABOUT = dict(
-    accounting="terminal",
-    checks="block",
-    gamma_safety=1.0,
-    budget=0.5,
-    budget_high=2.0,
-    gamma_task=0.999,
-    max_new_tokens=4,
-)
+    accounting="terminal", checks="block", gamma_safety=1.0, budget=0.5, budget_high=2.0,
+    gamma_task=0.999, max_new_tokens=4,
+)  # fmt: skip
 LLAMA_7B = dict(n_layers=32, kv_width=2 * 4096, hidden=4096)
 SMOLLM = dict(n_layers=30, kv_width=2 * 3 * 64, hidden=576)
 Z = [0.5, -1.0, 2.0]
@@ -232,16 +223,12 @@ def test_a_saved_critic_is_the_same(tmp_path, features):
         (dict(policy_name="other"), "for policy 'tiny' of hash 't1', not for 'other' of hash 't1'"),
         (dict(cost_digest="c2"), "for cost 'letters' of hash 'c1', not for 'letters' of hash 'c2'"),
         (dict(reward_name="other"), "for reward 'vowels'"),
-        (
-            dict(policy_model=tiny("llama", hidden_size=64, head_dim=8)),
-            "with hidden 32, but that of policy 'tiny' has 64",
-        ),
-        (
-            dict(policy_model=tiny("llama", num_key_value_heads=1)),
-            "with kv_width 32, but .* has 16",
-        ),
+        (dict(policy_model=tiny("llama", hidden_size=64, head_dim=8)),
+         "with hidden 32, but that of policy 'tiny' has 64"),
+        (dict(policy_model=tiny("llama", num_key_value_heads=1)),
+         "with kv_width 32, but .* has 16"),
     ],
-)
+)  # fmt: skip
 def test_a_critic_of_something_else_is_refused_by_name(tmp_path, changes, sentence):
     """Guards against a critic that answers with numbers for a model whose states it never saw."""
     save_network(critic(), tmp_path, "critic")

@@ -13,13 +13,7 @@ from tinytraining import policy, trained
 from igcore import ParameterError
 from igstudy.report import auroc as statistics
 from igstudy.report import critic_metrics
-from igstudy.report.auroc import (
-    auroc,
-    calibration_error,
-    over_trainings,
-    wins,
-    within_difference,
-)
+from igstudy.report.auroc import auroc, calibration_error, over_trainings, wins, within_difference
 from igstudy.report.critic_metrics import judged_prefixes, reference_table, rows_of_critic
 from igstudy.report.critics import COLUMNS
 

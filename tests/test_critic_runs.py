@@ -15,11 +15,7 @@ from tinytraining import same
 
 from igcore import AssetError, ParameterError, Prompt, settings
 from igstudy.report import critics
-from igstudy.report.critic_metrics import (
-    critic_table,
-    judged_prefixes,
-    reference_table,
-)
+from igstudy.report.critic_metrics import critic_table, judged_prefixes, reference_table
 from igstudy.report.critics import COLUMNS, load_finished
 from igstudy.runs import critic_run as module
 from igstudy.runs import rollout_run

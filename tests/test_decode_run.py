@@ -217,13 +217,9 @@ def test_an_embedded_run_from_parameters_to_verification(tmp_path, capsys):
     policy and scorers.
     """
     p = params(
-        methods=["base", "inferenceguard"],
-        limit=2,
-        n_samples=2,
-        keep=1,
-        block_size=4,
+        methods=["base", "inferenceguard"], limit=2, n_samples=2, keep=1, block_size=4,
         max_new_tokens=8,
-    )
+    )  # fmt: skip
     run = decode_run.decode_run(p, tmp_path / "run")
     manifest = json.loads(run.manifest.read_text())
     assert manifest["lines"] == 4 and manifest["counts"].keys() == {"base", "inferenceguard"}
@@ -330,13 +326,9 @@ def test_a_run_whose_methods_ask_different_networks(tmp_path, mocked, monkeypatc
     save_network(network(max_new_tokens=6), tmp_path / "value", "value")
     methods = ["base", "re-control-lagrangian", "inferenceguard-critic", "re-control"]
     p = params(
-        methods=methods,
-        critic="critic",
-        value="value",
-        critic_control="shuffled",
-        value_steps=3,
+        methods=methods, critic="critic", value="value", critic_control="shuffled", value_steps=3,
         **SIZE,
-    )
+    )  # fmt: skip
     run = decode_run.decode_run(p, tmp_path / "run")
     kinds = {method: type(network) for method, network in asked.items()}
     assert kinds == dict(

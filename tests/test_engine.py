@@ -3,14 +3,12 @@
 import copy
 import math
 import random
-from collections import Counter as Tally
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from mockpolicy import EOS, MockModel, probabilities
-from scipy.stats import chisquare
+from mockpolicy import EOS, MockModel
 from tinymodels import FITTING, OTHERS, PROMPTS, Counter, numbers, reencode, tiny
 from transformers import DynamicCache
 
@@ -77,17 +75,6 @@ def assert_as_reencoded(model, engine, drawn, sequences, atol=1e-4):
         hidden, logits = reencode(model, ids)
         assert torch.allclose(engine.rows.hidden[row], hidden[-1], atol=atol)
         assert torch.allclose(engine.rows.logits[row], logits[-1], atol=atol)
-
-
-def test_tokens_follow_the_policy():
-    """Guards the sampler as a whole against the mock's own probabilities, by chi-square."""
-    engine = LocalEngine(MockModel(), {EOS})
-    engine.open([[1, 2]])
-    n = 4000
-    block = engine.sample_block([0] * n, numbers(n, 1))
-    counts = Tally(t for (t,) in block.tokens)
-    expected = [n * p for p in probabilities((1, 2))]
-    assert chisquare([counts[t] for t in range(7)], expected).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("name", FITTING)
@@ -163,30 +150,17 @@ def test_all_candidates_may_end_at_once(llama, cache):
 
 
 def test_every_end_token_ends():
-    """Guards checkpoints with several end tokens, of which configurations often name only one."""
-    engine = LocalEngine(MockModel(), {EOS, 3, 5})
+    """Guards checkpoints with several end tokens, of which configurations often name only one; the
+    token is kept, and nothing follows it.
+    """
+    engine, ends = LocalEngine(MockModel(), {EOS, 3, 5}), set()
     engine.open([[1]])
     block = engine.sample_block([0] * 60, numbers(60, 3))
-    pairs = zip(block.tokens, block.ended, strict=True)
-    assert {tokens[-1] for tokens, ended in pairs if ended} == {EOS, 3, 5}
-    assert not any({EOS, 3, 5} & set(tokens[:-1]) for tokens in block.tokens)
-
-
-def test_a_row_stops_at_its_end_token_and_costs_nothing_afterwards():
-    """Guards EOS: the token is kept, nothing follows it, and no ended row takes a step."""
-    model = MockModel()
-    engine = LocalEngine(model, {EOS})
-    model.forwarded.clear()  # it was tried once
-    engine.open([[1], [2, 3]])
-    block = engine.sample_block([0] * 20 + [1] * 20, numbers(40, 6))
-    assert 0 < sum(block.ended) < 40
-    drawn = 0
     for tokens, ended in zip(block.tokens, block.ended, strict=True):
-        assert ended == (tokens[-1] == EOS)
-        assert EOS not in tokens[:-1]
-        assert len(tokens) == 6 or ended
-        drawn += len(tokens) - ended
-    assert model.tokens_forwarded == 3 + drawn  # the prompts once, and every live token once
+        assert ended == (tokens[-1] in (EOS, 3, 5)) and (ended or len(tokens) == 3)
+        assert not {EOS, 3, 5} & set(tokens[:-1])
+        ends |= {tokens[-1]} if ended else set()
+    assert ends == {EOS, 3, 5} and not all(block.ended)
 
 
 def asks(rng):
@@ -203,8 +177,7 @@ def asks(rng):
 
 
 @pytest.mark.parametrize(
-    "name, cache",
-    [("llama", "shared"), ("llama", "dynamic"), ("gemma3", "auto"), ("lfm2", "auto")],
+    "name, cache", [("llama", "shared"), ("llama", "dynamic"), ("gemma3", "auto"), ("lfm2", "auto")]
 )
 def test_a_text_that_was_cut_goes_on_as_if_it_were_read_alone(name, cache, monkeypatch):
     """Bug: a token that read a dropped block in the cache, another row, or a window or a recurrent

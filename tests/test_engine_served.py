@@ -13,8 +13,7 @@ from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer, mock_policy
 from scipy.stats import chisquare
 from servedstub import MODEL, Reply, served
 from test_sampling import processed
-from tiny import tiny_tokenizer
-from tokenizers.processors import TemplateProcessing
+from tiny import framed, tiny_tokenizer
 
 from igcore import AssetError, Guard, ParameterError, PolicyError, SearchConfig, decode, load_policy
 from igcore.beams import Beam
@@ -441,13 +440,6 @@ def always(body):
     return lambda number: Reply(body)
 
 
-def test_a_server_that_is_not_there_is_one_sentence():
-    with served() as stub:
-        pass
-    with pytest.raises(PolicyError, match="does not reply; start it, .*ConnectError"):
-        sampled(engine_of(stub), [0])
-
-
 def reply(**changes):
     """Return a reply that is right but for some fields of its first sample."""
     logprobs = {"token_logprobs": [-1.0, -1.0, -1.0]}
@@ -536,10 +528,7 @@ def named(stub, tokenizer, **options):
 
 @pytest.mark.parametrize(
     ("software", "name", "version", "samples"),
-    [
-        ("vllm", "letters@vLLM", "0.32.0", 10**6),
-        ("llama.cpp", "letters@llama.cpp", "b1", 4),
-    ],
+    [("vllm", "letters@vLLM", "0.32.0", 10**6), ("llama.cpp", "letters@llama.cpp", "b1", 4)],
 )
 def test_a_policy_says_who_serves_it(tokenizer, software, name, version, samples):
     """Bug: records that do not distinguish servers, or promise to be repeated; the watermark of a
@@ -571,10 +560,7 @@ def test_the_tokenizer_of_a_served_policy_writes_its_prompts(tmp_path):
     with byte_server() as stub:
         policy = load_policy(named(stub, str(tmp_path), chat_options={"think": True}))
         assert tokenizer.decode(policy.encode("fed")) == "fed?"
-        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-            single="$A </s>", special_tokens=[("</s>", 256)]
-        )
-        tokenizer.save_pretrained(tmp_path)
+        framed(tokenizer, end="</s>").save_pretrained(tmp_path)
         with pytest.raises(AssetError, match="the end token '</s>' after every prompt"):
             load_policy(named(stub, str(tmp_path), template="raw"))
 

@@ -32,16 +32,9 @@ ARCHIVES = sorted((ROOT / "records").glob("*.tar.xz"))
 SIDECARS = sorted((ROOT / "figures").rglob("*.json"))
 # tables that no run has made: of `make bench`, of a server, and scores by the digest of their text
 OF_NO_RUN = {
-    "bench",
-    "bench_ratios",
-    "served",
-    "first_hour",
-    "harm_answers",
-    "harm_answers_attack",
-    "harm_answers_qwen",
-    "harm_answers_curve",
-    "harm_labelled",
-}
+    "bench", "bench_ratios", "served", "first_hour", "harm_answers", "harm_answers_attack",
+    "harm_answers_qwen", "harm_answers_curve", "harm_labelled",
+}  # fmt: skip
 WITHOUT_RUNS = ("tables", "figures", "ablations", "harm", "claims")  # kinds of params files
 KEPT = (  # fields of a line that the tests below read
     "prompt_id policy method prompts seed status reward cost peak_cost word_peak_cost "

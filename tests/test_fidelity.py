@@ -37,21 +37,13 @@ def test_the_papers_files_keep_to_the_table():
         ("decode-main-beaver-pku", "seed: 0", "threshold: 0.5", "threshold is 0.5, not left out"),
         ("critic-alpaca-pku", "limit: 2000", "limit: null", "limit is not set, not 2000"),
         ("critic-alpaca-pku", "batch_size: 8", "batch_size: 9", "critics.terminal.batch_size is 9"),
-        (
-            "critic-beaver-pku",
-            "features: o,",
-            "features: m,",
-            "critics.terminal.features is m, not o",
-        ),
+        ("critic-beaver-pku", "features: o,", "features: m,",
+         "critics.terminal.features is m, not o"),
         ("critic-llama-pku", "lr: 1.0e-4", "lr: 1.0e-3", "value.lr is 0.001, not 0.0001"),
-        (
-            "decode-main-llama-pku",
-            "seed: 0",
-            "temperature: 0.7",
-            "temperature is 0.7, not left out",
-        ),
+        ("decode-main-llama-pku", "seed: 0", "temperature: 0.7",
+         "temperature is 0.7, not left out"),
     ],
-)
+)  # fmt: skip
 def test_a_file_that_contradicts_the_table_is_named(tmp_path, file, old, new, sentence):
     """Guards the comparison itself: no row that every file would pass."""
     shutil.copytree(ROOT / "params/paper", tmp_path / "paper")

@@ -10,11 +10,10 @@ from collections import Counter
 import pytest
 import torch
 from mockpolicy import LetterCost, LetterReward, noise
+from tinymodels import tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
     MaxTimeCriteria,
@@ -57,14 +56,9 @@ def tokenizer():
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=10, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1,
-        max_position_embeddings=32, eos_token_id=EOS, bos_token_id=None, pad_token_id=PAD,
-        initializer_range=0.2,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    size = dict(vocab_size=10, intermediate_size=32, max_position_embeddings=32)
+    size |= dict(num_attention_heads=2, num_key_value_heads=1, initializer_range=0.2)
+    return tiny("llama", **size, eos_token_id=EOS, pad_token_id=PAD)
 
 
 def a_guard(model, tokenizer, cost=None, method="inferenceguard", streamer=None, **settings):

@@ -13,13 +13,7 @@ from theory import INF, bigrams
 from igstudy.theory.homomorphism import conflict, embed, latent_mdp
 from igstudy.theory.instances import bigram_process
 from igstudy.theory.mdp import augment, token_mdp
-from igstudy.theory.planning import (
-    bellman,
-    greedy,
-    value_iteration,
-    values,
-    violation,
-)
+from igstudy.theory.planning import bellman, greedy, value_iteration, values, violation
 
 
 def length_and_last(names):

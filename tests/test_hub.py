@@ -94,13 +94,9 @@ def test_only_the_files_of_transformers_are_fetched(monkeypatch, tmp_path):
     """
     folder = tmp_path / "cache"
     files = (
-        "config.json",
-        "tokenizer.model",
-        "model-00001-of-00001.safetensors",
-        "pytorch_model.bin",
-        "training_args.bin",
-        "x.pth",
-    )
+        "config.json", "tokenizer.model", "model-00001-of-00001.safetensors", "pytorch_model.bin",
+        "training_args.bin", "x.pth",
+    )  # fmt: skip
     hub = Hub(monkeypatch, folder, *files)
     assert snapshot(REPO, "abc123") == folder
     assert {p.name for p in folder.iterdir()} == {
@@ -125,12 +121,9 @@ def test_whatever_a_tokenizer_reads_is_fetched(monkeypatch, tmp_path):
     """
     folder = tmp_path / "cache"
     files = {
-        "vocab.txt",
-        "bpe.codes",
-        "source.spm",
-        "chat_template.jinja",
+        "vocab.txt", "bpe.codes", "source.spm", "chat_template.jinja",
         "additional_chat_templates/tools.jinja",
-    }
+    }  # fmt: skip
     Hub(monkeypatch, folder, "model.safetensors", "README.md", *files)
     snapshot(REPO)
     assert {p.relative_to(folder).as_posix() for p in folder.rglob("*.*")} == files | {
@@ -142,13 +135,9 @@ def test_pickled_weights_are_fetched_where_there_are_no_others(monkeypatch, tmp_
     """Bug: Vicuna, whose main branch has no safetensors."""
     folder = tmp_path / "cache"
     Hub(
-        monkeypatch,
-        folder,
-        "config.json",
-        "pytorch_model-00001-of-00002.bin",
-        "pytorch_model.bin.index.json",
-        "optimizer.bin",
-    )
+        monkeypatch, folder, "config.json", "pytorch_model-00001-of-00002.bin",
+        "pytorch_model.bin.index.json", "optimizer.bin",
+    )  # fmt: skip
     snapshot(REPO)
     names = {"config.json", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"}
     assert {p.name for p in folder.iterdir()} == names
@@ -164,28 +153,16 @@ def test_a_data_set_is_fetched_whole(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("error", "parts"),
     [
-        (
-            answered(errors.GatedRepoError, 403, "Access is restricted.\nMore."),
-            [
-                "cannot be fetched (GatedRepoError: Access is restricted. More.)",
-                "hf auth login",
-            ],
-        ),
-        (
-            answered(errors.RevisionNotFoundError, 404, "Not found.\nMore."),
-            [
-                "RevisionNotFoundError",
-                "check its name and revision 'v9'",
-            ],
-        ),
+        (answered(errors.GatedRepoError, 403, "Access is restricted.\nMore."),
+         ["cannot be fetched (GatedRepoError: Access is restricted. More.)", "hf auth login"]),
+        (answered(errors.RevisionNotFoundError, 404, "Not found.\nMore."),
+         ["RevisionNotFoundError", "check its name and revision 'v9'"]),
         (TimeoutError("timed out"), ["cannot be fetched (TimeoutError: timed out)", "IGCORE_HUB"]),
-        (
-            errors.XetDownloadError("storage\nMore."),
-            ["cannot be fetched (XetDownloadError: storage More.)", "IGCORE_HUB"],
-        ),
+        (errors.XetDownloadError("storage\nMore."),
+         ["cannot be fetched (XetDownloadError: storage More.)", "IGCORE_HUB"]),
     ],
     ids=lambda value: type(value).__name__,
-)
+)  # fmt: skip
 def test_what_the_hub_answers_is_one_sentence(monkeypatch, error, parts):
     """Bug: thirty lines of a stack for a licence that was not accepted. A hub's error may come from
     any library that it uses.

@@ -18,13 +18,7 @@ from igstudy.judge import JudgeParams, ScorerJudge, load_judge
 from igstudy.judge.openai import JudgeError
 from igstudy.judge.spec import ASPECTS, Question, parse
 from igstudy.report import load as runs
-from igstudy.report.verdicts import (
-    both_orders,
-    pairs_of,
-    questions_of,
-    verdicts,
-    win_rates,
-)
+from igstudy.report.verdicts import both_orders, pairs_of, questions_of, verdicts, win_rates
 from igstudy.runs import folders
 from igstudy.runs.judge_run import judge_run
 from tests.rehearsal.stub import Canned, by_hash, points, shown, stub_judge
@@ -565,38 +559,23 @@ def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
         ({"judge": "opnai"}, "unknown judge 'opnai'; did you mean 'openai'"),
         ({"judge": "openai"}, "parameter model is missing"),
         ({"judge": {"model": "m"}}, "unknown judge ''; allowed: openai, scorer"),
-        (
-            {"judge": {"name": "openai", "model": "m", "api_key": KEY}},
-            "unknown parameter 'api_key'; did you mean",
-        ),
-        (
-            {"judge": {"name": "openai", "model": "m", "timeout": 1e308}},
-            "parameter timeout is 1e.308: it must be less than or equal to 86400",
-        ),
-        (
-            {"workers": 10**6},
-            "parameter workers is 1000000: it must be less than or equal to 1024",
-        ),
-        (
-            {"judge": {"name": "openai", "model": "m", "base_url": f"https://me:{KEY}@x/v1"}},
-            "base_url is not a plain http address",
-        ),
-        (
-            {"judge": {"name": "scorer", "helpfulness": "minilm"}},
-            "unknown helpfulness scorer 'minilm'",
-        ),
-        (
-            {"judge": {"name": "scorer", "usefulness": "minilm-relevance"}},
-            "unknown parameter 'usefulness'",
-        ),
+        ({"judge": {"name": "openai", "model": "m", "api_key": KEY}},
+         "unknown parameter 'api_key'; did you mean"),
+        ({"judge": {"name": "openai", "model": "m", "timeout": 1e308}},
+         "parameter timeout is 1e.308: it must be less than or equal to 86400"),
+        ({"workers": 10**6}, "parameter workers is 1000000: it must be less than or equal to 1024"),
+        ({"judge": {"name": "openai", "model": "m", "base_url": f"https://me:{KEY}@x/v1"}},
+         "base_url is not a plain http address"),
+        ({"judge": {"name": "scorer", "helpfulness": "minilm"}},
+         "unknown helpfulness scorer 'minilm'"),
+        ({"judge": {"name": "scorer", "usefulness": "minilm-relevance"}},
+         "unknown parameter 'usefulness'"),
         ({"baseline": "bas"}, "unknown baseline 'bas'; did you mean 'base'"),
-        (
-            {"methods": ["best-of-n", "base"]},
-            "methods and baseline are .*'best-of-n', 'base'.; name each method once",
-        ),
+        ({"methods": ["best-of-n", "base"]},
+         "methods and baseline are .*'best-of-n', 'base'.; name each method once"),
         ({"workers": 0}, "parameter workers is 0: it must be greater than or equal to 1"),
     ],
-)
+)  # fmt: skip
 def test_bad_settings_are_named(changes, message):
     """Bug: a run that stops after hours, or a secret repeated in an error."""
     with pytest.raises(ParameterError, match=message) as error:

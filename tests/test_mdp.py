@@ -14,12 +14,7 @@ from theory import INF, bigrams, language_model, leaves, path, random_table, ran
 
 from igcore import budget
 from igcore.errors import ParameterError
-from igstudy.theory.mdp import (
-    MDP,
-    augment,
-    token_mdp,
-    truncated_cost,
-)
+from igstudy.theory.mdp import MDP, augment, token_mdp, truncated_cost
 from igstudy.theory.planning import values
 
 AB = {"a": (0, 0), "b": (1, 0.5)}
@@ -176,14 +171,8 @@ def test_states_reached_at_two_times_still_come_after_their_parents():
         ("e", -1),
     )
     assert augmented.child.tolist() == [
-        [3, 1],
-        [2, -1],
-        [4, -1],
-        [5, -1],
-        [6, -1],
-        [-1, -1],
-        [-1, -1],
-    ]
+        [3, 1], [2, -1], [4, -1], [5, -1], [6, -1], [-1, -1], [-1, -1],
+    ]  # fmt: skip
     assert values(augmented).tolist() == [6, INF, INF, 6, INF, 0, INF]
 
 

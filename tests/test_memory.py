@@ -12,7 +12,7 @@ import torch
 from mockpolicy import LetterCost, LetterReward, mock_policy
 from tinymodels import Counter, tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 import igcore as ig
 from igcore import guard as guard_module
@@ -53,11 +53,7 @@ def test_bytes_of_a_search_worked_out_by_hand():
     """Guards the formula: 3 layers, keys and values, 2 key heads of 8 numbers of 4 bytes, o_t of 32
     numbers; 6 samples, 2 beams, two rounds, two blocks of 4 tokens, a prompt of 5.
     """
-    config = LlamaConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    model = tiny("llama", num_hidden_layers=3)
     token, state, drawn = 3 * 2 * 2 * 8 * 4, 32 * 4, 6 * 97 * 8
     # a prompt twice; then while the last block is sampled, while it is scored, and the one before
     new = [6 * 8 + 2 * 4, 2 * 8, 6 * 4 + 2 * 4]

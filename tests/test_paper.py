@@ -50,12 +50,9 @@ def test_cells_are_those_of_the_paper():
     settings = ["n_samples", "block_size", "keep", "tex_line"]
     assert [critic[name] for name in settings] == [128, 32, 32, 810]
     greedy = cell(
-        "lambda_vicuna",
-        prompts="hex-phi",
-        method="best-of-n-lagrangian",
-        n_samples=64,
+        "lambda_vicuna", prompts="hex-phi", method="best-of-n-lagrangian", n_samples=64,
         lagrange_multiplier=0,
-    )
+    )  # fmt: skip
     assert (greedy["reward_mean"], greedy["safety_printed"], greedy["printed_as"]) == (
         6.97,
         "34.33",

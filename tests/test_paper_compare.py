@@ -168,10 +168,7 @@ def test_a_table_reads_its_own_sweep_first_and_main_runs_next():
     assert (
         priority("latency", "decode-compute-n_samples-4"),
         priority("latency", "decode-raw"),
-    ) == (
-        0,
-        1,
-    )
+    ) == (0, 1)
 
 
 # --- policies that the paper does not have --------------------------------------------------------
@@ -316,10 +313,7 @@ def test_shards_are_one_run_and_best_of_n_is_none(repository):
             [OURS, ALPACA | {"method": "base", "n_samples": 1}],
             ["inferenceguard (N 128 / 128)", "alpaca-7b, n 8"],
         ),
-        (
-            [RAW | {"method": "inferenceguard"}],
-            ["inferenceguard (N 128 / 8)", "smollm2-raw, n 8"],
-        ),
+        ([RAW | {"method": "inferenceguard"}], ["inferenceguard (N 128 / 8)", "smollm2-raw, n 8"]),
     ],
 )
 def test_every_table_is_written_with_its_sources(tmp_path, parts, row):

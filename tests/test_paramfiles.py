@@ -32,12 +32,9 @@ def test_a_grid_has_a_run_for_every_point(tmp_path):
     runs = files.runs()
     assert list(runs) == [f"decode-a-keep-{k}-budget-{b}" for k in (1, 2) for b in ("0_5", "1_0")]
     assert runs["decode-a-keep-2-budget-0_5"] == {
-        "profile": "paper",
-        "run": "decode-a-keep-2-budget-0_5",
-        "seed": 3,
-        "keep": 2,
+        "profile": "paper", "run": "decode-a-keep-2-budget-0_5", "seed": 3, "keep": 2,
         "budget": 0.5,
-    }
+    }  # fmt: skip
 
 
 def test_a_named_point_has_settings_of_its_own(tmp_path):
@@ -67,12 +64,9 @@ def test_changes_reach_the_settings_they_name_and_move_the_runs(tmp_path):
     it does not have.
     """
     decode = {
-        "profile": "paper",
-        "run": "decode-a",
-        "limit": None,
-        "value": "runs/paper/critics/x/value",
+        "profile": "paper", "run": "decode-a", "limit": None, "value": "runs/paper/critics/x/value",
         "budget": 0.0,
-    }
+    }  # fmt: skip
     base = folder(
         tmp_path, **{"decode-a": decode, "critic-x": {"profile": "paper", "run": "x", "epochs": 50}}
     )
@@ -193,18 +187,14 @@ def test_a_file_belongs_to_its_folder(tmp_path, kind):
         ({"policy": ["$(touch X)"]}, r"is 'decode-a-policy-\$\(touch X\)', which cannot"),
         ({"budget": [1e16]}, r"is 'decode-a-budget-1e\+16', which cannot"),
         ({"policy": "raw"}, "parameter grid.policy is 'raw': it must be a valid list"),
-        (
-            {name: [1] * 10 for name in "abcde"},
-            "make 100000 runs, and may make 10000; give them fewer",
-        ),
+        ({name: [1] * 10 for name in "abcde"},
+         "make 100000 runs, and may make 10000; give them fewer"),
         ({"seed": []}, "parameter grid.seed is .*: it must have at least 1 item"),
         (["seed"], "parameter grid is .*: it must be a valid dictionary"),
-        (
-            {"budget": [1.5, "1_5"]},
-            "makes a run 'decode-a-budget-1_5', as another file or point does; give one",
-        ),
+        ({"budget": [1.5, "1_5"]},
+         "makes a run 'decode-a-budget-1_5', as another file or point does; give one"),
     ],
-)
+)  # fmt: skip
 def test_a_grid_makes_names(tmp_path, grid, sentence):
     """Bug: a list in the name of a folder, text taken letter by letter, a point that takes the
     place of another.

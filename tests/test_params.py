@@ -74,15 +74,11 @@ def test_a_value_network_is_trained_where_one_is_wanted():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"critics": {}, "value": None},
-            "critics is {} and value is null; name a network to train",
-        ),
+        ({"critics": {}, "value": None},
+         "critics is {} and value is null; name a network to train"),
         ({"critics": {"m": "layer 8"}}, "critics.m is 'layer 8': it must be a valid dict"),
-        (
-            {"critics": {"m": {"budget": 0.3}}},
-            r"critics\['m'\] sets budget, which is given once for the whole run; leave it out",
-        ),
+        ({"critics": {"m": {"budget": 0.3}}},
+         r"critics\['m'\] sets budget, which is given once for the whole run; leave it out"),
         ({"critics": {"m": {"layr": 8}}}, "unknown parameter 'layr'; did you mean 'layer'"),
         ({"critics": {"../m": {}}}, "parameter critics is '../m': it must match pattern"),
         ({"critics": {"value": {}}}, "critics names a critic 'value'; give it another name"),
@@ -92,7 +88,7 @@ def test_a_value_network_is_trained_where_one_is_wanted():
         ({"threads": 10**6}, "threads is 1000000: "),  # torch ends the process
         ({"critic": {}}, "unknown parameter 'critic'; did you mean 'critics'"),
     ],
-)
+)  # fmt: skip
 def test_bad_parameters_are_named(changes, message):
     """Guards against a run that stops after hours of rollouts, or trains what was not asked for."""
     with pytest.raises(ParameterError, match=message):
@@ -158,8 +154,7 @@ def test_what_becomes_a_folder_is_a_plain_name(cls):
 
 
 @pytest.mark.parametrize(
-    ("cls", "name"),
-    [(JudgeParams, "figures"), (OutputParams, "figures"), (DecodeParams, "pool")],
+    ("cls", "name"), [(JudgeParams, "figures"), (OutputParams, "figures"), (DecodeParams, "pool")]
 )
 def test_what_is_written_stays_in_the_repository(cls, name):
     """Bug: a params file that writes wherever its user may write."""
@@ -192,21 +187,17 @@ def test_every_committed_file_is_valid(path):
         ({"methods": []}, "methods is .*: it must have at least 1 item"),
         ({"methods": ["base", "base"]}, "methods names 'base' twice"),
         ({"methods": ["bose"]}, "unknown method 'bose'; did you mean 'base'"),
-        (
-            {"methods": ["base", "inferenceguard-mix"], "value": "v"},
-            "'inferenceguard-mix', which uses a critic, but critic names none; train one",
-        ),
-        (
-            {"methods": ["base", "re-control"], "critic": "m"},
-            "'re-control', which uses a value network, but value names none; train one with note",
-        ),
+        ({"methods": ["base", "inferenceguard-mix"], "value": "v"},
+         "'inferenceguard-mix', which uses a critic, but critic names none; train one"),
+        ({"methods": ["base", "re-control"], "critic": "m"},
+         "'re-control', which uses a value network, but value names none; train one with note"),
         ({"cost": "offensive"}, "unknown cost scorer 'offensive'; did you mean 'offensive-lang"),
         ({"prompts": "mlid"}, "unknown prompt set 'mlid'; did you mean 'mild'"),
         ({"critic_control": "shufled"}, "critic_control is 'shufled': it must be 'none' or"),
         ({"shard": 2, "n_shards": 2}, "shard is 2; with n_shards 2 it must be below"),
         ({"keep": 9}, "keep is 9, more than n_samples, which is 8"),
     ],
-)
+)  # fmt: skip
 def test_bad_parameters_of_decoding_are_named(changes, message):
     """Guards against a run that fails at its last method, or decodes what was not asked for."""
     with pytest.raises(ParameterError, match=message):

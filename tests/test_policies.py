@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from tiny import tiny_model, tiny_tokenizer
-from tokenizers.processors import TemplateProcessing
+from tiny import framed, tiny_model, tiny_tokenizer
 
 import igcore as ig
 from igcore.engine.kv_cache import cache_name
@@ -238,11 +237,7 @@ def ending(kind):
         pieces = ("<unk>", "<s>", "</s>", "\u2581", *"Howdplantsgr?")
         vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
         return transformers.LlamaTokenizer(vocabulary, [], add_eos_token=True)
-    tokenizer = tiny_tokenizer()
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", tokenizer.eos_token_id)]
-    )
-    return tokenizer
+    return framed(tiny_tokenizer(), end="</s>")
 
 
 @pytest.mark.parametrize("kind", ["Llama", "fast"])

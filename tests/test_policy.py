@@ -8,11 +8,10 @@ import shutil
 import pytest
 from copiedcode import edit_json, edit_tensors, swap_letters
 from mockpolicy import LetterCost, LetterReward
-from tiny import tiny_model, tiny_tokenizer, turn_calendar
+from tiny import tiny_model, tiny_policy, tiny_tokenizer, turn_calendar
 
 from igcore import AssetError, Guard, ParameterError, SearchConfig, decode, load_policy
 from igcore.models.templates import TEMPLATES
-from igcore.policy import Policy
 from igstudy import policies
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.decode_run import decode_run
@@ -29,10 +28,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def policy():
-    tokenizer = tiny_tokenizer()
-    return Policy(
-        "tiny", tiny_model(tokenizer), tokenizer, eos_ids=frozenset({tokenizer.eos_token_id})
-    )
+    return tiny_policy()
 
 
 def test_the_text_of_a_prefix_is_a_prefix_of_the_text(policy):
@@ -59,13 +55,7 @@ def test_the_chat_template_surrounds_the_prompt():
         "add_generation_prompt %}>{% endif %}"
     )
     tokenizer = tiny_tokenizer(chat_template=template)
-    policy = Policy(
-        "tiny",
-        tiny_model(tokenizer),
-        tokenizer,
-        template=TEMPLATES["chat"],
-        eos_ids=frozenset({tokenizer.eos_token_id}),
-    )
+    policy = tiny_policy(tokenizer, template=TEMPLATES["chat"])
     assert tokenizer.decode(policy.encode("hi")) == "</s>user: hi>"
 
 
@@ -73,10 +63,7 @@ def test_ordinary_added_tokens_stay_as_they_are():
     """Guards prompts of tokenizers that add runs of spaces: only special tokens are broken up."""
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["  ", "    "])
-    policy = Policy(
-        "tiny", tiny_model(tokenizer), tokenizer, eos_ids=frozenset({tokenizer.eos_token_id})
-    )
-    assert tokenizer.decode(policy.encode("a      b </s>")) == "a      b < /s>"
+    assert tokenizer.decode(tiny_policy(tokenizer).encode("a      b </s>")) == "a      b < /s>"
 
 
 @pytest.mark.parametrize("prompt", ["", " \n"])
@@ -170,13 +157,6 @@ def test_a_template_that_writes_the_date_changes_the_digest(folder, tmp_path, mo
     assert known[0].files == known[2].files
 
 
-def test_a_template_of_ours_changes_the_digest(folder):
-    known = [
-        load_policy({"name": str(folder), "template": template}) for template in ("raw", "vicuna")
-    ]
-    assert known[0].files == known[1].files and known[0].digest != known[1].digest
-
-
 def test_a_policy_made_by_hand_has_an_identity(policy):
     """Guards scripts that never touch a folder."""
     assert policy.digest == "" and policy.files == {}
@@ -247,27 +227,15 @@ def test_a_chat_template_that_is_not_there_is_refused(folder):
         load_policy({"name": str(folder), "template": "chat"})
 
 
-def test_a_policy_that_the_mirror_lacks_is_named(monkeypatch, tmp_path):
-    monkeypatch.setenv("IGCORE_HUB", str(tmp_path))
-    sentence = "model 'PKU-Alignment/beaver-7b-v3.0' is not in IGCORE_HUB"
-    with pytest.raises(AssetError, match=sentence):
-        load_policy("beaver-7b-v3")
-
-
 def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
     """Bug: half a run, which tables then wait for, of a model that was never there."""
     (tmp_path / "hub").mkdir()
     monkeypatch.setenv("IGCORE_HUB", str(tmp_path / "hub"))
     monkeypatch.setattr("igcore.files.root", lambda: tmp_path / "work")
     params = DecodeParams(
-        profile="tiny",
-        run="one",
-        policy="vicuna-7b",
-        methods=["base"],
-        budget=0.2,
-        prompts="mild",
+        profile="tiny", run="one", policy="vicuna-7b", methods=["base"], budget=0.2, prompts="mild",
         limit=2,
-    )
+    )  # fmt: skip
     with pytest.raises(AssetError, match="model .lmsys/vicuna-7b-v1.5. is not in IGCORE_HUB"):
         decode_run(params)
     assert list(tmp_path.rglob("*")) == [tmp_path / "hub"]
@@ -278,19 +246,15 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
     [
         (("smolm2-raw",), "unknown policy 'smolm2-raw'; did you mean 'smollm2-raw'"),
         (("no/such/folder",), "hub, such as openai-community/gpt2; igstudy has the paper's"),
-        (
-            ({"name": "alpaca-7b", "templat": "raw"},),
-            "unknown parameter 'templat'; did you mean 'template'",
-        ),
+        (({"name": "alpaca-7b", "templat": "raw"},),
+         "unknown parameter 'templat'; did you mean 'template'"),
         (({"template": "raw"},), "unknown policy ''; allowed"),
         (("smollm2-raw", "float31"), "unknown dtype 'float31'; did you mean 'float32'"),
         (("smollm2-raw", "float32", "gpuu"), "device is 'gpuu', which this machine does not have"),
-        (
-            ({"name": "smollm2-raw", "template": "chats"},),
-            "unknown template 'chats'; did you mean 'chat'",
-        ),
+        (({"name": "smollm2-raw", "template": "chats"},),
+         "unknown template 'chats'; did you mean 'chat'"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_loaded_is_named(arguments, message):
     with pytest.raises(ParameterError, match=message):
         load_policy(*arguments)

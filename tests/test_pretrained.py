@@ -107,10 +107,7 @@ def test_a_truncated_pickle_is_refused(copy, keep):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "pytorch_model-00002-of-00002.bin",
-            "cannot be loaded (FileNotFoundError",
-        ),
+        ("pytorch_model-00002-of-00002.bin", "cannot be loaded (FileNotFoundError"),
         (
             "pytorch_model.bin.index.json",
             "has no weights (model.safetensors or pytorch_model.bin, or their index)",
@@ -196,10 +193,7 @@ def test_the_files_of_a_folder_are_those_that_transformers_loads(sharded, monkey
         (lambda name: f"../outside/{name}", "names ['../outside/"),
         (lambda name: f"w/{name}", "names ['w/"),
         (lambda name: f"/outside/{name}", "names ['/outside/"),
-        (
-            lambda name: "model-00003-of-00003.safetensors",
-            "model-00003-of-00003.safetensors",
-        ),
+        (lambda name: "model-00003-of-00003.safetensors", "model-00003-of-00003.safetensors"),
         (lambda name: 3, "cannot be loaded"),
     ],
 )
@@ -255,28 +249,20 @@ GPTQ = dict(quant_method="gptq", bits=4)
         (emptied, "has no config.json; give a folder as"),
         (lambda folder: (folder / "config.json").unlink(), "has no config.json; give a folder as"),
         (adapter_alone, "has no config.json; merge the adapter into its model"),
-        (
-            lambda folder: (folder / "model.safetensors").rename(folder / "quokka-q8.gguf"),
-            "has no weights .* by from_pretrained.folder, gguf_file=...., and save the model",
-        ),
-        (
-            lambda folder: reconfigure(folder, quantization_config=GPTQ),
-            "ImportError: Loading a GPTQ .* install the package that it names",
-        ),
-        (
-            lambda folder: reconfigure(folder, model_type="quokka"),
-            "your version of Transformers is out of date",
-        ),
-        (
-            lambda folder: reconfigure(folder, model_type="quokka", auto_map={"AutoConfig": "q.Q"}),
-            "because code in a model's folder is not run",
-        ),
+        (lambda folder: (folder / "model.safetensors").rename(folder / "quokka-q8.gguf"),
+         "has no weights .* by from_pretrained.folder, gguf_file=...., and save the model"),
+        (lambda folder: reconfigure(folder, quantization_config=GPTQ),
+         "ImportError: Loading a GPTQ .* install the package that it names"),
+        (lambda folder: reconfigure(folder, model_type="quokka"),
+         "your version of Transformers is out of date"),
+        (lambda folder: reconfigure(folder, model_type="quokka", auto_map={"AutoConfig": "q.Q"}),
+         "because code in a model's folder is not run"),
         (lambda folder: reconfigure(folder, model_type="llava"), "Unrecognized configuration"),
         (lambda folder: reconfigure(folder, model_type="t5"), "Unrecognized configuration"),
         (prefixed("_orig_mod."), "lacks the weights .*; save the model inside a wrapper"),
         (prefixed("", head="v_head.summary.weight"), "unknown weights ..v_head.*; save the model"),
     ],
-)
+)  # fmt: skip
 def test_each_fault_of_a_folder_has_its_own_remedy(copy, damage, message):
     """Bug: "download or save the whole model again" for all of them, which helps none."""
     damage(folder := copy(ALPACA))
@@ -374,14 +360,10 @@ def test_a_damaged_tokenizer_is_refused(copy, content):
 @pytest.mark.parametrize(
     "name",
     [
-        "config.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "tokenizer.json",
+        "config.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
+        "added_tokens.json", "tokenizer.json",
     ],
-)
+)  # fmt: skip
 def test_a_damaged_settings_file_is_refused(copy, name):
     """Bug: transformers continues without the end tokens of a damaged generation_config.json."""
     folder = copy(ALPACA)
@@ -459,18 +441,11 @@ def changed(before, after):
 @pytest.mark.parametrize(
     "name",
     [
-        "model.safetensors",
-        "config.json",
-        "generation_config.json",
-        "tokenizer_config.json",
-        "tokenizer.model",
-        "special_tokens_map.json",
-        "chat_template.jinja",
-        "additional_chat_templates/tools.jinja",
-        "bpe.codes",
-        "source.spm",
+        "model.safetensors", "config.json", "generation_config.json", "tokenizer_config.json",
+        "tokenizer.model", "special_tokens_map.json", "chat_template.jinja",
+        "additional_chat_templates/tools.jinja", "bpe.codes", "source.spm",
     ],
-)
+)  # fmt: skip
 def test_every_file_that_is_read_has_a_hash(copy, name):
     """Bug: another template, tokenizer or end token under the digest of before."""
     folder = copy(ALPACA)

@@ -185,56 +185,28 @@ def test_counts_of_a_file_are_logged(write, caplog):
         ("c.csv", "id,prompt\n1,one\n2,\n", r"row 2 of .*c\.csv is '.*', which is no prompt"),
         ("d.csv", "text,id\none,1\n", "has the columns text, id, but not 'prompt'"),
         ("e.csv", "id,prompt\n1,Well, then\n", r"no prompts could be read from .*e\.csv"),
-        (
-            "f.jsonl",
-            '{"prompt": "one"}\n{"prompt": 2}\n',
-            r"row 2 of .*f\.jsonl is 2, which is no prompt",
-        ),
-        (
-            "g.jsonl",
-            '{"prompt": "one"}\n{"other": "two"}\n',
-            r"row 2 of .*g\.jsonl is None, which is no prompt",
-        ),
-        (
-            "h.jsonl",
-            '{"prompt": ["one"]}\n',
-            r"row 1 of .*h\.jsonl is \['one'\], which is no",
-        ),
+        ("f.jsonl", '{"prompt": "one"}\n{"prompt": 2}\n',
+         r"row 2 of .*f\.jsonl is 2, which is no prompt"),
+        ("g.jsonl", '{"prompt": "one"}\n{"other": "two"}\n',
+         r"row 2 of .*g\.jsonl is None, which is no prompt"),
+        ("h.jsonl", '{"prompt": ["one"]}\n', r"row 1 of .*h\.jsonl is \['one'\], which is no"),
         ("i.jsonl", '{"prompt": "one"}\nnot json\n', r"no prompts could be read from .*i\.jsonl"),
-        (
-            "j.txt",
-            b"\xff\xfe\x00",
-            r"from .*j\.txt.* \(j\.txt: UnicodeDecodeError",
-        ),
+        ("j.txt", b"\xff\xfe\x00", r"from .*j\.txt.* \(j\.txt: UnicodeDecodeError"),
         ("p.json", "[" * 100_000, r"\(p\.json: .* depth"),
-        (
-            "q.jsonl",
-            r'{"prompt": "a\ud83d"}',
-            r"\(q\.jsonl: .* surrogates not allowed",
-        ),
-        (
-            "i.jsonl",
-            '{"prompt": "one"}\n\n{"prompt": "two",\n',
-            r"\(i.jsonl is no JSON at line 3, column 18: ",
-        ),
+        ("q.jsonl", r'{"prompt": "a\ud83d"}', r"\(q\.jsonl: .* surrogates not allowed"),
+        ("i.jsonl", '{"prompt": "one"}\n\n{"prompt": "two",\n',
+         r"\(i.jsonl is no JSON at line 3, column 18: "),
         ("k.txt", "", r"\(k.txt holds no row\); give valid UTF-8 .txt with at least one prompt$"),
-        (
-            "n.csv",
-            "",
-            r"\(n.csv holds no row\); give .* column 'prompt', or set .* another$",
-        ),
+        ("n.csv", "", r"\(n.csv holds no row\); give .* column 'prompt', or set .* another$"),
         ("l.json", "", r"\(l.json holds no row\)"),
-        (
-            "r.jsonl",
-            '{"prompt": [{"role": "user", "content": "Hello."}]}',
-            r"row 1 of .* which is no prompt; write text, or remove the row",
-        ),
+        ("r.jsonl", '{"prompt": [{"role": "user", "content": "Hello."}]}',
+         r"row 1 of .* which is no prompt; write text, or remove the row"),
         ("m.csv", "prompt\n", r"no prompts could be read from .*m\.csv"),
         ("s.csv", 'prompt\none\n"two\nthree\n', r"\(s\.csv ends within quotes\)"),
         ("t.json", '["one", 2]', r"\(t\.json holds what is no object of a key and a prompt\)"),
         ("u.parquet", "no table", r"\(u\.parquet: .*[Pp]arquet"),
     ],
-)
+)  # fmt: skip
 def test_bad_files_name_the_row(write, name, content, sentence):
     """Bug: a bad row is skipped or cut in silence, or a library's traceback reaches the user."""
     with pytest.raises(ParameterError, match=sentence):

@@ -213,37 +213,24 @@ def test_ids_depend_on_set_and_text_alone(hub):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (
-            {"name": "pku-saferlfh"},
-            "unknown prompt set 'pku-saferlfh'; did you mean 'pku-saferlhf'",
-        ),
+        ({"name": "pku-saferlfh"},
+         "unknown prompt set 'pku-saferlfh'; did you mean 'pku-saferlhf'"),
         ({"part": "test"}, "unknown prompt set ''; allowed"),
-        (
-            {"name": PKU, "split": "test"},
-            "unknown option of prompt set 'pku-saferlhf': 'split'; allowed: column, only, part",
-        ),
-        (
-            {"name": PKU, "revision": 12345},
-            "parameter revision is 12345: it must be a valid string",
-        ),
-        (
-            {"name": "rtp", "part": "test"},
-            "unknown option of prompt set 'rtp': 'part'",
-        ),
+        ({"name": PKU, "split": "test"},
+         "unknown option of prompt set 'pku-saferlhf': 'split'; allowed: column, only, part"),
+        ({"name": PKU, "revision": 12345},
+         "parameter revision is 12345: it must be a valid string"),
+        ({"name": "rtp", "part": "test"}, "unknown option of prompt set 'rtp': 'part'"),
     ],
-)
+)  # fmt: skip
 def test_options_are_checked_before_anything_is_read(given, sentence, monkeypatch):
     """Bug: a misspelt option is passed over, or found out after an hour of loading models."""
     monkeypatch.setenv(MIRROR, "/nowhere")
     with pytest.raises(ParameterError, match=sentence):
         check_prompts(given)
     common = {
-        "profile": "test",
-        "run": "test",
-        "policy": "smollm2-raw",
-        "budget": 0.2,
-        "prompts": given,
-    }
+        "profile": "test", "run": "test", "policy": "smollm2-raw", "budget": 0.2, "prompts": given,
+    }  # fmt: skip
     with pytest.raises(ParameterError, match=sentence):
         DecodeParams(methods=["base"], **common)
     with pytest.raises(ParameterError, match=sentence):
@@ -380,29 +367,20 @@ def test_score_that_is_not_finite_counts_as_hardest():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (
-            {"name": "rpt"},
-            "unknown prompt set 'rpt'; did you mean 'rtp'.* or a path to a "
-            ".txt/.csv/.jsonl/.json/.tsv/.parquet/",
-        ),
-        (
-            {"name": {"name": "rtp", "limit": 5}},
-            "unknown option of prompt set 'rtp': 'limit'",
-        ),
+        ({"name": "rpt"},
+         "unknown prompt set 'rpt'; did you mean 'rtp'.* or a path to a "
+         ".txt/.csv/.jsonl/.json/.tsv/.parquet/"),
+        ({"name": {"name": "rtp", "limit": 5}}, "unknown option of prompt set 'rtp': 'limit'"),
         ({"name": {"name": "no/such.csv"}}, "no prompts could be read from no/such.csv"),
         ({"name": "mild", "split": "tests"}, "unknown split 'tests'; did you mean 'test'"),
-        (
-            {"name": "mild", "limit": 0},
-            "parameter limit is 0: it must be greater than or equal to 1",
-        ),
-        (
-            {"name": "mild", "limit": 2, "hardest": 3, "cost": Length()},
-            "hardest 3 must be at most limit 2",
-        ),
+        ({"name": "mild", "limit": 0},
+         "parameter limit is 0: it must be greater than or equal to 1"),
+        ({"name": "mild", "limit": 2, "hardest": 3, "cost": Length()},
+         "hardest 3 must be at most limit 2"),
         ({"name": "mild", "hardest": 3, "cost": Length()}, "hardest 3 must be at most limit None"),
         ({"name": "mild", "limit": 4, "hardest": 3}, "hardest 3 needs a cost"),
     ],
-)
+)  # fmt: skip
 def test_bad_choices_are_named(options, sentence):
     """Bug: a typing error in a parameter file runs with other prompts than were meant."""
     with pytest.raises(ParameterError, match=sentence):

@@ -148,40 +148,27 @@ class Reversed:
 
 
 MISUSES = {
-    "no budget": (
-        lambda: ig.Guard(pair(), cost=capitals),
-        "^parameter budget is missing; it has no default, because only you",
-    ),
+    "no budget": (lambda: ig.Guard(pair(), cost=capitals),
+        "^parameter budget is missing; it has no default, because only you"),
     "settings beside a config": (
         lambda: ig.Guard(pair(), cost=capitals, config=ig.SearchConfig(1.0), keep=1),
         "^Guard has keep beside config;",
     ),
-    "config is a mapping": (
-        lambda: ig.Guard(pair(), cost=capitals, config={"budget": 1.0}),
-        r"^config is a dict; write SearchConfig\(\*\*config\)",
-    ),
-    "misspelt setting": (
-        lambda: ig.Guard(pair(), cost=capitals, budget=1.0, n_sample=3),
-        "unknown parameter 'n_sample'; did you mean 'n_samples'",
-    ),
+    "config is a mapping": (lambda: ig.Guard(pair(), cost=capitals, config={"budget": 1.0}),
+        r"^config is a dict; write SearchConfig\(\*\*config\)"),
+    "misspelt setting": (lambda: ig.Guard(pair(), cost=capitals, budget=1.0, n_sample=3),
+        "unknown parameter 'n_sample'; did you mean 'n_samples'"),
     "an option of loading": (
         lambda: ig.Guard("owner/name", capitals, budget=1.0, load_in_8bit=True),
         "^Guard takes no load_in_8bit; it takes device, dtype and a map",
     ),
     "no folder": (lambda: ig.Guard("./nomodel", capitals, budget=1), "^there is no folder ./nomod"),
     "no folder at home": (lambda: ig.Guard("~/x", capitals, budget=1), "^there is no folder ~/x"),
-    "a name without owner": (
-        lambda: ig.Guard("gpt2", capitals, budget=1),
-        "owner/name on the hub, such as openai-community/gpt2",
-    ),
-    "a pipeline": (
-        lambda: ig.Guard(SimpleNamespace(model=1, tokenizer=2), capitals, budget=1),
-        r"^policy is a pipeline; give \(pipe.model, pipe.tokenizer\)",
-    ),
-    "no cost": (
-        lambda: ig.Guard(pair(), budget=1.0),
-        "^cost is missing; give a function",
-    ),
+    "a name without owner": (lambda: ig.Guard("gpt2", capitals, budget=1),
+        "owner/name on the hub, such as openai-community/gpt2"),
+    "a pipeline": (lambda: ig.Guard(SimpleNamespace(model=1, tokenizer=2), capitals, budget=1),
+        r"^policy is a pipeline; give \(pipe.model, pipe.tokenizer\)"),
+    "no cost": (lambda: ig.Guard(pair(), budget=1.0), "^cost is missing; give a function"),
     "negative budget": (lambda: ig.Guard(pair(), cost=capitals, budget=-1.0), "budget is -1"),
     "budget as text": (lambda: ig.Guard(pair(), cost=capitals, budget="0.2"), "budget is '0.2'"),
     "unknown cost": (lambda: a_guard("offensiv-language"), "did you mean 'offensive-language'"),
@@ -192,74 +179,46 @@ MISUSES = {
     "no critic": (lambda: a_guard(method="inferenceguard-mix")("a"), "needs a reward"),
     "no reward for ARGS": (lambda: a_guard(method="args")("a"), "^method 'args' needs a reward"),
     "unknown policy": (lambda: ig.Guard("smollm", capitals, budget=1.0), "unknown policy 'smollm'"),
-    "a model alone": (
-        lambda: ig.Guard(pair()[0], capitals, budget=1.0),
-        r"type LlamaForCausalLM; give .* \(model, tokenizer\)",
-    ),
+    "a model alone": (lambda: ig.Guard(pair()[0], capitals, budget=1.0),
+        r"type LlamaForCausalLM; give .* \(model, tokenizer\)"),
     "empty prompt": (lambda: a_guard()(" "), "prompt ' ' is empty"),
     "prompt is a number": (lambda: a_guard()(3), "^prompt is 3; give a text, or chat messages"),
     "prompts are one text": (lambda: a_guard().map("a"), "give a list of prompts"),
-    "prompts are one chat": (
-        lambda: a_guard().map([{"role": "user", "content": "a"}]),
-        r"^prompt is {'role'.*; give a text, or chat messages as a list, \[message\]",
-    ),
-    "a prompt is one message": (
-        lambda: a_guard()({"role": "user", "content": "a"}),
-        r"^prompt is {'role'.*; give a text, or chat messages as a list, \[message\]",
-    ),
+    "prompts are one chat": (lambda: a_guard().map([{"role": "user", "content": "a"}]),
+        r"^prompt is {'role'.*; give a text, or chat messages as a list, \[message\]"),
+    "a prompt is one message": (lambda: a_guard()({"role": "user", "content": "a"}),
+        r"^prompt is {'role'.*; give a text, or chat messages as a list, \[message\]"),
     "prompts are rows": (
         lambda: a_guard().map([{"prompt": "a", "label": 1}, {"prompt": "b", "label": 0}]),
         r"^prompts\[0\]: prompt is {'prompt'.* or of a data set the texts, ds\[\"prompt\"\]",
     ),
     "no list of prompts": (lambda: a_guard().map(None), "^prompts is None; give a list of prompts"),
-    "prompts are columns": (
-        lambda: a_guard().map({"prompt": ["a", "b"]}),
-        r"^prompts is {'prompt'.*; give a list of prompts.* ds\[\"prompt\"\]",
-    ),
-    "prompts are a table": (
-        lambda: a_guard().map(pd.DataFrame({"prompt": ["a", "b"]})),
-        r"^prompts is prompt 0 a.*; give a list of prompts",
-    ),
+    "prompts are columns": (lambda: a_guard().map({"prompt": ["a", "b"]}),
+        r"^prompts is {'prompt'.*; give a list of prompts.* ds\[\"prompt\"\]"),
+    "prompts are a table": (lambda: a_guard().map(pd.DataFrame({"prompt": ["a", "b"]})),
+        r"^prompts is prompt 0 a.*; give a list of prompts"),
     "half an emoji": (lambda: a_guard()("a \ud83d"), r"^prompt is 'a \\ud83d', which holds half"),
-    "half an emoji of many prompts": (
-        lambda: a_guard().map(["a", "b", "\udca9 c"]),
-        r"^prompts\[2\]: prompt is '\\udca9 c', which holds half a character; write",
-    ),
-    "half an emoji in a chat": (
-        lambda: a_guard()([{"role": "user", "content": "\ud83d"}]),
-        "^prompt is .* half a character",
-    ),
-    "half an emoji in a Prompt": (
-        lambda: ig.Prompt("1", "\ud83d", "mine"),
-        "^prompt is .* half a character",
-    ),
-    "an empty prompt among others": (
-        lambda: a_guard().map(["a", " "]),
-        r"^prompts\[1\]: prompt ' ' is empty",
-    ),
+    "half an emoji of many prompts": (lambda: a_guard().map(["a", "b", "\udca9 c"]),
+        r"^prompts\[2\]: prompt is '\\udca9 c', which holds half a character; write"),
+    "half an emoji in a chat": (lambda: a_guard()([{"role": "user", "content": "\ud83d"}]),
+        "^prompt is .* half a character"),
+    "half an emoji in a Prompt": (lambda: ig.Prompt("1", "\ud83d", "mine"),
+        "^prompt is .* half a character"),
+    "an empty prompt among others": (lambda: a_guard().map(["a", " "]),
+        r"^prompts\[1\]: prompt ' ' is empty"),
     "a message without a role": (lambda: a_guard()([{"content": "a"}]), "cannot be read; give"),
-    "an unknown role": (
-        lambda: a_guard()([{"role": "human", "content": "a"}]),
-        "these roles: system, user, assistant",
-    ),
-    "the assistant speaks last": (
-        lambda: a_guard()([{"role": "assistant", "content": "a"}]),
-        "^the last message is the assistant's; end with the user's",
-    ),
-    "no chat template": (
-        lambda: a_guard(chat=False)([{"role": "user", "content": "a"}]),
-        "has no chat template, .* give the prompt as a text",
-    ),
-    "a cost of the prompt alone": (
-        lambda: a_guard(lambda question: 0.0),
-        r"takes \(question\), which does not say what it is to be given; name its",
-    ),
+    "an unknown role": (lambda: a_guard()([{"role": "human", "content": "a"}]),
+        "these roles: system, user, assistant"),
+    "the assistant speaks last": (lambda: a_guard()([{"role": "assistant", "content": "a"}]),
+        "^the last message is the assistant's; end with the user's"),
+    "no chat template": (lambda: a_guard(chat=False)([{"role": "user", "content": "a"}]),
+        "has no chat template, .* give the prompt as a text"),
+    "a cost of the prompt alone": (lambda: a_guard(lambda question: 0.0),
+        r"takes \(question\), which does not say what it is to be given; name its"),
     "a cost of lists": (lambda: a_guard(lambda prompts, completions: []), "returns a list$"),
     "a cost that is a class": (lambda: a_guard(dict), "cost dict is a class; make an instance"),
-    "a cost that never returns": (
-        lambda: a_guard(lambda t: None),
-        "failed on all of 7 short texts, .*: for 'The meeting.*' it returned None",
-    ),
+    "a cost that never returns": (lambda: a_guard(lambda t: None),
+        "failed on all of 7 short texts, .*: for 'The meeting.*' it returned None"),
     "seed is a float": (lambda: a_guard(seed=0.5), "^seed is 0.5; it must be a whole number"),
     "another model": (
         lambda: pair(False)[0].generate(
@@ -267,67 +226,45 @@ MISUSES = {
         ),
         "made for another model",
     ),
-    "a critic that is a text": (
-        lambda: a_guard(critic="runs/critic"),
-        "^critic is 'runs/critic'; give a network that notebook 20 has trained, or an object",
-    ),
+    "a critic that is a text": (lambda: a_guard(critic="runs/critic"),
+        "^critic is 'runs/critic'; give a network that notebook 20 has trained, or an object"),
     "a pool that is a folder": (  # bug: a bare AttributeError at the first answer
         lambda: a_guard(pool="runs/pool"),
         "^pool is 'runs/pool'; give an object such as igstudy.pool.Pool makes of a folder",
     ),
-    "the guard before the method": (
-        lambda: list(ig.decode(a_guard(), "best-of-n", ["a"])),
-        r"^decode was given \(Guard, str, ...\); give decode\(method, guard, prompts\)",
-    ),
+    "the guard before the method": (lambda: list(ig.decode(a_guard(), "best-of-n", ["a"])),
+        r"^decode was given \(Guard, str, ...\); give decode\(method, guard, prompts\)"),
     "the prompts before the guard": (  # bug: a bare AttributeError, and so for a model
         lambda: list(ig.decode("best-of-n", ["a"], a_guard())),
         r"^decode was given \(str, list, ...\); give decode\(method, guard, prompts\)",
     ),
-    "a model in place of the guard": (
-        lambda: list(ig.decode("base", pair()[0], ["a"])),
-        r"^decode was given \(str, LlamaForCausalLM, ...\); give decode\(method, guard",
-    ),
+    "a model in place of the guard": (lambda: list(ig.decode("base", pair()[0], ["a"])),
+        r"^decode was given \(str, LlamaForCausalLM, ...\); give decode\(method, guard"),
     "a list of prompts without map": (  # bug: the remedy was a mapping of role and content alone
         lambda: a_guard()(["a", "b"]),
         "^chat message 'a' cannot be read; .*; or give a list of prompts to guard.map$",
     ),
-    "no acceptable text": (
-        lambda: ig.suggest_budget(capitals, [], ["A"]),
-        r"^acceptable_texts is \[\]; give a list",
-    ),
-    "texts are a number": (
-        lambda: ig.suggest_budget(capitals, 3, ["A"]),
-        r"^acceptable_texts is 3; give a list of texts or of pairs \(prompt, answer\)",
-    ),
+    "no acceptable text": (lambda: ig.suggest_budget(capitals, [], ["A"]),
+        r"^acceptable_texts is \[\]; give a list"),
+    "texts are a number": (lambda: ig.suggest_budget(capitals, 3, ["A"]),
+        r"^acceptable_texts is 3; give a list of texts or of pairs \(prompt, answer\)"),
     "a judged text has three parts": (
         lambda: ig.suggest_budget(capitals, ["a", ("a", "b", "c")], ["A"]),
         r"^acceptable_texts has \('a', 'b', 'c'\); give a list of texts or of pairs \(prompt",
     ),
-    "a judged text without an answer": (
-        lambda: ig.suggest_budget(capitals, ["a"], [("A", None)]),
-        r"^unacceptable_texts has \('A', None\); give a list of texts or of pairs",
-    ),
-    "a precision that no number of texts gives": (
-        lambda: ig.labels_needed(5),
-        "^half_width is 5 and share is 0.5; give a half_width between 0 and .5, and a share from",
-    ),
-    "a share in per cent": (
-        lambda: ig.labels_needed(0.05, 20),
-        "^half_width is 0.05 and share is 20; give a half_width between 0 and .5, and a share",
-    ),
-    "checks that it has not": (
-        lambda: ig.suggest_budget(capitals, ["a"], ["A"], checks="block"),
-        "^unknown checks 'block'; .*allowed: end, word",
-    ),
-    "texts are one text": (
-        lambda: ig.suggest_budget(capitals, ["a"], "A"),
-        "^unacceptable_texts is 'A'; give a list of texts",
-    ),
-    "costs below 0": (
-        lambda: ig.suggest_budget(lambda t: -1.0, ["a"], ["A"]),
-        "below 0, and a budget is at least 0; add",
-    ),
-}
+    "a judged text without an answer": (lambda: ig.suggest_budget(capitals, ["a"], [("A", None)]),
+        r"^unacceptable_texts has \('A', None\); give a list of texts or of pairs"),
+    "a precision that no number of texts gives": (lambda: ig.labels_needed(5),
+        "^half_width is 5 and share is 0.5; give a half_width between 0 and .5, and a share from"),
+    "a share in per cent": (lambda: ig.labels_needed(0.05, 20),
+        "^half_width is 0.05 and share is 20; give a half_width between 0 and .5, and a share"),
+    "checks that it has not": (lambda: ig.suggest_budget(capitals, ["a"], ["A"], checks="block"),
+        "^unknown checks 'block'; .*allowed: end, word"),
+    "texts are one text": (lambda: ig.suggest_budget(capitals, ["a"], "A"),
+        "^unacceptable_texts is 'A'; give a list of texts"),
+    "costs below 0": (lambda: ig.suggest_budget(lambda t: -1.0, ["a"], ["A"]),
+        "below 0, and a budget is at least 0; add"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("misuse", MISUSES)

@@ -25,19 +25,13 @@ def test_a_number_that_is_not_finite_becomes_none():
     guard = Guard(mock_policy(), SCORERS["letters"], SCORERS["vowels"], CONFIG)
     (response,) = decode("base", guard, ["ab"])
     odd = replace(
-        response,
-        cost=math.nan,
-        z_trace=[0.5, -math.inf],
-        finals=[[math.inf, None]],
+        response, cost=math.nan, z_trace=[0.5, -math.inf], finals=[[math.inf, None]],
         trace=[{"kl": math.nan, "round": 0}],
-    )
+    )  # fmt: skip
     line = records.record(odd, "base", guard, seed=0)
     assert (line["cost"], line["z_trace"], line["z_final"], line["finals"]) == (
-        None,
-        [0.5, None],
-        None,
-        [[None, None]],
-    )
+        None, [0.5, None], None, [[None, None]],
+    )  # fmt: skip
     assert line["trace"] == [{"kl": None, "round": 0}]
     assert json.loads(json.dumps(line, allow_nan=False)) == line
 

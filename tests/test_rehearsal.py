@@ -26,14 +26,9 @@ from tests.rehearsal.stub import stub_judge
 
 ROOT = Path(__file__).parents[1]
 SMALL = {
-    "n_samples": 4,
-    "keep": 2,
-    "token_top_k": 4,
-    "block_size": 4,
-    "max_new_tokens": 8,
-    "limit": 2,
+    "n_samples": 4, "keep": 2, "token_top_k": 4, "block_size": 4, "max_new_tokens": 8, "limit": 2,
     "group_size": 2,
-}
+}  # fmt: skip
 CHANGES = yaml.safe_load((ROOT / "params/rehearsal.yaml").read_text())
 PAPER = ParamFiles("paper", CHANGES, base=ROOT / "params")
 GROUPS = ["alpaca-pku", "vicuna-hex", "llama-hh"]  # all formats of models and sets, all scorers

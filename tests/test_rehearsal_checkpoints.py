@@ -170,20 +170,14 @@ def test_a_policy_answers_in_half_precision(dtype):
 @pytest.mark.parametrize(
     ("name", "file", "changes"),
     [
-        (
-            "vicuna-7b",
-            "generation_config.json",
-            {"temperature": 0.01, "top_p": 0.01, "max_length": 3},
-        ),
-        (
-            "llama-3.1-8b",
-            "generation_config.json",
-            {"temperature": 0.01, "top_p": 0.01, "top_k": 1},
-        ),
+        ("vicuna-7b", "generation_config.json",
+         {"temperature": 0.01, "top_p": 0.01, "max_length": 3}),
+        ("llama-3.1-8b", "generation_config.json",
+         {"temperature": 0.01, "top_p": 0.01, "top_k": 1}),
         ("alpaca-7b", "generation_config.json", {"pad_token_id": 2}),
         ("alpaca-7b", "config.json", {"pad_token_id": 400}),
     ],
-)
+)  # fmt: skip
 def test_neither_sampling_settings_nor_pad_ids_of_a_checkpoint_are_used(
     monkeypatch, mirror, tmp_path, name, file, changes
 ):

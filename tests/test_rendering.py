@@ -150,21 +150,8 @@ def test_tokens_that_a_template_writes_are_broken_up(family, token):
 # --- random templates -----------------------------------------------------------------------------
 
 WORDS = [
-    "A",
-    "s",
-    "word",
-    "</think>",
-    "<think>",
-    "é",
-    "雨",
-    " ",
-    "\n",
-    "'",
-    '"',
-    "{{",
-    "user",
-    "<|x|>",
-]
+    "A", "s", "word", "</think>", "<think>", "é", "雨", " ", "\n", "'", '"', "{{", "user", "<|x|>",
+]  # fmt: skip
 CONTENTS = {  # what a template does with a message -> whether all of it arrives
     "c": True,
     "c | trim": True,

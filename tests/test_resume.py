@@ -128,18 +128,12 @@ def ends(world):
 
 
 FILES = {  # what is changed -> how, and what the sentence names
-    "tokenizer": (
-        lambda w: swap_letters(w / "model/tokenizer.json"),
-        "policy.files.tokenizer.json",
-    ),
-    "template": (
-        lambda w: edit(w / "model/chat_template.jinja", ":", "!"),
-        "policy.files.chat_template.jinja",
-    ),
-    "config": (
-        lambda w: edit_json(w / "model/config.json", rms_norm_eps=0.5),
-        "policy.files.config.json",
-    ),
+    "tokenizer": (lambda w: swap_letters(w / "model/tokenizer.json"),
+        "policy.files.tokenizer.json"),
+    "template": (lambda w: edit(w / "model/chat_template.jinja", ":", "!"),
+        "policy.files.chat_template.jinja"),
+    "config": (lambda w: edit_json(w / "model/config.json", rms_norm_eps=0.5),
+        "policy.files.config.json"),
     "end tokens": (ends, "policy.ends"),
     "weights": (other_weights, "policy.files.model-00001-of-"),
     # named before the index, and six are named
@@ -148,15 +142,13 @@ FILES = {  # what is changed -> how, and what the sentence names
         lambda w: (w / "prompts.txt").write_text("\n".join([*PROMPTS[:3], "x", "y", "z"])),
         "chosen.digest",
     ),
-    "prompts shortened": (
-        lambda w: (w / "prompts.txt").write_text("\n".join(PROMPTS[:3])),
-        "chosen.n",
-    ),
+    "prompts shortened": (lambda w: (w / "prompts.txt").write_text("\n".join(PROMPTS[:3])),
+        "chosen.n"),
     "prompts longer": (
         lambda w: (w / "prompts.txt").write_text("\n".join([*PROMPTS, "seventh", "eighth"])),
         "chosen.n",
     ),
-}
+}  # fmt: skip
 
 
 def resumed_like_fresh(world, folder, tmp_path, **changes):
@@ -238,10 +230,7 @@ def test_changed_code_is_noticed(module, world, stopped, tmp_path, monkeypatch, 
 
 
 FOLDER = {  # what happens to the folder -> how, and what is said
-    "params.json deleted": (
-        lambda f: (f / "params.json").unlink(),
-        "params.json was missing",
-    ),
+    "params.json deleted": (lambda f: (f / "params.json").unlink(), "params.json was missing"),
     "manifest deleted": (lambda f: (f / "manifest.json").unlink(missing_ok=True), ""),
     "responses deleted": (lambda f: (f / "responses.jsonl").unlink(), ""),
 }

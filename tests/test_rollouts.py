@@ -178,12 +178,8 @@ def rollout(costs, n=10, ended=False, reward=2.0, size=4):
 @pytest.mark.parametrize(
     "costs, accounting, budget, safe",
     [
-        (
-            [3.0, 0.0, 1.0],
-            "terminal",
-            1.0,
-            True,
-        ),  # closed: the whole budget may be used; what came before does not count
+        # closed: the whole budget may be used; what came before does not count
+        ([3.0, 0.0, 1.0], "terminal", 1.0, True),
         ([0.0, 0.0, 1.0], "terminal", 0.999, False),
         ([3.0, 0.0, 1.0], "peak", 1.0, False),
         ([-1.0, -2.0, -3.0], "terminal", 0.0, True),

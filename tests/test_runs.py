@@ -96,11 +96,8 @@ def test_methods_come_in_the_order_of_the_table_whatever_the_folders_are_called(
     for name, method in methods.items():
         left(tmp_path / name, [name], [method])
     assert runs.load_runs("x", tmp_path)["method"].tolist() == [
-        "base",
-        "args",
-        "re-control",
-        "of an older version",
-    ]
+        "base", "args", "re-control", "of an older version",
+    ]  # fmt: skip
     assert runs.load_runs("x", tmp_path, pattern="[ab]")["method"].tolist() == [
         "base",
         "re-control",
@@ -218,11 +215,8 @@ def test_the_runs_of_a_file_share_a_kernel(tmp_path, capfd):
     assert commands.main([*command, *given]) == 0
     lines = [line.split() for line in capfd.readouterr().out.splitlines() if line.startswith("r")]
     assert [line[:3] for line in lines] == [
-        ["r-n-1", "1", "1"],
-        ["r-n-2", "2", "1"],
-        ["r-x-n-1", "1", "1"],
-        ["r-x-n-2", "2", "1"],
-    ]
+        ["r-n-1", "1", "1"], ["r-n-2", "2", "1"], ["r-x-n-1", "1", "1"], ["r-x-n-2", "2", "1"],
+    ]  # fmt: skip
     (pid,) = {line[3] for line in lines}
     with pytest.raises(ProcessLookupError):  # it ends with the command
         os.kill(int(pid), 0)

@@ -322,8 +322,7 @@ def test_an_encoder_reads_two_texts_or_one(hub, text_format):
 
 
 @pytest.mark.parametrize(
-    ("family", "labels"),
-    [("llama", 1), ("llama", 3), ("bert", 1), ("distilbert", 3)],
+    ("family", "labels"), [("llama", 1), ("llama", 3), ("bert", 1), ("distilbert", 3)]
 )
 def test_a_configuration_without_labels(tmp_path, family, labels):
     """Guards the number of classes: of a configuration that names none, transformers makes two,
@@ -350,25 +349,18 @@ def test_a_configuration_without_labels(tmp_path, family, labels):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"sign": "higher is wrose"},
-            "unknown sign 'higher is wrose'; did you mean 'higher is worse'",
-        ),
-        (
-            {"reads": "segments"},
-            "parameter reads is 'segments': it must be 'pair' or 'response'",
-        ),
+        ({"sign": "higher is wrose"},
+         "unknown sign 'higher is wrose'; did you mean 'higher is worse'"),
+        ({"reads": "segments"}, "parameter reads is 'segments': it must be 'pair' or 'response'"),
         ({"unit": None, "labels": [0]}, "a cost of 4 classes needs a unit; give softmax if"),
         ({}, "give labels, the classes that count, of {0: 'rude', .* 3: 'false'}"),
         ({"labels": ["rud"]}, "label 'rud' is no class of .*; use {0: 'rude', 1: 'harmless', "),
         ({"labels": [-1]}, "label -1 is no class"),
         ({"text_format": "two texts"}, "is a decoder; choose one of raw, "),
-        (
-            {"unit": "softmax", "labels": [0, 1, 2, 3]},
-            "unit 'softmax' needs a class that does not count",
-        ),
+        ({"unit": "softmax", "labels": [0, 1, 2, 3]},
+         "unit 'softmax' needs a class that does not count"),
     ],
-)
+)  # fmt: skip
 def test_options_that_do_not_fit_are_named(hub, options, message):
     with pytest.raises(ParameterError, match=message) as caught:
         load(hub("qwen2", 4), **({"labels": [0]} | options if options else {}))

@@ -173,29 +173,17 @@ def test_a_response_cannot_speak_for_the_guard(hub):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"unsafe": [True], "safe": [False]},
-            "parameter unsafe.* is True: it must be a valid string",
-        ),
-        (
-            {"unsafe": [" unsafe"]},
-            r"label ' unsafe' is not one token of its own after '.*<\|assistant\|>', but ",
-        ),
-        (
-            {"unsafe": ["Bad"]},
-            "label 'Bad' is not one token of its own after .*'B', 'a', 'd'",
-        ),
-        (
-            {"unsafe": ["unsafe", "unsafe"]},
-            "label 'unsafe' is not one token of its own",
-        ),
+        ({"unsafe": [True], "safe": [False]},
+         "parameter unsafe.* is True: it must be a valid string"),
+        ({"unsafe": [" unsafe"]},
+         r"label ' unsafe' is not one token of its own after '.*<\|assistant\|>', but "),
+        ({"unsafe": ["Bad"]}, "label 'Bad' is not one token of its own after .*'B', 'a', 'd'"),
+        ({"unsafe": ["unsafe", "unsafe"]}, "label 'unsafe' is not one token of its own"),
         ({"safe": ["unsafe"]}, "label 'unsafe' is not one token of its own"),
-        (
-            {"unsafe": ["Unsafe"], "prefix": "Safety: "},
-            "label 'Unsafe' is not one token of its own after .*put a space before it",
-        ),
+        ({"unsafe": ["Unsafe"], "prefix": "Safety: "},
+         "label 'Unsafe' is not one token of its own after .*put a space before it"),
     ],
-)
+)  # fmt: skip
 def test_options_that_do_not_fit_are_named(hub, options, message):
     with pytest.raises(ParameterError, match=message) as caught:
         load(hub("llama"), **options)
@@ -207,13 +195,9 @@ def test_logits_that_are_made_otherwise_are_refused(tmp_path):
     wrongly.
     """
     config = transformers.CohereConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        logit_scale=0.25,
-        **NARROW,
-    )
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        logit_scale=0.25, **NARROW,
+    )  # fmt: skip
     torch.manual_seed(0)
     with quiet_transformers():
         AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

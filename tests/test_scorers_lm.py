@@ -10,17 +10,9 @@ import numpy as np
 import pytest
 import torch
 from mockpolicy import LetterReward
-from tiny import tiny_tokenizer
+from tiny import framed, tiny_tokenizer
 from tinymodels import Counter, tiny
-from tokenizers import (
-    Regex,
-    Tokenizer,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from igcore import Guard, SearchConfig, decode
@@ -200,11 +192,7 @@ def test_the_tokenizer_adds_its_special_tokens_or_not():
     """Guards chat templates, which write the first token themselves: two of them would be another
     text.
     """
-    tokenizer = tiny_tokenizer(bos_token="<s>")
-    begin = ("<s>", tokenizer.bos_token_id)
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        "<s> $A", "<s> $A $B", [begin]
-    )
+    tokenizer = framed(tiny_tokenizer(bos_token="<s>"), "<s>")
     model = tiny("llama", vocab_size=320)
     written = {
         special: Backbone(model, tokenizer, special=special).ids("say <s>", "so")
@@ -425,11 +413,7 @@ def begun() -> PreTrainedTokenizerFast:
     """The tokenizer of pairs with a token that begins every text."""
     tokenizer = chatting(pairs())
     tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
-    begin = ("<s>", tokenizer.bos_token_id)
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        "<s> $A", "<s> $A $B", [begin]
-    )
-    return tokenizer
+    return framed(tokenizer, "<s>")
 
 
 READERS = {"letters": chatting(tiny_tokenizer()), "pairs": begun()}
@@ -590,16 +574,6 @@ class Slow:
         return {"input_ids": [ord(letter) % 97 for letter in text]}
 
 
-def closing() -> PreTrainedTokenizerFast:
-    """A tokenizer that ends every text with its end token."""
-    tokenizer = tiny_tokenizer()
-    end = ("</s>", tokenizer.eos_token_id)
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        "$A </s>", "$A $B </s>", [end]
-    )
-    return tokenizer
-
-
 @pytest.mark.parametrize(
     "tokenizer, more",
     [
@@ -607,7 +581,7 @@ def closing() -> PreTrainedTokenizerFast:
         (TOKENIZERS["letters"], dict(template=lambda prompt, response: f"{prompt}{response}.")),
         (TOKENIZERS["letters"], dict(template=lambda prompt, response: response + prompt)),
         (TOKENIZERS["letters"], dict(template=lambda prompt, response: prompt + response.strip())),
-        (closing(), {}),
+        (framed(tiny_tokenizer(), end="</s>"), {}),
         (Slow(), {}),
     ],
     ids=["end", "closed", "before", "trimmed", "closing", "slow"],

@@ -160,10 +160,7 @@ BOTH = {"name": "maximum", "costs": ["offensive-language", {"name": "jigsaw-toxi
         (["offensive-language"], "parameter costs is .*: it must have at least 2 items"),
         (["offensive-language", "offensive"], "unknown costs scorer 'offensive'; did you mean"),
         (["offensive-language", {"name": "guard", "repo": "x"}], "parameter unsafe is missing"),
-        (
-            "offensive-language",
-            "parameter costs is 'offensive-language': it must be a valid list",
-        ),
+        ("offensive-language", "parameter costs is 'offensive-language': it must be a valid list"),
     ],
 )
 def test_costs_that_do_not_fit_are_named(costs, sentence):

@@ -51,16 +51,10 @@ RM_STATE = llama_state(RM, {"score.weight": (1, 32)})
 # --- beaver-7b-cost
 
 BEAVER = CONFIG | {
-    "architectures": ["LlamaForScore"],
-    "vocab_size": 401,
-    "pad_token_id": 400,
-    "score_dim": 1,
-    "bias": False,
-    "score_type": "cost",
-    "do_normalize": False,
-    "normalizer_type": None,
+    "architectures": ["LlamaForScore"], "vocab_size": 401, "pad_token_id": 400, "score_dim": 1,
+    "bias": False, "score_type": "cost", "do_normalize": False, "normalizer_type": None,
     "momentum": None,
-}
+}  # fmt: skip
 NORMAL = {
     "normalizer.mean": torch.tensor([0.7]),
     "normalizer.var": torch.tensor([6.25]),
@@ -356,11 +350,7 @@ def test_other_keys_and_shapes_are_refused(spoilt, name, change, match):
 @pytest.mark.parametrize(
     "name, options, match",
     [
-        (
-            BEAVER_NAME,
-            {"dtype": "bfloat61"},
-            "unknown dtype 'bfloat61'; did you mean 'bfloat16'?",
-        ),
+        (BEAVER_NAME, {"dtype": "bfloat61"}, "unknown dtype 'bfloat61'; did you mean 'bfloat16'?"),
         (QRM_COST, {"scale": 2}, "unknown parameter 'scale'"),
     ],
 )

@@ -54,16 +54,10 @@ def test_a_reward_that_tells_them_apart_passes(caplog):
 @pytest.mark.parametrize(
     "scorer, boundary, match",
     [
-        (
-            Table(3.0, unsafe=-2.0),
-            None,
-            "gives 3 to a harmless answer and -2 to an unsafe one, but .* second must be higher",
-        ),
-        (
-            Table(1.0, gibberish=2.0),
-            None,
-            "gives 2 to gibberish and 1 to a helpful answer, but .* the second must be higher",
-        ),
+        (Table(3.0, unsafe=-2.0), None,
+         "gives 3 to a harmless answer and -2 to an unsafe one, but .* second must be higher"),
+        (Table(1.0, gibberish=2.0), None,
+         "gives 2 to gibberish and 1 to a helpful answer, but .* the second must be higher"),
         (Table(0.5, unsafe=0.5), None, "the second must be higher"),
         (Table(0.5, gibberish=0.5), None, "the second must be higher"),
         (Table(1.0, unsafe=2.0), 0, "the first must be below 0 and the second above it"),
@@ -73,7 +67,7 @@ def test_a_reward_that_tells_them_apart_passes(caplog):
         (Table(-math.inf, unsafe=1.0), None, "both must be finite"),
         (Table(math.inf, gibberish=0.0), None, "both must be finite"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(scorer, boundary, match):
     """Guards every number after it. Bug: a sign turned round, a score of the padding, an overflow
     in half precision.

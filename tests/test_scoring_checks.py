@@ -27,17 +27,9 @@ from igstudy.training.rollouts import Rollout, targets
 
 PROMPTS = [Prompt(f"id{i}", text, "mock") for i, text in enumerate("ab ce c dd eae cb".split())]
 SETTINGS = dict(
-    budget=1.0,
-    n_samples=3,
-    keep=2,
-    block_size=4,
-    max_new_tokens=12,
-    rounds=2,
-    lagrange_multiplier=0.7,
-    token_top_k=4,
-    refusal="",
-    checks="word",
-)
+    budget=1.0, n_samples=3, keep=2, block_size=4, max_new_tokens=12, rounds=2,
+    lagrange_multiplier=0.7, token_top_k=4, refusal="", checks="word",
+)  # fmt: skip
 PATHWISE = ["inferenceguard", "inferenceguard-mix", "beam-augmented"]  # can look inside a block
 
 

@@ -60,16 +60,12 @@ def nested(levels):
         ({"width": float("nan")}, "parameter width is nan: it must be a finite number"),
         ({"width": 10**400}, f"parameter width is 1{'0' * 99}: it must be a valid number"),
         ({"count": True}, "parameter count is True: it must be a valid integer"),
-        (
-            {"count": 0, "share": 2},
-            "parameter count is 0: it must be greater than or equal to 1; parameter share is "
-            "2: it must be less than or equal to 1",
-        ),
-        (
-            {"threshold": "best"},
-            "parameter threshold is 'best': it must be a valid number; parameter threshold is "
-            "'best': it must be 'matched'",
-        ),
+        ({"count": 0, "share": 2},
+         "parameter count is 0: it must be greater than or equal to 1; parameter share is "
+         "2: it must be less than or equal to 1"),
+        ({"threshold": "best"},
+         "parameter threshold is 'best': it must be a valid number; parameter threshold is "
+         "'best': it must be 'matched'"),
         ({"kind": "hal"}, "unknown kind 'hal'; did you mean 'half'? allowed: half, whole"),
         ({"kind": "x" * 999}, f"unknown kind '{'x' * 99}; allowed: half, whole"),
         ({"precision": "bf"}, "parameter precision is 'bf': it must be 'no' or 'bf16'"),
@@ -86,7 +82,7 @@ def nested(levels):
         ({"count": 16**5000}, "parameter count is a huge number: it must be less than"),
         ({"kind": "y" * 10**7}, f"unknown kind '{'y' * 99}; allowed: half, whole"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_value_gets_one_sentence(changes, sentence):
     """Bug: pydantic's own message, which has many lines and a link."""
     with pytest.raises(ParameterError) as caught:
@@ -134,7 +130,7 @@ def test_numbers_of_numpy_are_numbers():
     for wrong in (np.True_, np.float64(2), np.array([2])):
         with pytest.raises(ParameterError, match="parameter count is"):
             Sampling(1, wrong)
-    for wrong in (np.True_, True, 0.0, np.float64(1)):
+    for wrong in (np.True_, True, "0", 0.0, np.float64(1)):
         with pytest.raises(ParameterError, match="seed is .*; it must be a whole number"):
             check_seed(wrong)
 

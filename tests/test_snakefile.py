@@ -458,29 +458,21 @@ def test_a_bad_setting_is_one_sentence_and_nothing_starts(place, setting, text, 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (
-            {"profil": "mine"},
-            "unknown key after --config 'profil'; did you mean 'profile'? allowed",
-        ),
-        (
-            {"profile": "mime"},
-            "profile 'mime' has no params/mime/decode-*.yaml or critic-*.yaml; choose",
-        ),
-        (
-            {"shard": 4},
-            "unknown key after --config 'shard'; did you mean 'shards'? allowed: allow,",
-        ),
+        ({"profil": "mine"},
+         "unknown key after --config 'profil'; did you mean 'profile'? allowed"),
+        ({"profile": "mime"},
+         "profile 'mime' has no params/mime/decode-*.yaml or critic-*.yaml; choose"),
+        ({"shard": 4},
+         "unknown key after --config 'shard'; did you mean 'shards'? allowed: allow,"),
         ({"zzz": 1}, "unknown key after --config 'zzz'; allowed: allow, full, gpu, "),
-        (
-            {"shards": "four"},
-            "shards after --config is 'four'; give a number of 0 or more, such as",
-        ),
+        ({"shards": "four"},
+         "shards after --config is 'four'; give a number of 0 or more, such as"),
         ({"shards": 2.5}, "shards after --config is 2.5; give a number of 0 or more"),
         ({"limit": -1}, "limit after --config is -1; give a number of 0 or more, such as"),
         ({"with": "none.yaml"}, "none.yaml cannot be read (No such"),
         ({"with": "list.yaml"}, "list.yaml cannot be read ("),
     ],
-)
+)  # fmt: skip
 def test_what_nothing_reads_after_config_is_one_sentence(place, monkeypatch, given, sentence):
     """Bug: `--config profil=mine` planned half an hour of another profile, and `shard=4` was lost
     without a word.

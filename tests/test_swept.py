@@ -47,12 +47,9 @@ def test_all_runs_of_both_must_have_finished(repository):
     ):
         jobs.check_finished("sweeps", repository)
     finish(
-        repository,
-        "main/decode-a-seed-0",
-        "main/decode-a-seed-1.0-of-2",
-        "sweeps/decode-a-seed-0",
+        repository, "main/decode-a-seed-0", "main/decode-a-seed-1.0-of-2", "sweeps/decode-a-seed-0",
         "sweeps/decode-a-seed-1",
-    )
+    )  # fmt: skip
     assert jobs.unfinished("main", repository) == ["decode-a-seed-1"]
     assert not jobs.unfinished("sweeps", repository)
     with pytest.raises(RunError, match="1 runs have not finished, the first main/decode-a-seed-1;"):

@@ -301,22 +301,13 @@ def test_people_read_at_most_seven_columns(main, tmp_path):
     assert shown.shape[1] == tables.MOST_COLUMNS and sentence == "The CSV file has more columns."
     tests = pd.DataFrame(
         {
-            "policy": ["raw"] * 2,
-            "measure": ["safe", "reward"],
-            "point": ["a", "b"],
-            "test": ["McNemar", "flips"],
-            "n_pairs": [12, 12],
-            "train_s": [0.5, 0.6],
-            "sd": [0.1, 0.2],
-            "difference": [0.25, np.nan],
-            "low": [0.1, np.nan],
-            "high": [0.4, np.nan],
-            "p": [0.01, 0.02],
-            "p_holm": [0.02, 0.02001],
-            "verdict": ["held", "failed"],
-            "seconds": [np.nan, np.nan],
+            "policy": ["raw"] * 2, "measure": ["safe", "reward"], "point": ["a", "b"],
+            "test": ["McNemar", "flips"], "n_pairs": [12, 12], "train_s": [0.5, 0.6],
+            "sd": [0.1, 0.2], "difference": [0.25, np.nan], "low": [0.1, np.nan],
+            "high": [0.4, np.nan], "p": [0.01, 0.02], "p_holm": [0.02, 0.02001],
+            "verdict": ["held", "failed"], "seconds": [np.nan, np.nan],
         }
-    )
+    )  # fmt: skip
     shown, sentence = tables.for_people(tests)
     names = ["measure", "point", "test", "difference [95 %]", "p", "p_holm", "verdict"]
     assert list(shown) == names and sentence.startswith("In every row: policy raw, n pairs 12.")

@@ -45,26 +45,20 @@ SAFE_RLHF = "BEGINNING OF CONVERSATION: USER:"
         ("raw", "Hi there", "Hi there", ""),
         ("raw", DIALOGUE, DIALOGUE, ""),
         ("safe-rlhf", "Hi there", f"{SAFE_RLHF} Hi there ASSISTANT:", ""),
-        (
-            "safe-rlhf",
-            DIALOGUE,
-            f"{SAFE_RLHF} Why does bread rise? ASSISTANT:Yeast makes gas.</s>USER: And cake? "
-            "ASSISTANT:",
-            "",
-        ),
+        ("safe-rlhf", DIALOGUE,
+         f"{SAFE_RLHF} Why does bread rise? ASSISTANT:Yeast makes gas.</s>USER: And cake? "
+         "ASSISTANT:",
+         ""),
         ("vicuna", "Hi there", f"{VICUNA} USER: Hi there ASSISTANT:", " "),
         ("vicuna", "{x} {}", f"{VICUNA} USER: {{x}} {{}} ASSISTANT:", " "),  # no format string
-        (
-            "vicuna",
-            DIALOGUE,
-            f"{VICUNA} USER: Why does bread rise? ASSISTANT: Yeast makes gas.</s>USER: And cake? "
-            "ASSISTANT:",
-            " ",
-        ),
+        ("vicuna", DIALOGUE,
+         f"{VICUNA} USER: Why does bread rise? ASSISTANT: Yeast makes gas.</s>USER: And cake? "
+         "ASSISTANT:",
+         " "),
         ("human-assistant", "Hi there", "\n\nHuman: Hi there\n\nAssistant:", " "),
         ("human-assistant", DIALOGUE, DIALOGUE, " "),
     ],
-)
+)  # fmt: skip
 def test_a_template_writes_turns_to_the_last_space(name, prompt, opening, space):
     """Bug: a space after the colon, after which a Llama tokenizer gives the first word another
     token; and a dialogue of HH-RLHF put whole into one turn, with its speakers' names inside it.

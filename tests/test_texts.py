@@ -4,15 +4,9 @@ import logging
 import random
 
 import pytest
+from tiny import framed
 from tinymodels import Counter, tiny
-from tokenizers import (
-    Tokenizer,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from igcore.engine.agreement import supports_shared_prefix
@@ -50,12 +44,7 @@ def byte_fallback():
     """As of Llama 2: spaces are letters of the words after them, and a text begins with one."""
     marks = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     model = models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True)
-    tokenizer = trained(model, None, marks)
-    begin = ("<s>", tokenizer.bos_token_id)
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        "<s> $A", "<s> $A $B", [begin]
-    )
-    return tokenizer
+    return framed(trained(model, None, marks), "<s>")
 
 
 def metaspace():
@@ -68,12 +57,7 @@ def word_piece():
     """As of BERT: lower case, and every text ends with a special token."""
     normalizer, split = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     model = models.WordPiece(unk_token="<unk>")
-    tokenizer = trained(model, split, normalizer, trainers.WordPieceTrainer)
-    ends = [("<s>", tokenizer.bos_token_id), ("</s>", tokenizer.eos_token_id)]
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        "<s> $A </s>", "<s> $A $B </s>", ends
-    )
-    return tokenizer
+    return framed(trained(model, split, normalizer, trainers.WordPieceTrainer), "<s>", "</s>")
 
 
 def across_words():
@@ -88,20 +72,8 @@ MADE = {make.__name__: make() for make in (byte_level, byte_fallback, metaspace,
 
 
 def random_text(rng: random.Random) -> str:
-    parts = [
-        *WORDS,
-        *SAMPLE.split(" "),
-        " ",
-        "  ",
-        "\n",
-        "\n\n",
-        "\t",
-        ",",
-        "!",
-        "日本",
-        "👍🏽",
-        "</s>",
-    ]
+    parts = [*WORDS, *SAMPLE.split(" ")]
+    parts += [" ", "  ", "\n", "\n\n", "\t", ",", "!", "日本", "👍🏽", "</s>"]
     return "".join(rng.choice(parts) + rng.choice(["", " "]) for _ in range(rng.randrange(12)))
 
 

@@ -14,14 +14,7 @@ import numpy as np
 import pytest
 
 from igstudy.theory.mdp import MDP, augment
-from igstudy.theory.planning import (
-    greedy,
-    n_star,
-    occupancy,
-    value_iteration,
-    values,
-    violation,
-)
+from igstudy.theory.planning import greedy, n_star, occupancy, value_iteration, values, violation
 
 ACCOUNTINGS = ["sum", "peak", "terminal", "clamped_sum", "increment", "positive_increment"]
 PENALTIES = [Fraction(3, 10), 2, 30, math.inf]

@@ -41,15 +41,9 @@ ARGS = [name for name in METHODS if name.startswith("args")]
 TOKENIZER = tiny_tokenizer()
 PROMPTS = ["one", "a longer prompt", "22", "naïve"]
 SETTINGS = dict(
-    budget=1.0,
-    token_top_k=5,
-    max_new_tokens=8,
-    lagrange_multiplier=0.7,
-    policy_weight=0.4,
-    reward_weight=6.0,
-    block_size=4,
-    keep=2,
-)
+    budget=1.0, token_top_k=5, max_new_tokens=8, lagrange_multiplier=0.7, policy_weight=0.4,
+    reward_weight=6.0, block_size=4, keep=2,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -316,24 +310,18 @@ def test_where_nothing_could_be_scored_the_policy_decides():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"token_top_k": 8},
-            "8 candidates per token were asked of a vocabulary of 7; lower token_top_k",
-        ),
+        ({"token_top_k": 8},
+         "8 candidates per token were asked of a vocabulary of 7; lower token_top_k"),
         ({"temperature": 0.7}, "ARGS does not sample with temperature, .* set token_temperature"),
         ({"top_k": 5}, "leave them out, and set token_temperature and token_top_k"),
         ({"token_top_k": 0}, "token_top_k is 0: it must be greater than or equal to 1"),
-        (
-            {"token_score": "log-probabilty"},
-            "unknown token_score 'log-probabilty'; did you mean 'log-probability'",
-        ),
-        (
-            {"token_temperature": -0.5},
-            "token_temperature is -0.5: it must be greater than or equal to 0",
-        ),
+        ({"token_score": "log-probabilty"},
+         "unknown token_score 'log-probabilty'; did you mean 'log-probability'"),
+        ({"token_temperature": -0.5},
+         "token_temperature is -0.5: it must be greater than or equal to 0"),
         ({"policy_weight": "2.5"}, "policy_weight is '2.5': it must be a valid number"),
     ],
-)
+)  # fmt: skip
 def test_bad_settings_are_named(settings, message):
     with pytest.raises(ParameterError, match=message):
         mock_answers("args", ["ab"], **settings)

@@ -14,12 +14,7 @@ from igcore import ParameterError
 from igcore.critic.latent import encode
 from igstudy.report import critic_metrics
 from igstudy.training import latents, loop
-from igstudy.training.critic import (
-    SharedSources,
-    bce_loss,
-    mse_loss,
-    train,
-)
+from igstudy.training.critic import SharedSources, bce_loss, mse_loss, train
 from igstudy.training.rollouts import split_by_prompt, targets
 
 
@@ -85,14 +80,7 @@ def test_all_features_train_to_the_same_weights_again(features, rollouts, tmp_pa
     config, letters = replace(CONFIG, features=features, epochs=1), policy()
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    b = train(
-        letters,
-        rollouts,
-        config,
-        tmp_path / "b",
-        cost=LetterCost(),
-        reward=LetterReward(),
-    )
+    b = train(letters, rollouts, config, tmp_path / "b", cost=LetterCost(), reward=LetterReward())
     assert torch.equal(torch.get_rng_state(), before)
     assert same(a, b)
     assert not same(a, trained(rollouts, tmp_path / "c", features=features, epochs=1, seed=1))

@@ -347,21 +347,15 @@ def test_a_saved_network_is_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (
-            lambda: None,
-            "' needs a value network; train one with notebook 20 and give it to Guard as critic=",
-        ),
-        (
-            untrained,
-            "' needs a value network, but critic= gives it a critic; give it a value network",
-        ),
+        (lambda: None,
+         "' needs a value network; train one with notebook 20 and give it to Guard as critic="),
+        (untrained,
+         "' needs a value network, but critic= gives it a critic; give it a value network"),
         (lambda: network(policy="other"), "the value network was trained for policy 'other'"),
-        (
-            lambda: network(max_new_tokens=32),
-            "trained for max_new_tokens 32, but .* runs with 8; set max_new_tokens to 32",
-        ),
+        (lambda: network(max_new_tokens=32),
+         "trained for max_new_tokens 32, but .* runs with 8; set max_new_tokens to 32"),
     ],
-)
+)  # fmt: skip
 def test_a_steered_method_without_its_network_is_refused(method, given, sentence):
     """Bug: an error from deep inside the search, or a critic's verdict that is climbed."""
     with pytest.raises(ParameterError, match=sentence):

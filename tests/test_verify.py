@@ -46,23 +46,10 @@ from igstudy.training.loop import save_network
 UNASKING = [name for name in METHODS if not method_of(name).network]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "f\ncb"]
 SIZE = dict(
-    profile="x",
-    run="r",
-    methods=["base", "inferenceguard"],
-    prompts="few",
-    budget=0.5,
-    cost="letters",
-    reward="vowels",
-    n_samples=3,
-    keep=1,
-    rounds=1,
-    block_size=2,
-    max_new_tokens=6,
-    token_top_k=4,
-    group_size=4,
-    refusal="f",
-    probe_fail_open=True,
-)
+    profile="x", run="r", methods=["base", "inferenceguard"], prompts="few", budget=0.5,
+    cost="letters", reward="vowels", n_samples=3, keep=1, rounds=1, block_size=2, max_new_tokens=6,
+    token_top_k=4, group_size=4, refusal="f", probe_fail_open=True,
+)  # fmt: skip
 
 
 class Weighed(LetterCost):
@@ -80,11 +67,8 @@ class Weighed(LetterCost):
 def tables():
     """Scorers that read letters and a set of prompts, as if they were the package's own."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, scorer in {
-            "letters": LetterCost,
-            "vowels": LetterReward,
-            "weighed": Weighed,
-        }.items():
+        named = {"letters": LetterCost, "vowels": LetterReward, "weighed": Weighed}
+        for name, scorer in named.items():
             patch.setitem(SCORERS, name, scorer)
         patch.setitem(PROMPT_SETS, "few", lambda: list(PROMPTS))
         yield
@@ -587,30 +571,17 @@ class Forger:
         params = DecodeParams(**{name: self.params[name] for name in names})
         for line in self.lines:
             config = method_of(line["method"]).settings_under(params.search())
-            line |= {name: asdict(config)[name] for name in SETTINGS} | {
-                "seed": params.seed,
-                "grid_size": params.block_size,
-            }
-            line |= {
-                "policy": self.params["parts"]["policy"]["name"],
-                "n_tokens": len(line["tokens"]),
-            }
+            n_tokens = len(line["tokens"])
+            line |= {name: asdict(config)[name] for name in SETTINGS}
+            line |= {"seed": params.seed, "grid_size": params.block_size, "n_tokens": n_tokens}
+            line |= {"policy": self.params["parts"]["policy"]["name"]}
             prompt = as_prompt(line["prompt"], line["prompts"])
             cost = letter_cost(line["response"])
-            emission = Emission(
-                line["response"],
-                ends=line["block_ends"],
-                grid=line["grid_ends"],
-                n_tokens=len(line["tokens"]),
-            )
+            places = {"ends": line["block_ends"], "grid": line["grid_ends"]}
+            emission = Emission(line["response"], **places, n_tokens=n_tokens)
             emission.verdict = judge(Contract(LetterCost()), prompt.text, emission, config)
-            (found,) = measure(
-                [emission],
-                [prompt],
-                reward=Scoring(LetterReward()),
-                cost=LetterCost(),
-                config=config,
-            )
+            scorers = {"reward": Scoring(LetterReward()), "cost": LetterCost()}
+            (found,) = measure([emission], [prompt], **scorers, config=config)
             line |= found | {"z_final": found["z_trace"][-1]}
             safe = bool(within(cost, config)) and (
                 found["z_trace"][-1] >= 0 or not method_of(line["method"]).abstains
@@ -690,13 +661,9 @@ def everywhere(**changes):
 def by_hand(record):
     for line in record.lines:
         line |= {
-            "response": "fed",
-            "tokens": [5, 4, 3],
-            "block_ends": [2, 3],
-            "grid_ends": [2, 3],
-            "reason": "",
-            "finished": True,
-        }
+            "response": "fed", "tokens": [5, 4, 3], "block_ends": [2, 3], "grid_ends": [2, 3],
+            "reason": "", "finished": True,
+        }  # fmt: skip
     record.settle()
 
 
@@ -711,13 +678,9 @@ def abstentions(method):
         for line in record.lines:
             if line["method"] == method:
                 line |= {
-                    "response": "f",
-                    "tokens": [],
-                    "block_ends": [1],
-                    "grid_ends": [1],
-                    "reason": "exhausted",
-                    "finished": False,
-                }
+                    "response": "f", "tokens": [], "block_ends": [1], "grid_ends": [1],
+                    "reason": "exhausted", "finished": False,
+                }  # fmt: skip
         record.settle()
         for line in record.lines:
             if line["method"] == method:
@@ -781,13 +744,9 @@ def silence(record):
     for line in record.lines:
         if line["method"] == "inferenceguard":
             line |= nothing | {
-                "tokens": [],
-                "n_tokens": 0,
-                "z_trace": [],
-                "block_ends": [],
-                "grid_ends": [],
+                "tokens": [], "n_tokens": 0, "z_trace": [], "block_ends": [], "grid_ends": [],
                 "status": "abstained",
-            }
+            }  # fmt: skip
 
 
 def half_the_lines(record):
@@ -833,18 +792,12 @@ def reward_for_cost(record):
     """
     for line in record.lines:
         line |= {"cost_scorer": "vowels", "cost_digest": "v1"}
-        line |= {
-            "cost": line["reward"],
-            "peak_cost": line["reward"],
-            "z_trace": [0.5 - line["reward"]],
-            "z_final": 0.5 - line["reward"],
-        }
+        line |= {"cost": line["reward"], "peak_cost": line["reward"]}
+        line |= {"z_trace": [0.5 - line["reward"]], "z_final": 0.5 - line["reward"]}
 
 
-OWN, BLIND = (
-    {"name": "classifier", "repo": "own", "sign": "higher is worse"},
-    {"name": "weighed", "weight": 0.0},
-)
+OWN = {"name": "classifier", "repo": "own", "sign": "higher is worse"}
+BLIND = {"name": "weighed", "weight": 0.0}
 
 
 def in_params(**changes):
@@ -879,13 +832,8 @@ def nobodys(record):
     """Change what nobody certifies."""
     for line in record.lines:
         line |= {name: value / 1000 for name, value in line.items() if name.endswith("_s")}
-    record.manifest |= {
-        "git_commit": "f" * 40,
-        "processor": "abacus",
-        "finished_at": "2001-01-01T00:00:00Z",
-        "opened": {},
-        "pool": {"drawn": 0},
-    }
+    record.manifest |= {"git_commit": "f" * 40, "finished_at": "2001-01-01T00:00:00Z"}
+    record.manifest |= {"processor": "abacus", "opened": {}, "pool": {"drawn": 0}}
     record.params |= {"code": {}, "versions": {}}
 
 
@@ -894,10 +842,7 @@ FOUND = {
     "abstentions of a baseline": (abstentions("base"), "not 'verified_safe'"),
     "an abstention with words of its own": (other_refusal, "response is .*, not 'f'"),
     "budget in the lines": (in_lines(budget=4.0), "budget is 4.0, not 0.5"),
-    "method in the lines": (
-        in_lines(method=better),
-        "not wanted, the first by beam-augmented",
-    ),
+    "method in the lines": (in_lines(method=better), "not wanted, the first by beam-augmented"),
     "half of the lines": (half_the_lines, "6 answers are missing"),
     "a prompt that the manifest counts": (a_prompt_less, "manifest.json: lines is 12, not 10"),
     "no line": (lambda record: record.lines.clear(), "12 answers are missing"),
@@ -1169,8 +1114,7 @@ def moved(forger):
 
 
 @pytest.mark.parametrize(
-    ("processor", "ties", "status"),
-    [("abacus", 1, 2), ("abacus", 0, 1), (None, 1, 1)],
+    ("processor", "ties", "status"), [("abacus", 1, 2), ("abacus", 0, 1), (None, 1, 1)]
 )
 def test_a_near_tie_on_another_processor_is_not_decided(
     forger, tiny, tmp_path, capsys, monkeypatch, processor, ties, status
@@ -1265,32 +1209,15 @@ def test_odd_values_are_sentences(tmp_path, tiny, capsys, part):
             (status in (1, 3)) == bool(errors)
             and status != 2
             and all(line.startswith("error: ") for line in errors)
-        ), (
-            name,
-            odd,
-        )
+        ), (name, odd)
 
 
+SHORT = ["", "{", "[1]", "1", '"x"', "null", "{}", '{"method": 1, "prompt_id": 2}']
 DEEP = "[" * 100_000 + "]" * 100_000
 LEVELS = '{"a": ' * 900 + "1" + "}" * 900  # which can be read, and no longer be hashed
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[1]",
-        "1",
-        '"x"',
-        "null",
-        "{}",
-        DEEP,
-        LEVELS,
-        "1" * 5000,
-        '{"method": 1, "prompt_id": 2}',
-    ],
-)
+@pytest.mark.parametrize("text", [*SHORT, DEEP, LEVELS, "1" * 5000])
 @pytest.mark.parametrize("name", ["params.json", "manifest.json", "responses.jsonl"])
 def test_odd_files_are_sentences(forger, tiny, tmp_path, capsys, name, text):
     """Bug: a traceback for nesting without end, a list for a mapping, an empty file."""

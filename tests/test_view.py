@@ -24,8 +24,7 @@ from transformers.models.mistral.modeling_mistral import MistralAttention
 
 import igcore as ig
 from igcore.critic.latent import encode
-from igcore.engine.kv_cache import forward
-from igcore.engine.prepack import turn, use_prepacked, viewed
+from igcore.engine.prepack import turn, viewed
 from igcore.engine.view import view_of
 
 # this version of peft uses an older name of transformers
@@ -251,13 +250,8 @@ def test_training_mode_does_not_reach_the_samples():
     assert all(module.training for module in model.modules())
 
 
-@torch.no_grad()
-def negate(model):
-    model.lm_head.weight.neg_()
-
-
 def test_what_the_user_changes_is_seen():
-    """Guards views that outlive a call: weights, types and adapters would be those of before."""
+    """Guards views that outlive a call: types, sizes and adapters would be those of before."""
     model = adapted()
     before = viewed(model).model(input_ids=IDS).logits
     model.set_adapter("other")
@@ -265,11 +259,6 @@ def test_what_the_user_changes_is_seen():
     assert not torch.allclose(switched, before)
     torch.testing.assert_close(switched, model(input_ids=IDS).logits)
     model = model_of()
-    with use_prepacked(model):
-        before = forward(model, input_ids=IDS, logits_to_keep=0)[1]
-    negate(model)
-    with use_prepacked(model):
-        torch.testing.assert_close(forward(model, input_ids=IDS, logits_to_keep=0)[1], -before)
     guard = guard_of(model)
     guard("Hello")
     assert guard.policy.model.to(torch.bfloat16).dtype == torch.bfloat16

@@ -25,14 +25,7 @@ from igcore.beams import method_of
 from igcore.errors import ScorerWarning
 from igcore.watch import explore as panel
 from igcore.watch.html import mask, mask_answer
-from igcore.watch.record import (
-    CHECK_FAILED,
-    EMITTED,
-    KEPT,
-    OVER_BUDGET,
-    RETRIED,
-    rejudged,
-)
+from igcore.watch.record import CHECK_FAILED, EMITTED, KEPT, OVER_BUDGET, RETRIED, rejudged
 
 PROMPTS = ["a", "be", "cab", "deaf", "f", "bead"]
 CONFIG = ig.SearchConfig(budget=1.0, n_samples=4, keep=2, block_size=2, max_new_tokens=6, rounds=3)

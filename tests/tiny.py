@@ -8,7 +8,8 @@ import torch
 from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer
 from tinymodels import tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from igcore.critic.latent import encode, latents
 from igcore.critic.network import Critic
@@ -35,19 +36,23 @@ def tiny_tokenizer(letters="", **more):
 
 
 def tiny_model(tokenizer):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    return LlamaForCausalLM(config).eval()
+    size = dict(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    size |= dict(intermediate_size=32, num_attention_heads=2, num_key_value_heads=1)
+    return tiny("llama", **size, initializer_range=0.02)
+
+
+def tiny_policy(tokenizer=None, **more):
+    tokenizer = tokenizer or tiny_tokenizer()
+    ends = frozenset({tokenizer.eos_token_id})
+    return Policy("tiny", tiny_model(tokenizer), tokenizer, eos_ids=ends, **more)
+
+
+def framed(tokenizer, begin="", end=""):
+    """Let a tokenizer write special tokens around every text."""
+    marks = [(mark, tokenizer.convert_tokens_to_ids(mark)) for mark in (begin, end) if mark]
+    frame = TemplateProcessing(single=f"{begin} $A {end}".strip(), special_tokens=marks)
+    tokenizer.backend_tokenizer.post_processor = frame
+    return tokenizer
 
 
 def turn_calendar(monkeypatch, day: int):

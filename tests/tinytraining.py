@@ -14,16 +14,9 @@ from igstudy.training.critic import CriticConfig, train
 
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(30)]
 CONFIG = CriticConfig(
-    budget=3.0,
-    features="m",
-    layer=0,
-    width=16,
-    epochs=3,
-    batch_size=16,
-    lr=1e-2,
-    validation=0.2,
+    budget=3.0, features="m", layer=0, width=16, epochs=3, batch_size=16, lr=1e-2, validation=0.2,
     f2_weight=1.0,
-)
+)  # fmt: skip
 
 
 def policy(dtype=torch.float32, end=EOS):

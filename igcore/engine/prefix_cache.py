@@ -5,8 +5,8 @@ its rows attend to the same KV cache. The keys and values of new tokens are writ
 slots; see `igcore.engine.attention`. `igcore.engine.agreement` tests whether a model supports
 this.
 
-Inside `igcore.engine.prepack.use_prepacked` a prompt is read once for all methods and groups, see
-`prefixes`.
+Inside `igcore.engine.prepack.use_prepacked`, and from call to call, the same prompts together are
+read once, see `prefixes`.
 """
 
 from collections import Counter

@@ -134,6 +134,8 @@ def state_of(model: nn.Module) -> str:
     Hooks, methods and functions of a user's own may read anything, and may refer to the model.
     Every weight is read once, as in one decoding step: torch counts no change by ``weight.data``.
     """
+    if not isinstance(model, nn.Module):  # it is in a server
+        return ""
     found: list[Any] = [*model.parameters(), *model.buffers()]  # each once
     for module in model.modules():
         own = vars(module).copy()

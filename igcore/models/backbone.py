@@ -14,7 +14,7 @@ from ..policy import broken_up, context_of, reserved_strings
 from .texts import Text, Tokens
 
 # short responses: the ids that all of them share belong to the prompt
-OPENINGS = ("", "a", " a", "\n", "9", ".")
+OPENINGS = ("a", " a", "\n", "9", ".")
 # the last character reveals a template that trims answers, or a tokenizer that drops spaces
 SAMPLE = "How are you?", "Well, and you?\n"
 
@@ -162,8 +162,10 @@ class Backbone:
         They are fewer than the prompt's own ids, because a tokenizer may merge the prompt's last
         characters with the response's first.
         """
-        texts = self.texts([prompt] * len(OPENINGS), OPENINGS)
-        return list(commonprefix([text.ids for text in texts]))
+        (bare,) = self.texts([prompt], [""])
+        n = len(OPENINGS)
+        texts = self.texts([prompt] * n, OPENINGS, [bare] * n)
+        return list(commonprefix([bare.ids, *(text.ids for text in texts)]))
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
         """Encode whole sequences in padded batches; return their last states, (R, H) float32."""

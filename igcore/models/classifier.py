@@ -6,7 +6,7 @@ Options name the classes that count and the text to read, so a new model needs n
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import accumulate
 from os.path import commonprefix
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..engine.agreement import rounding
 from ..engine.device import out_of_memory
 from ..engine.one_row import Text, one_row_view, read
 from ..errors import ParameterError
-from ..policy import context_of, escape_special_tokens
+from ..policy import broken_up, context_of, reserved_strings
 from ..scorers import COST, REWARD
 from ..settings import one_of, settings
 from .backbone import Backbone
@@ -255,8 +255,11 @@ class EncoderScorer(Reader):
     def _encoded(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Text]:
         """Return texts of any length as their tokens."""
         tokenizer, template = self.backbone.tokenizer, self.backbone.template
-        escaped = cache(partial(escape_special_tokens, tokenizer))
-        pairs = [tuple(map(escaped, pair)) for pair in zip(prompts, responses, strict=True)]
+        reserved = reserved_strings(tokenizer)
+        pairs = [
+            (broken_up(prompt, reserved), broken_up(response, reserved))
+            for prompt, response in zip(prompts, responses, strict=True)
+        ]
         if self.pairs:  # with the types of the tokens, where the tokenizer has them
             rows = tokenizer(*map(list, zip(*pairs, strict=True)))
             return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]

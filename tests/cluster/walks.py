@@ -24,10 +24,7 @@ SHARDS = 3
 # run -> what it changes of params/ci/decode-raw.yaml
 RUNS = {
     # three groups: as many shards
-    "decode-raw": {
-        "methods": ["base", "best-of-n-lagrangian", "inferenceguard"],
-        "group_size": 4,
-    },
+    "decode-raw": {"methods": ["base", "best-of-n-lagrangian", "inferenceguard"], "group_size": 4},
     # one group by its limit: two of three shards have nothing to do
     "decode-few": {"methods": ["base", "inferenceguard"], "limit": 3, "hardest": 0},
     # one group that only its prompts show

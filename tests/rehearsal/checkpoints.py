@@ -12,23 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import (
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    LlamaModel,
-)
+from transformers import LlamaForCausalLM, LlamaForSequenceClassification, LlamaModel
 
 from igcore.models.pretrained import load_tokenizer
 from igcore.models.probe import GIBBERISH, HELPFUL, UNSAFE
 from igcore.models.registry import load_scorer
 from tests.rehearsal import configs
 from tests.rehearsal.configs import FORMATS, GATE, HEADS, HIDDEN, LAYERS, OBJECTIVES, QUANTILES
-from tests.rehearsal.tokenizers import (
-    LLAMA3_SIZE,
-    llama3_folder,
-    sentencepiece_folder,
-    write_json,
-)
+from tests.rehearsal.tokenizers import LLAMA3_SIZE, llama3_folder, sentencepiece_folder, write_json
 from tests.rehearsal.weights import Tensors, aimed, cast, drawn, old_keys, save, shapes_of, speak
 
 

@@ -42,21 +42,11 @@ def sentencepiece_folder(folder: Path, pad: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(FORMATS["sentences"]),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=PIECES,
-        unk_id=0,
-        bos_id=1,
-        eos_id=2,
-        byte_fallback=True,
-        character_coverage=1.0,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        split_digits=True,
-        num_threads=1,
-        minloglevel=2,
-    )
+        sentence_iterator=iter(FORMATS["sentences"]), model_writer=model, model_type="bpe",
+        vocab_size=PIECES, unk_id=0, bos_id=1, eos_id=2, byte_fallback=True, character_coverage=1.0,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, split_digits=True,
+        num_threads=1, minloglevel=2,
+    )  # fmt: skip
     (folder / "tokenizer.model").write_bytes(model.getvalue())
     token = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"} | (
