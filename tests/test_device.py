@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from igcore.engine import device
@@ -24,4 +25,6 @@ def test_memory_is_that_of_the_kernels_own_table(monkeypatch, tmp_path):
     monkeypatch.setattr(device, "CGROUP", tmp_path / "none")
     table = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     assert device.installed_bytes() == 1024 * int(table["MemTotal"].split()[0])
-    assert 0 < device.free_bytes(torch.device("cpu")) < device.installed_bytes()
+    free = int(table["MemAvailable"].split()[0]) * 1024
+    # Bug: pages of the file cache counted as taken, so a busy machine decoded one prompt at a time
+    assert device.free_bytes(torch.device("cpu")) == pytest.approx(free, rel=0.2)

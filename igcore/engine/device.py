@@ -50,8 +50,8 @@ def free_bytes(device: torch.device) -> int:
     """Return the bytes that are free on a device now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    # a lower bound on Linux: pages of the file cache, which it would give up, do not count as free
-    return int(psutil.virtual_memory().free)
+    # with the pages of the file cache, which the system gives up when they are needed
+    return int(psutil.virtual_memory().available)
 
 
 def installed_bytes() -> int:
