@@ -153,7 +153,8 @@ class Tokens:
 
         A source is another text and its tokens.
         """
-        return self._after(texts, sources if self.can_cut else [None] * len(texts))
+        cuts = any(sources) and self.can_cut
+        return self._after(texts, sources if cuts else [None] * len(texts))
 
     def _after(
         self, texts: Sequence[str], sources: Sequence[tuple[str, Pieces] | None]
