@@ -4,10 +4,10 @@ Prompts have the length that a case wants. No token ends an answer here, so that
 equally many tokens, and every text is within budget, so that none gains from work left out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import count, islice
 
 import torch
 from transformers import BertConfig, BertForSequenceClassification, GenerationConfig
@@ -28,11 +28,18 @@ MINILM |= {"intermediate_size": 1536, "num_labels": 1}
 
 @dataclass
 class Models:
-    """A policy, a text from which its prompts are cut, and the costs that were used so far."""
+    """A policy, a text from which its prompts are cut, and the costs that were used so far.
+
+    Attributes
+    ----------
+    asked : iterator of int
+        How often prompts were cut.
+    """
 
     policy: Policy
     text: str
     costs: dict[str, Scorer] = field(default_factory=dict)
+    asked: Iterator[int] = field(default_factory=count)
 
     def cost(self, name: str) -> Scorer:
         """Return a cost of `COSTS`, the same one every time."""
@@ -41,8 +48,12 @@ class Models:
         return self.costs[name]
 
     def prompts(self, count: int, length: int) -> list[str]:
-        """Return different texts of exactly so many tokens each."""
-        return cut(self.policy, self.text, count, length)
+        """Return different texts of exactly so many tokens each, and others in each call.
+
+        A guard keeps the prompts that it has read, and other libraries do not.
+        """
+        skipped = 10 * next(self.asked) % (len(self.text) // 2)
+        return cut(self.policy, self.text[skipped:], count, length)
 
 
 def cut(policy: Policy, text: str, count: int, length: int) -> list[str]:
