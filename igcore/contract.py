@@ -127,7 +127,7 @@ def _readings(scorer: Scorer) -> npt.NDArray[np.float64]:
         return np.array([*alone, batch, _read(scorer, TEXTS[::-1], len(TEXTS))[::-1]])
 
     # `load_scorer` says where a scorer comes from; a user's own is examined in every process
-    if getattr(scorer, "home", "") == EMBEDDED.get(scorer.name):
+    if scorer.name in EMBEDDED and getattr(scorer, "home", "") == EMBEDDED[scorer.name]:
         kept: npt.NDArray[np.float64] = room("kept_readings")(scorer, TEXTS, read)
         return kept
     return read()

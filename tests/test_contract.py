@@ -432,3 +432,12 @@ def test_every_answer_of_an_honest_cost_says_that_it_was_kept():
     for method in ("inferenceguard", "base"):
         for r in answers(method, LetterCost()):
             assert (r.spread, r.contract) == (0.0, "kept" if r.text is not None else "")
+
+
+@pytest.mark.parametrize("home", [None, ""])
+def test_a_scorer_of_no_module_is_examined(monkeypatch, home):
+    """Bug: a user's scorer whose home is None was taken for an embedded one, and not examined."""
+    scorer = LetterCost()
+    monkeypatch.setattr(scorer, "home", home, raising=False)
+    monkeypatch.setattr("igcore.contract.room", lambda name: pytest.fail(f"asked {name}"))
+    assert len(Contract.examined(scorer, Tally()).costs) == len(TEXTS)

@@ -180,7 +180,7 @@ class Tokens:
         """Return the last place up to which a text has the tokens of its source, and how many.
 
         There a word ends in both of them, before a space or at the end: no tokenizer that
-        `can_cut` joins what stands on both sides.
+        `can_cut` joins the characters on both sides.
         """
         if source is None:
             return 0, 0
@@ -190,7 +190,7 @@ class Tokens:
             word_ends = text[at : at + 1] in ("", " ") and other[at : at + 1] in ("", " ")
             if word_ends and not text[at - 1].isspace():
                 kept = bisect_right(ends, at)
-                # a token that ends there, and no special one, behind which a text begins anew
+                # a token that ends there, and no special one, after which a new text begins
                 if kept and ends[kept - 1] == at and ids[kept - 1] not in self.added:
                     return at, kept
             at = text.rfind(" ", 0, at)
