@@ -58,9 +58,9 @@ def differences(a: Collection[Fields], b: Collection[Fields]) -> list[str]:
     return [f"{name} differs" for name in changes(left, right)]
 
 
-def number_or_all(text: str) -> int | None:
-    """Return a number of groups, or None for ``all``."""
-    return None if text == "all" else int(text)
+def number_all_or_tokens(text: str) -> int | str | None:
+    """Return a number of groups, ``tokens``, or None for ``all``."""
+    return text if text == "tokens" else None if text == "all" else int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -104,8 +104,11 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("file", type=Path, help="responses.jsonl, with the files beside it")
     asked = "params file that requests the run: its settings, models, prompts and networks"
     check.add_argument("--params", type=Path, metavar="FILE", required=True, help=asked)
-    replay = "decode K groups of prompts again, or 'all'; by default 0"
-    check.add_argument("--replay", type=number_or_all, default=0, metavar="K", help=replay)
+    replay = (
+        "'tokens' asks the policy whether it gave every token, in one pass a line; a number or "
+        "'all' decodes so many groups of prompts again; by default 0"
+    )
+    check.add_argument("--replay", type=number_all_or_tokens, default=0, metavar="K", help=replay)
     add_allow_option(check)
     compare = command(_compare, f"{LINES} other/responses.jsonl")
     compare.add_argument("a", type=Path, help="a file of answers, responses.jsonl")
@@ -227,7 +230,7 @@ def _runs(values: Given, params: Path, output: str) -> list[tuple[str, Given]]:
     return runs
 
 
-def _verify(file: Path, params: Path, replay: int | None, allow: list[str]) -> Result:
+def _verify(file: Path, params: Path, replay: Any, allow: list[str]) -> Result:
     """Check the record of a run without trusting whoever made it.
 
     The params file is the request, and the record must be its answer: every setting is compared,

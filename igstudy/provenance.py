@@ -27,9 +27,13 @@ def versions() -> dict[str, str]:
 
 def made_by() -> dict[str, Any]:
     """Return commit, versions, processor and time, as a manifest has them."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     made = {"git_commit": commit(), "versions": versions(), "processor": processor()}
-    return made | {"finished_at": now}
+    return made | {"finished_at": now()}
+
+
+def now() -> str:
+    """Return the time in UTC, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def processor() -> str:

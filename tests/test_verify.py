@@ -365,7 +365,7 @@ def test_what_cannot_be_checked_is_one_sentence_and_no_verdict(honest, tiny, tmp
             commands.main(["verify", str(path), *wrong])
         assert stopped.value.code == commands.ERROR
     # bug: it named a private function, "invalid _groups value", and not what is allowed
-    assert "--replay: invalid number_or_all value: 'some'" in capsys.readouterr().err
+    assert "--replay: invalid number_all_or_tokens value: 'some'" in capsys.readouterr().err
     path.write_bytes(path.read_bytes()[:-9])
     assert commands.main(["verify", str(path), *named]) == commands.ERROR
     assert re.fullmatch("error: line 12 of .* is not a response.*\n", capsys.readouterr().err)
@@ -832,7 +832,7 @@ def nobodys(record):
     """Change what nobody certifies."""
     for line in record.lines:
         line |= {name: value / 1000 for name, value in line.items() if name.endswith("_s")}
-    record.manifest |= {"git_commit": "f" * 40, "finished_at": "2001-01-01T00:00:00Z"}
+    record.manifest |= {"git_commit": "f" * 40, "finished_at": "2031-01-01T00:00:00Z"}
     record.manifest |= {"processor": "abacus", "opened": {}, "pool": {"drawn": 0}}
     record.params |= {"code": {}, "versions": {}}
 
@@ -1097,7 +1097,8 @@ def test_every_value_of_a_record_is_certified_or_named(tmp_path, tiny, capsys, r
                 inner[place[-1]] = altered(inner[place[-1]])
             forger.save(count=name == "responses.jsonl" and not remove)
             status = commands.main(command)
-            if status not in ((0,) if free else (commands.FAILS, commands.ERROR)):
+            # what nobody certifies may be refused all the same, such as the time before the run
+            if not free and status not in (commands.FAILS, commands.ERROR):
                 passed.append((name, place, status))
     assert passed == []
 
@@ -1105,26 +1106,32 @@ def test_every_value_of_a_record_is_certified_or_named(tmp_path, tiny, capsys, r
 # --- what nobody can decide -----------------------------------------------------------------------
 
 
-def moved(forger):
-    """A record whose first line of `base` is as another token at a near tie would make it."""
-    line = forger.lines[0]
-    line |= {"response": line["response"] + "a", "tokens": [*line["tokens"], 0]}
-    forger.settle()
-    forger.save()
+ELSEWHERE = {"processor": "abacus", "versions": {"torch": "9.9"}, "git_commit": "f" * 40}
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize(
-    ("processor", "ties", "status"), [("abacus", 1, 2), ("abacus", 0, 1), (None, 1, 1)]
+    ("forge", "ties", "status"),
+    [
+        (in_lines(samples_drawn=99), 1, 2),
+        (in_lines(samples_drawn=99), 0, 1),
+        (by_hand, 1, 1),
+        (by_hand, 0, 1),
+    ],
 )
-def test_a_near_tie_on_another_processor_is_not_decided(
-    forger, tiny, tmp_path, capsys, monkeypatch, processor, ties, status
+def test_only_a_near_tie_of_the_replay_leaves_a_line_undecided(
+    forger, tiny, tmp_path, capsys, monkeypatch, forge, ties, status, elsewhere
 ):
-    """Bug: a genuine record fails where another processor settles a near tie otherwise; the word of
-    the record about its near ties is enough to leave a line undecided.
+    """Bug: whether a difference may be excused was read from the record: answers written by hand
+    were not refused, if it named another processor. A near tie excuses counts, but no token that
+    its key does not draw.
     """
-    forger.manifest["processor"] = processor or verify.processor()
+    forge(forger)
+    if elsewhere:
+        forger.manifest |= ELSEWHERE
+        forger.params |= {"versions": {}, "code": {}}
     forger.lines[0]["near_ties"] = 1 - ties  # the replay alone counts
-    moved(forger)
+    forger.save()
     lines_of = verify.Experiment.lines_of
 
     def tied(self, method, group):
@@ -1135,12 +1142,14 @@ def test_a_near_tie_on_another_processor_is_not_decided(
     command = [str(forger.path), *asking(tmp_path, tiny), "--replay", "all"]
     found, said = verdict(capsys, *command)
     assert found == status
-    assert ("differs after a near tie" in said and "is not decided; 12 of 12" in said) == (
-        found == 2
-    )
+    assert ("differs, as it may where a near tie falls otherwise" in said) == (found == 2)
 
 
-def test_a_record_of_another_instruction_set_never_fails(tmp_path, tiny):
+@pytest.mark.parametrize(
+    ("replay", "statuses"),
+    [("tokens", [commands.HOLDS]), ("all", [commands.HOLDS, commands.UNDECIDED])],
+)
+def test_a_record_of_another_instruction_set_never_fails(tmp_path, tiny, replay, statuses):
     """Bug: a genuine record does not hold under another instruction set of the same processor."""
     path = decoded_run(tmp_path / "r", tiny)
     code = (
@@ -1151,12 +1160,12 @@ def test_a_record_of_another_instruction_set_never_fails(tmp_path, tiny):
         f"PROMPT_SETS['few'] = lambda: {PROMPTS!r}\n"
         "sys.exit(commands.main(sys.argv[1:]))"
     )
-    command = ["verify", str(path), *asking(tmp_path, tiny), "--replay", "all"]
+    command = ["verify", str(path), *asking(tmp_path, tiny), "--replay", replay]
     env = os.environ | {"ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", code, *command], env=env, capture_output=True, text=True
     )
-    assert done.returncode in (commands.HOLDS, commands.UNDECIDED), done.stderr
+    assert done.returncode in statuses, done.stderr
 
 
 @pytest.mark.parametrize("promised", [False, True])

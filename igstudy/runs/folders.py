@@ -19,7 +19,7 @@ from igcore.policy import Prompt
 from igcore.progress import progress
 
 from ..linefile import Fields, key, line_digest, read_mapping, root_of, sealed
-from ..provenance import UNPACKED, made_by
+from ..provenance import UNPACKED, made_by, now
 
 ASIDE = ".replaced"  # folder that keeps what was replaced
 # written by whoever runs the notebook, before and after this module writes
@@ -33,7 +33,8 @@ class Run:
     Attributes
     ----------
     params : dict
-        The identity with which it was opened: everything that its lines depend on.
+        The identity with which it was opened: everything that its lines depend on; and the time of
+        its first start.
     """
 
     folder: Path
@@ -146,7 +147,8 @@ def open_run(folder: Path, identity: Fields) -> Iterator[Run]:
                 folder.rename(aside)
                 folder.mkdir()
                 print(f"{why} in {folder.name}: its files are now in {aside}, and a new run starts")
-            _write_json(folder / "params.json", identity)
+            run.params = identity | {"began_at": _began_at(folder)}
+            _write_json(folder / "params.json", run.params)
             run.lines = sound_lines(run.responses)  # what an earlier start has finished
         yield run
 
@@ -158,6 +160,14 @@ def first_start(folder: Path) -> datetime:
     return datetime.fromisoformat(date.today().isoformat())
 
 
+def _began_at(folder: Path) -> str:
+    """Return the time of a run's first start, as its params.json has it, or of this start."""
+    with suppress(RunError, LookupError):
+        began: str = read_mapping(folder / "params.json")["began_at"]
+        return began
+    return now()
+
+
 def _foreign(folder: Path, identity: Fields) -> str:
     """Say why a folder is not of this identity; return "" when it is, or when it is empty."""
     if (folder / UNPACKED).exists():
@@ -167,6 +177,7 @@ def _foreign(folder: Path, identity: Fields) -> str:
     except RunError:
         files = [p for p in folder.iterdir() if p.suffix != PART and p.name != NOTEBOOK]
         return "params.json was missing or damaged" if files else ""
+    old.pop("began_at", None)
     changed = ", ".join(changes(old, identity))
     return f"{changed} changed since the last run" if changed else ""
 

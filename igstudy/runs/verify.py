@@ -1,9 +1,10 @@
 """Check a run against the params file that asks for it, without trusting whoever made the record.
 
 The params file is the request, and the record is only an answer: nothing in it decides what is
-loaded, compared or decoded again. Every setting is compared with the request, `rescore` scores
-every line again, and random groups are decoded again through the same `Experiment` as in a run. The
-report says what was certified and what was not, and claims no more.
+loaded, compared, decoded again or excused. Every setting is compared with the request, and
+`rescore` scores every line again. The policy is asked whether it gave every token, see `asking`, or
+random groups are decoded again through the same `Experiment` as in a run. The report says what was
+certified and what was not, and claims no more.
 """
 
 import json
@@ -11,10 +12,13 @@ import math
 import os
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from datetime import datetime
+from itertools import chain, product
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -22,33 +26,56 @@ from igcore.beams import method_of
 from igcore.engine.sampling import NEAR_TIE
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import root
+from igcore.guard import Guard
 from igcore.policy import Prompt
+from igcore.progress import progress
 
-from ..linefile import SETTINGS, Fields, Record, has_texts, key, like, modern, read_record
+from ..linefile import (
+    SETTINGS,
+    Fields,
+    LineKey,
+    Record,
+    has_texts,
+    key,
+    like,
+    modern,
+    read_record,
+)
 from ..prompts import load_prompts
-from ..provenance import processor, versions
 from ..trust import admit, loaded
 from ..yamlfile import read_yaml
-from .decode_params import DecodeParams
-from .decode_run import Experiment, guard_of, identity_of, settings_of, summary, with_sampling
+from .asking import PENALISED, NotDecided, Question, ask
+from .decode_params import DecodeParams, network_of
+from .decode_run import Experiment, guard_of, settings_of, summary, with_sampling
 from .folders import changes, first_start
 from .identity import dated, part_identity, prompts_digest
-from .networks import load_networks
+from .networks import Networks, load_networks
 from .paramfiles import runs_of
 from .records import RECORD_FIELDS
 from .rescore import RECORD_ERRORS, TOLERANCE, close, differing_fields, rescored, with_settings
 
+TOKENS: Literal["tokens"] = "tokens"  # the policy is asked, and groups are decoded where it must be
+Replay = int | Literal["tokens"] | None
 UNCHECKED = (
     "of lines that were not replayed: that the policy gives these answers with this work, and its "
     "name, hashes and device"
+)
+UNASKED = (
+    "of lines that were not replayed: abstentions and their reasons, which of its samples a search "
+    "has chosen, counts of work, traces and finals; and the networks of the run"
 )
 SERVED = (
     "the params file names a policy in a server without `batch_invariant: true`, which does not "
     "promise the same tokens again"
 )
+UNASKABLE = (
+    "the params file names a policy in a server, which cannot be asked for the probabilities of "
+    "all tokens"
+)
+PAPER = "2025-02-03T00:00:00Z"  # when the paper appeared: no run has begun before
 # file -> fields that cannot be checked afterwards
 NOT_CERTIFIED = {
-    "params.json": {"code", "date", "versions"},
+    "params.json": {"began_at", "code", "date", "versions"},
     "manifest.json": {
         *"seconds pool opened git_commit versions processor finished_at root_with_texts".split()
     },
@@ -105,15 +132,16 @@ def request_of(file: Path, params: Path) -> DecodeParams:
     return DecodeParams(**runs[name] | own)
 
 
-def verify(path: Path, request: DecodeParams, replay: int | None = 0) -> Report:
+def verify(path: Path, request: DecodeParams, replay: Replay = 0) -> Report:
     """Check the file ``responses.jsonl`` of a run, with the files beside it.
 
     Parameters
     ----------
     request : DecodeParams
         What was asked for, see `request_of`.
-    replay : int or None
-        How many groups to decode again, sampled at random; None for all.
+    replay : int, "tokens" or None
+        How many groups to decode again, sampled at random; None for all. With ``tokens`` the policy
+        is asked for every recorded token, and only what it cannot tell is decoded again.
 
     Raises
     ------
@@ -142,32 +170,54 @@ def verify(path: Path, request: DecodeParams, replay: int | None = 0) -> Report:
     return report
 
 
-def _check(found: Record, request: DecodeParams, replay: int | None, report: Report) -> None:
-    """Score the lines again, compare the files, and decode groups again."""
+def _check(found: Record, request: DecodeParams, replay: Replay, report: Report) -> None:
+    """Score the lines again, compare the files, and ask the policy or decode groups again."""
     cost, reward = loaded(request.cost), loaded(request.reward, "reward")
     report.problems += rescored(found.lines, cost, reward)
     chosen = load_prompts(request.prompts, request.split, request.limit, request.hardest, cost)
     prompts = list(chain.from_iterable(request.groups(chosen)))
     report.problems += contradictions(found, request, prompts)
+    report.problems += impossible_seconds(found)
     scorers = {"cost": part_identity(cost), "reward": reward and part_identity(reward)}
     report.problems += differing_fields("parts of params.json", found.params["parts"], scorers)
     if report.problems:
         return
-    again: set[tuple[str, str]] = set()
+    asked, again = set[LineKey](), set[LineKey]()
     options = request.policy.options
-    if replay != 0 and "server" in options and options.get("batch_invariant") is not True:
+    if replay == TOKENS and "server" in options:
+        report.undecided.append(UNASKABLE)
+    elif replay != 0 and "server" in options and options.get("batch_invariant") is not True:
         report.undecided.append(SERVED)
     elif replay != 0:
-        again = _replayed(found, request, chosen, replay, report)
+        witness = Witness.of(found, request, chosen, report)
+        if report.problems:
+            return
+        if replay == TOKENS:
+            asked, again = witness.asked()
+        else:
+            again = witness.decode_again(_sampled(request, chosen, replay))
     if hidden := sum(not has_texts(x) and key(x) not in again for x in found.lines):
         report.undecided.append(
             f"{hidden} lines hold digests in place of texts, so their scores cannot be checked "
             "unless they are replayed"
         )
     report.replayed = f"{len(again)} of {len(found.lines)} lines were replayed"
-    if len(again) < len(found.lines):
+    if replay == TOKENS:
+        gave = f"the policy gives every token of {len(asked)} of {len(found.lines)} lines"
+        report.replayed = f"{gave}; {report.replayed}"
+    if len(asked | again) < len(found.lines):
         report.replayed += "; the others were only scored again"
-        report.uncertified.append(UNCHECKED)
+    if len(again) < len(found.lines):
+        report.uncertified.append(UNASKED if replay == TOKENS else UNCHECKED)
+
+
+def _sampled(request: DecodeParams, prompts: list[Prompt], replay: int | None) -> set[LineKey]:
+    """Return the keys of the lines of random groups, of all groups for None."""
+    work = list(product(request.methods, request.groups(prompts)))
+    size = len(work) if replay is None else min(replay, len(work))
+    # which groups are checked cannot be predicted
+    drawn = random.SystemRandom().sample(work, size)
+    return {(method, prompt.id) for method, group in drawn for prompt in group}
 
 
 # --- the files against the request ----------------------------------------------------------------
@@ -209,44 +259,147 @@ def _compared(file: str, found: Fields, expected: Fields, *besides: str) -> Iter
     return differing_fields(file, old, new)
 
 
-# --- decoding again -------------------------------------------------------------------------------
+def impossible_seconds(found: Record) -> Iterator[str]:
+    """List the lines whose seconds cannot be, and say if all took longer than the run."""
+    total = 0.0
+    for number, line in enumerate(found.lines, start=1):
+        for name in ("generate_s", "cost_s", "reward_s", "critic_s", "score_s"):
+            if not 0 <= line[name] < math.inf:
+                yield f"line {number}: {name} is {line[name]!r:.60}, which is no time"
+        total += line["generate_s"] + line["score_s"]
+    began = datetime.fromisoformat(found.params.get("began_at", PAPER))
+    finished = datetime.fromisoformat(found.manifest["finished_at"])
+    lasted = (finished - began).total_seconds() + 1  # both are in whole seconds
+    if not total <= lasted:
+        yield f"the lines took {total:.6g} s, but the run {lasted:.6g} s"
 
 
-def _replayed(
-    found: Record, request: DecodeParams, prompts: list[Prompt], replay: int | None, report: Report
-) -> set[tuple[str, str]]:
-    """Decode sampled groups again, and return the keys of their lines."""
-    torch.set_num_threads(request.threads)  # on which float sums depend
-    # a pool may hold samples of others
-    guard = guard_of(replace(request, pool=None))
-    params = with_sampling(request, vars(guard.config))
-    networks, weights = load_networks(params, root(), guard)
-    experiment = Experiment.of(params, prompts, guard, networks)
-    now = json.loads(json.dumps(identity_of(params, experiment, weights)))
-    given = modern(found.params)
-    besides = NOT_CERTIFIED["params.json"] | ({"device"} if request.device == "auto" else set())
-    old, new = ({n: x[n] for n in sorted(x.keys() - besides)} for x in (given, now))
-    if names := ", ".join(list(changes(old, new))[:4]):
-        report.problems.append(f"{names} of params.json differ from those loaded here")
-    size = len(experiment.work) if replay is None else min(replay, len(experiment.work))
-    # which groups are checked cannot be predicted
-    drawn = random.SystemRandom().sample(experiment.work, size)
-    lines = {key(line): line for line in found.lines}
-    made = found.manifest.get("processor"), found.params.get("versions")
-    elsewhere = made != (processor(), versions())
-    for method, group in drawn:
-        for again in experiment.lines_of(method, group):
-            where = f"{method}, prompt {again['prompt_id']}, decoded again"
-            differing = list(differences(where, lines[key(again)], again))
-            # what no token decides has been compared before
-            tied = again["near_ties"] or guard.policy.model.dtype != torch.float32
-            if differing and elsewhere and tied:
-                report.undecided.append(
-                    f"{where}: differs after a near tie, as another processor or version may"
-                )
-            else:
-                report.problems += differing
-    return {(method, prompt.id) for method, group in drawn for prompt in group}
+# --- what the policy says -------------------------------------------------------------------------
+
+
+@dataclass
+class Witness:
+    """The policy that a request names: what it gives again, and what it can have given.
+
+    Attributes
+    ----------
+    found : Record
+        What it is asked about.
+    params : DecodeParams
+        The request, with the sampling that was taken from the model.
+    guard : Guard
+        With the policy and the scorers of the request.
+    prompts : list of Prompt
+        All that the request chooses, those of other shards included.
+    report : Report
+        Where it is noted what the policy says.
+    """
+
+    found: Record
+    params: DecodeParams
+    guard: Guard
+    prompts: list[Prompt]
+    report: Report
+
+    def __post_init__(self) -> None:
+        self.lines = {key(line): line for line in self.found.lines}
+        self.prompt = {prompt.id: prompt for prompt in self.prompts}
+
+    @classmethod
+    def of(
+        cls, found: Record, request: DecodeParams, prompts: list[Prompt], report: Report
+    ) -> "Witness":
+        """Load the policy of a request, and report where it is not the one of the record."""
+        torch.set_num_threads(request.threads)  # on which float sums depend
+        # a pool may hold samples of others
+        guard = guard_of(replace(request, pool=None))
+        witness = cls(found, with_sampling(request, vars(guard.config)), guard, prompts, report)
+        device = None if request.device == "auto" else str(guard.policy.model.device)
+        witness.compare({"policy": part_identity(guard.policy)}, device)
+        return witness
+
+    def compare(self, parts: Fields, device: str | None = None) -> None:
+        """Report where params.json has other parts than were loaded, or another device."""
+        given = self.found.params
+        old = {"parts": {name: given["parts"].get(name) for name in parts}}
+        new = {"parts": json.loads(json.dumps(parts))}
+        if device:
+            old, new = old | {"device": given["device"]}, new | {"device": device}
+        if names := ", ".join(list(changes(old, new))[:4]):
+            self.report.problems.append(f"{names} of params.json differ from those loaded here")
+
+    def asked(self) -> tuple[set[LineKey], set[LineKey]]:
+        """Ask for the tokens of every line, and decode groups again where a penalty hides them.
+
+        Return the keys of the lines whose tokens the policy gives, and of those decoded again.
+        """
+        given, hidden = set[LineKey](), set[LineKey]()
+        undecided: Counter[str] = Counter()
+        lines = [line for line in self.found.lines if has_texts(line) and line["tokens"]]
+        with progress(len(lines), "asking the policy") as bar:
+            for line in lines:
+                problems, why = self.ask(line)
+                self.report.problems += problems
+                if why == PENALISED and not network_of(line["method"]):
+                    hidden.add(key(line))
+                elif why:
+                    undecided[why] += 1
+                elif not problems:
+                    given.add(key(line))
+                bar.update(1)
+        for why, n in undecided.items():
+            self.report.undecided.append(f"{n} lines cannot be decided in one pass: {why}")
+        return given, self.decode_again(hidden) if hidden else set()
+
+    def ask(self, line: Fields) -> tuple[list[str], str]:
+        """Return why the policy cannot have given a line, and why it cannot tell."""
+        policy, params = self.guard.policy, self.params
+        config = method_of(line["method"]).settings_under(params.search())
+        ids = policy.ids_of(self.prompt[line["prompt_id"]], config.max_new_tokens)
+        question = Question(policy, ids, line, config, params.seed, params.block_size)
+        problems = []
+        try:
+            for problem in ask(question):
+                problems.append(f"{line['method']}, prompt {line['prompt_id']}: {problem}")
+        except NotDecided as why:
+            return problems, "" if problems else str(why)
+        return problems, ""
+
+    def decode_again(self, wanted: set[LineKey]) -> set[LineKey]:
+        """Decode the groups of some lines again, and return the keys of all their lines."""
+        methods = [name for name in self.params.methods if name in {method for method, _ in wanted}]
+        params = replace(self.params, methods=methods)
+        networks: Networks = {}
+        if any(map(network_of, methods)):
+            networks, weights = load_networks(params, root(), self.guard)
+            self.compare(weights)
+        experiment = Experiment.of(params, self.prompts, self.guard, networks)
+        again = set[LineKey]()
+        for method, group in experiment.work:
+            keys = {(method, prompt.id) for prompt in group}
+            if keys & wanted:
+                for line in experiment.lines_of(method, group):
+                    self.compare_line(line)
+                again |= keys
+        return again
+
+    def compare_line(self, again: Fields) -> None:
+        """Report where a line that was decoded again differs."""
+        line = self.lines[key(again)]
+        where = f"{again['method']}, prompt {again['prompt_id']}, decoded again"
+        differing = list(differences(where, line, again))
+        # near ties of this replay, and not the record's: nothing in a record excuses it
+        tied = again["near_ties"] or self.guard.policy.model.dtype.itemsize < 4
+        if not (differing and tied):
+            self.report.problems += differing
+            return
+        asked = has_texts(line) and line["tokens"]
+        problems, _ = self.ask(line) if asked else ([], "")
+        self.report.problems += problems
+        if not problems:
+            self.report.undecided.append(
+                f"{where}: differs, as it may where a near tie falls otherwise"
+            )
 
 
 def differences(where: str, line: Fields, again: Fields) -> Iterator[str]:

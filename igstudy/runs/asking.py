@@ -1,0 +1,234 @@
+"""Ask the policy whether it gave an answer: each recorded token must be the one that its key draws.
+
+The policy reads a prompt with its recorded answer once. The probabilities after each token say
+which uniform numbers draw the next one, and the keys of the request give these numbers. So one pass
+decides, on any machine, and what a record says of its origin plays no part.
+
+The caller loads the policy, see `igstudy.runs.verify`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from igcore.beams import Beam, method_of
+from igcore.budget import start
+from igcore.config import SearchConfig
+from igcore.engine.agreement import PRECISIONS
+from igcore.engine.device import device_of
+from igcore.engine.kv_cache import forward, inputs_of, padded
+from igcore.engine.prepack import use_prepacked
+from igcore.engine.sampling import MOVED, Sampling, random_key, spans, uniforms
+from igcore.policy import Policy
+from igcore.search import before_stop
+from igcore.verdict import emission_of
+
+from ..linefile import Fields
+from .rescore import close, differing_fields
+
+Spans = npt.NDArray[np.float64]
+STEERED = "its method changes the policy's logits by itself"
+STOPPED = "it may end at a stop string that the policy has not been asked for"
+PENALISED = "a round with a penalty, which the record does not hold, may have drawn its tokens"
+
+
+class NotDecided(Exception):
+    """One pass cannot say whether the policy gave an answer; the message says why."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A recorded answer, and what the request says of it.
+
+    Attributes
+    ----------
+    policy : Policy
+    ids : sequence of int
+        The prompt's, as the policy reads it.
+    line : dict
+        The record, with its texts and at least one token.
+    config : SearchConfig
+        The settings that its method runs under.
+    seed, grid : int
+        Of the run; policy tokens between the prefixes at which every method is measured.
+    """
+
+    policy: Policy
+    ids: Sequence[int]
+    line: Fields
+    config: SearchConfig
+    seed: int
+    grid: int
+
+    @property
+    def tokens(self) -> list[int]:
+        """The recorded tokens."""
+        found: list[int] = self.line["tokens"]
+        return found
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether its method draws one sample at a time."""
+        return method_of(self.line["method"]).stepwise
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one draw; the last ones may be fewer."""
+        return int(self.config.step or 0) if self.stepwise else self.config.block_size
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it is the beginning of an answer, where the request allows one."""
+        allowed = self.config.on_failure == "truncate" and self.line["reason"] == "truncated"
+        return allowed and len(self.tokens) % self.block_size == 0
+
+
+def ask(question: Question) -> Iterator[str]:
+    """Yield why the policy cannot have given an answer; nothing if it has drawn every token.
+
+    Raises
+    ------
+    NotDecided
+        When one pass cannot tell.
+    PolicyError
+        When the policy's logits are not finite.
+    """
+    method = method_of(question.line["method"])
+    if method.search and not method.stepwise:
+        raise NotDecided(STEERED)
+    if odd := odd_tokens(question):
+        yield odd
+        return
+    yield from otherwise_read(question)
+    logits = logits_of(question)
+    if question.line["reward_scorer"] is None:
+        yield from otherwise_likely(question, logits)
+    yield from undrawn(question, logits)
+
+
+def odd_tokens(question: Question) -> str:
+    """Say why no answer has such tokens; return "" where one may."""
+    tokens, policy = question.tokens, question.policy
+    vocabulary = policy.model.config.get_text_config(decoder=True).vocab_size
+    most = question.config.max_new_tokens
+    if not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
+        return f"its tokens are not all whole numbers from 0 to {vocabulary - 1}"
+    if len(tokens) > most:
+        return f"it has {len(tokens)} tokens, more than max_new_tokens, {most}"
+    if not policy.eos_ids.isdisjoint(tokens[:-1]):
+        return "its tokens go on behind an end token"
+    return ""
+
+
+def otherwise_read(question: Question) -> Iterator[str]:
+    """Yield what a record says of an answer and its tokens do not.
+
+    Raises
+    ------
+    NotDecided
+        Where blocks may have been cut at a stop string.
+    """
+    line, config, policy, tokens = question.line, question.config, question.policy, question.tokens
+    n, size = len(tokens), config.block_size
+    ended = tokens[-1] in policy.eos_ids or n == config.max_new_tokens
+    if config.stop and not question.stepwise and not ended:
+        raise NotDecided(STOPPED)
+    written = policy.text(tokens)
+    text = before_stop(written, config.stop)
+    whole = ended or text != written
+    if not (whole or question.truncated):
+        yield f"its {n} tokens end before an end token, max_new_tokens and a stop string"
+    finished = whole and not question.truncated
+    blocks = [*range(size, n, size), n]
+    beam = Beam(tokens, text, finished, start(config.budget), blocks, row=0)
+    emission = emission_of(beam, policy, question.grid)
+    expected = {
+        "response": text,
+        "finished": finished,
+        "block_ends": emission.ends,
+        "grid_ends": emission.grid,
+    }
+    yield from differing_fields("its tokens", line, expected)
+
+
+def logits_of(question: Question) -> Tensor:
+    """Return the logits (n, V) from which each of the n tokens of an answer was drawn."""
+    model, tokens = question.policy.model, question.tokens
+    ids, mask = padded([[*question.ids, *tokens[:-1]]], device_of(model))
+    options = {"use_cache": False, "logits_to_keep": len(tokens)}
+    with use_prepacked(model):
+        _, logits = forward(model, None, **inputs_of(ids, mask), **options)
+    return logits[0, -len(tokens) :]
+
+
+def moved_by(policy: Policy) -> float:
+    """Return how far the logits of a policy move from reading to reading, see `MOVED`."""
+    model = policy.model
+    # users lower the precision of float32 for speed
+    single = PRECISIONS[torch.get_float32_matmul_precision()]
+    return MOVED[single if model.dtype == torch.float32 else model.dtype]
+
+
+def otherwise_likely(question: Question, logits: Tensor) -> Iterator[str]:
+    """Yield a sentence unless the recorded reward is the mean log-probability of the tokens."""
+    index = torch.tensor(question.tokens, device=logits.device)[:, None]
+    log_p = logits.log_softmax(-1, dtype=torch.float32).gather(1, index)
+    reward = float(log_p.mean())
+    # a log-probability moves by its logit and by the sum of all
+    if not close(question.line["reward"], reward, 2 * moved_by(question.policy)):
+        yield f"its reward is {question.line['reward']!r:.60}, not its log-likelihood {reward:.6f}"
+
+
+def undrawn(question: Question, logits: Tensor) -> Iterator[str]:
+    """Yield a sentence for the first block that none of the allowed draws gives.
+
+    Raises
+    ------
+    NotDecided
+        Where a round with a penalty may have drawn it.
+    """
+    config, tokens, size = question.config, question.tokens, question.block_size
+    index = torch.tensor(tokens, device=logits.device)
+    between = spans(logits, index, moved_by(question.policy), Sampling.of(config))
+    first = 0
+    for number, at in enumerate(range(0, len(tokens), size)):
+        named = [round_ for round_ in rounds_of(question, number) if round_ >= first]
+        drawn = [round_ for round_ in named if draws(question, between, round_, at)]
+        if not drawn:
+            if any(named) and not question.stepwise and config.diversity != "none":
+                raise NotDecided(PENALISED)
+            yield (
+                f"its tokens {at + 1} to {min(at + size, len(tokens))} are not those that the "
+                f"keys of the request draw, in any of the draws {named} that its trace names"
+            )
+            return
+        # the draws of a stepwise search follow one another; another one counts them by block
+        first = drawn[0] if question.stepwise else 0
+
+
+def rounds_of(question: Question, number: int) -> list[int]:
+    """Return the draws of a block, or its rounds, that the trace names and the request allows."""
+    config = question.config
+    most = int(config.spend or 0) if question.stepwise else config.rounds
+    named = {entry["round"] for entry in question.line["trace"] if entry["block"] == number}
+    return sorted(round_ for round_ in named if round_ in range(most))
+
+
+def draws(question: Question, between: Spans, round_: int, at: int) -> bool:
+    """True if one of the samples of a round has all tokens of the block that begins at a token.
+
+    `between` are the spans of all tokens, (n, levels, 2).
+    """
+    config, line = question.config, question.line
+    lowest, highest = np.moveaxis(between[at : at + question.block_size], -1, 0)  # (T, levels)
+    places = range(at, at + len(lowest))
+    for sample in range(config.choices if question.stepwise else config.n_samples):
+        keys = [random_key(question.seed, line["prompt_id"], round_, sample, t) for t in places]
+        u = uniforms(keys)[:, : lowest.shape[1]]
+        if ((lowest <= u) & (u <= highest)).all():
+            return True
+    return False
