@@ -23,6 +23,7 @@ from typing import Literal
 import torch
 
 from igcore.beams import method_of
+from igcore.engine.prepack import use_prepacked
 from igcore.engine.sampling import NEAR_TIE
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import root
@@ -336,7 +337,11 @@ class Witness:
         given, hidden = set[LineKey](), set[LineKey]()
         undecided: Counter[str] = Counter()
         lines = [line for line in self.found.lines if has_texts(line) and line["tokens"]]
-        with progress(len(lines), "asking the policy") as bar:
+        # one view of the model for all lines
+        with (
+            progress(len(lines), "asking the policy") as bar,
+            use_prepacked(self.guard.policy.model),
+        ):
             for line in lines:
                 problems, why = self.ask(line)
                 self.report.problems += problems

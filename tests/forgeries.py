@@ -1,0 +1,202 @@
+"""Answers that nobody sampled, written into honest records, and honest records of other kinds of
+processors: how many of each `igstudy verify --replay tokens` accepts.
+
+``python -m tests.forgeries`` decodes with SmolLM2 and prints the counts. The forger knows this
+package: everything that anybody can compute is mended after a change, and every record claims to
+come from elsewhere.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+
+from igcore.beams import Beam, method_of
+from igcore.budget import start
+from igcore.contract import Contract
+from igcore.errors import IgcoreError
+from igcore.guard import as_policy
+from igcore.scoring import Tally
+from igcore.verdict import emission_of
+from igstudy import linefile
+from igstudy.linefile import SETTINGS
+from igstudy.runs import decode_run, rescore, verify
+from igstudy.runs.decode_params import DecodeParams
+from igstudy.trust import loaded
+
+METHODS = ["backtracking", "rejection", "inferenceguard"]
+DTYPES = ["float32", "bfloat16"]
+RUN = dict(
+    profile="x", run="r", policy="smollm2-raw", prompts="mild", limit=8, temperature=1.0, cost="new-numbers",
+    reward=None, budget=0, n_samples=2, keep=1, rounds=4, block_size=8, max_new_tokens=24, seed=3,
+)  # fmt: skip
+ELSEWHERE = {"processor": "abacus", "git_commit": "f" * 40, "versions": {"torch": "9.9"}}
+WORDS = [" garden", " window", " morning", " purple", " slowly", " seven"]
+
+
+def decode(folder, **changes):
+    """Decode a run into a folder and return the path of its lines."""
+    return decode_run.decode_run(DecodeParams(**RUN | changes), Path(folder)).responses
+
+
+# --- what a forger does to a line -----------------------------------------------------------------
+
+
+def by_hand(line, policy, others, rng):
+    """Write an answer by hand."""
+    text = "By hand, a lovely day in the garden."
+    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return line | {"tokens": [*ids, min(policy.eos_ids)]}
+
+
+def a_word_exchanged(line, policy, others, rng):
+    """Exchange a single token for that of another word."""
+    tokens = list(line["tokens"])
+    place = rng.randrange(len(tokens) - (tokens[-1] in policy.eos_ids))
+    words = [policy.tokenizer(w, add_special_tokens=False)["input_ids"][0] for w in WORDS]
+    tokens[place] = rng.choice([word for word in words if word != tokens[place]])
+    return line | {"tokens": tokens}
+
+
+def of_another_seed(line, policy, others, rng):
+    """Take the answer of another seed."""
+    return others["seed"][line["prompt_id"]]
+
+
+def of_another_prompt(line, policy, others, rng):
+    """Take the answer to another prompt."""
+    lines = others["own"].values()
+    other = rng.choice([x for x in lines if x["tokens"] and x["tokens"] != line["tokens"]])
+    return other | {name: line[name] for name in ("prompt", "prompt_id")}
+
+
+def of_another_temperature(line, policy, others, rng):
+    """Take the answer at another temperature, with the same keys."""
+    return others["temperature"][line["prompt_id"]]
+
+
+KINDS = [by_hand, a_word_exchanged, of_another_seed, of_another_prompt, of_another_temperature]
+OTHERS = {"own": {}, "seed": {"seed": 4}, "temperature": {"temperature": 1.4}}
+
+
+def mended(line, policy, params, contract):
+    """Return a line with all that follows from its tokens and the request."""
+    method = method_of(line["method"])
+    config = method.settings_under(params.search())
+    tokens, size = line["tokens"], config.block_size
+    n, text = len(tokens), policy.text(tokens)
+    ends = [*range(size, n, size), n]
+    beam = Beam(tokens, text, True, start(config.budget), ends, 0)
+    emission = emission_of(beam, policy, params.block_size)
+    line |= {name: asdict(config)[name] for name in SETTINGS}
+    line |= {"seed": params.seed, "grid_size": params.block_size, "response": text, "n_tokens": n}
+    line |= {"block_ends": emission.ends, "grid_ends": emission.grid}
+    line |= rescore.recomputed(line, contract, None)
+    return line | {"z_final": line["z_trace"][-1], "digest": linefile.line_digest(line)}
+
+
+def forge(path, into, number, kind, policy, others, rng):
+    """Write a record with one forged line, and return its request."""
+    record = linefile.read_record(path)
+    params = DecodeParams(**{n: record.params[n] for n in DecodeParams.__dataclass_fields__})
+    contract = Contract.examined(loaded(params.cost), Tally(rate=1.0))
+    line = kind(record.lines[number], policy, others, rng)
+    record.lines[number] = mended(dict(line), policy, params, contract)
+    manifest = record.manifest | decode_run.summary(record.lines) | ELSEWHERE
+    changed = linefile.Record(record.lines, record.params | {"versions": {}}, manifest)
+    manifest |= {"params": changed.params}
+    manifest |= {"root": linefile.root_of(changed.params, changed.lines, manifest)}
+    into.mkdir()
+    lines = "".join(json.dumps(line) + "\n" for line in record.lines)
+    (into / "responses.jsonl").write_text(lines)
+    (into / "params.json").write_text(json.dumps(changed.params))
+    (into / "manifest.json").write_text(json.dumps(manifest))
+    return params
+
+
+# --- counting -------------------------------------------------------------------------------------
+
+
+def verdict_on(path, params, replay="tokens"):
+    """Return ``holds``, ``refused`` or ``undecided``, and the first sentence."""
+    try:
+        report = verify.verify(path, params, replay)
+    except IgcoreError as error:
+        return "refused", str(error)
+    if report.problems:
+        return "refused", report.problems[0]
+    return ("undecided", report.undecided[0]) if report.undecided else ("holds", report.replayed)
+
+
+def chosen_lines(lines):
+    """Return the numbers of a line without a near tie and of one with near ties, if there is one:
+    lines whose answer is long enough to be forged.
+    """
+    long = [i for i, line in enumerate(lines) if len(line["tokens"]) > 8]
+    tied = [i for i in long if lines[i]["near_ties"]]
+    untied = [i for i in long if not lines[i]["near_ties"]]
+    return untied[:1] + (tied or untied[1:])[:1]
+
+
+def forged(folder, methods=METHODS, dtypes=DTYPES, kinds=KINDS, **changes):
+    """Yield (method, dtype, near ties, kind, verdict, sentence) for each forgery."""
+    rng = Random(0)
+    for dtype in dtypes:
+        for method in methods:
+            asked = changes | {"dtype": dtype, "methods": [method]}
+            place = folder / f"{method}-{dtype}"
+            paths = {name: decode(place / name, **asked | more) for name, more in OTHERS.items()}
+            by_id = {
+                name: {line["prompt_id"]: line for line in linefile.read(path)}
+                for name, path in paths.items()
+            }
+            lines = linefile.read(paths["own"])
+            policy = as_policy(asked.get("policy", RUN["policy"]))
+            for number in chosen_lines(lines):
+                for kind in kinds:
+                    into = place / f"{kind.__name__}-{number}"
+                    params = forge(paths["own"], into, number, kind, policy, by_id, rng)
+                    found = verdict_on(into / "responses.jsonl", params)
+                    yield method, dtype, lines[number]["near_ties"], kind.__name__, *found
+
+
+def honest(folder, records, **changes):
+    """Yield (method, dtype, instruction set, verdict, sentence) for each honest record."""
+    for n in range(records):
+        method, dtype = METHODS[n % 3], DTYPES[n // 3 % 2]
+        capability = "default" if n // 6 % 2 else ""
+        asked = changes | {"dtype": dtype, "methods": [method], "seed": 100 + n, "limit": 2}
+        place = folder / f"honest-{n}"
+        # in a process of its own, where torch chooses its instruction set
+        env = os.environ | ({"ATEN_CPU_CAPABILITY": capability} if capability else {})
+        code = f"from tests.forgeries import decode; decode({str(place)!r}, **{asked!r})"
+        subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)
+        params = DecodeParams(**RUN | asked)
+        yield method, dtype, capability, *verdict_on(place / "responses.jsonl", params)
+
+
+def main():
+    """Print every verdict, and the counts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--honest", type=int, default=40, help="honest records")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, found in (
+            ("forged", forged(Path(scratch))),
+            ("honest", honest(Path(scratch), given.honest)),
+        ):
+            counts = Counter()
+            for *what, verdict, sentence in found:
+                print(name, *what, verdict, f"{sentence:.150}", sep="\t", flush=True)
+                counts[verdict] += 1
+            print(f"{name}: {dict(counts)} of {sum(counts.values())}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
