@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from benchmarks import measure, models, others, plan, report
+from benchmarks import measure, models, others, ours, plan, report
 from benchmarks.measure import Case
 from benchmarks.models import Models
 from igcore.errors import IgcoreError, ParameterError
@@ -57,7 +57,7 @@ def _once(case: Case, loaded: Models, seed: int) -> float:
 
 def _identity() -> dict:
     """Return the inputs of the numbers: versions, code and processor."""
-    code = code_of(measure.__name__, plan.__name__, models.__name__)
+    code = code_of(*(module.__name__ for module in (measure, models, others, ours, plan)))
     known = {"versions": versions(), "code": code, "processor": processor()}
     return known | {"its_hub": others.installed()}
 

@@ -21,9 +21,10 @@ from igcore.errors import ParameterError, one_line
 from igcore.models.registry import OWN, first_on_path, load_scorer
 from igcore.settings import Named, written
 
-from .closure import identified, source_of
+from .sources import identified, source_of
 
 MODULES = "IGSTUDY_MODULES"  # module -> the folder that it is imported from, as JSON
+INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
 SCORERS = {"cost", "reward", "costs", "judges", "helpfulness", "harmlessness"}  # settings
 
 
@@ -100,7 +101,9 @@ def lies_below(module: str, folder: Path) -> bool:
     """True if a module that no package has installed would be imported from below a folder."""
     with first_on_path(str(folder)):
         file = source_of(module)
-    return file is not None and file.resolve().is_relative_to(folder.resolve())
+    if file is None or INSTALLED & set(file.parts):
+        return False
+    return file.resolve().is_relative_to(folder.resolve())
 
 
 def loaded(scorer: Named | None, role: str = "cost") -> Any:
@@ -136,12 +139,11 @@ def loaded(scorer: Named | None, role: str = "cost") -> Any:
 
 
 def is_defined(path: str, module: ModuleType) -> bool:
-    """True if a path of attributes leads to what a module or its package defines."""
+    """True if a path of attributes leads to what a module defines, so that its file tells it."""
     value: Any = module
     for part in path.split("."):
         value = getattr(value, part)
         if isinstance(value, ModuleType):
             return False
-    home = str(getattr(value, "__module__", "")).partition(".")[0]
-    made_here = home == module.__name__.partition(".")[0]
+    made_here = getattr(value, "__module__", None) == module.__name__
     return made_here or not (isroutine(value) or isinstance(value, type))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from igstudy import closure
+from igstudy import sources
 
 
 def know_code_from(monkeypatch, folder: Path) -> Path:
@@ -17,16 +17,16 @@ def know_code_from(monkeypatch, folder: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__")
     copies = {
         package: Path(shutil.copytree(home, folder / package, ignore=ignore))
-        for package, home in closure.HOMES.items()
+        for package, home in sources.HOMES.items()
     }
-    monkeypatch.setattr(closure, "HOMES", copies)
+    monkeypatch.setattr(sources, "HOMES", copies)
     forget()
     return folder
 
 
 def forget():
     """Look at the code again, as a new process does."""
-    closure.package_digest.cache_clear()
+    sources.package_digest.cache_clear()
 
 
 def edit(path: Path, old: str, new: str):

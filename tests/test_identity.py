@@ -11,54 +11,25 @@ from copiedcode import edit, forget, know_code_from
 from mockpolicy import LetterCost
 
 from igcore import Prompt, RunError
-from igstudy import closure
-from igstudy.closure import module_digests, tree_digest
 from igstudy.runs import identity
-
-FILES = {
-    "__init__": "",
-    "entry": """\
-import json
-from . import near
-from .deep.leaf import x
-def f():
-    from . import late
-""",
-    "near": "import numpy\nif numpy:\n    from . import other\n",
-    "late": "from .named import x\nfrom igcore import decode\n",
-    "deep/__init__": "from . import beside\n",
-    "deep/leaf": "x = 1\n",
-    "deep/beside": "",
-    "named": "",
-    "other": "",
-    "alone": "",
-}
+from igstudy.sources import module_digests, package_digest, tree_digest
 
 
-@pytest.fixture
-def house(tmp_path, monkeypatch):
-    """A user's package of modules that import one another in every way."""
-    for name, text in FILES.items():
-        path = tmp_path / "house" / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+def test_a_users_module_counts_by_its_file(tmp_path, monkeypatch):
+    """Bug: an edit of a module that makes the lines started nothing."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path / "house"
-
-
-def test_a_users_module_counts_with_all_that_it_imports(house):
-    """Guards code that decides a number and that no list holds: late, relative and named imports,
-    packages on the way.
-    """
-    found = module_digests("house.entry")
-    inside = "entry near other deep deep.leaf deep.beside late named".split()
-    assert set(found) == {"house", *(f"house.{name}" for name in inside)}
+    for name, text in (("__init__", ""), ("entry", "from . import near\n"), ("near", "x = 1\n")):
+        (tmp_path / "house").mkdir(exist_ok=True)
+        (tmp_path / f"house/{name}.py").write_text(text)
+    found = module_digests("house", "house.entry", "house.none", "json", "igcore.guard", "nowhere")
+    assert list(found) == ["house", "house.entry"]
     assert "house" not in sys.modules  # nothing was imported to find it
-    (house / "named.py").write_text("y = 1 - 2\n")
-    changed = module_digests("house.entry")
-    assert {name for name in changed if changed[name] != found[name]} == {"house.named"}
-    (house / "named.py").write_text("def (:\n")
-    with pytest.raises(RunError, match="named.py is no Python that can be read .*line 1"):
+    (tmp_path / "house/near.py").write_text("x = 2\n")
+    assert module_digests(*found) == found  # what it imports does not count
+    (tmp_path / "house/entry.py").write_text("from . import far\n")
+    assert module_digests("house.entry") != {"house.entry": found["house.entry"]}
+    (tmp_path / "house/entry.py").write_text("def (:\n")
+    with pytest.raises(RunError, match="entry.py is no Python that can be read .*line 1"):
         module_digests("house.entry")
 
 
@@ -68,7 +39,7 @@ def test_code_that_makes_records_starts_them_again(tmp_path, monkeypatch):
 
     def known() -> tuple[dict, str]:
         forget()
-        return identity.code_of(), closure.package_digest("igstudy")
+        return identity.code_of(), package_digest("igstudy")
 
     runs, whole = known()
     edit(copied / "igcore/beams.py", '"""', '"""Another word. ')
@@ -79,7 +50,8 @@ def test_code_that_makes_records_starts_them_again(tmp_path, monkeypatch):
         edit(copied / f"{module}.py", "\nimport ", "\nother = 1\nimport ")
     tables = known()
     assert tables[0] == runs and tables[1] != whole
-    made = "igcore/search igcore/models/embedded igstudy/runs/critic_run igstudy/linefile"
+    made = "igcore/search igcore/models/embedded igserve/endpoint"
+    made += " igstudy/runs/critic_run igstudy/linefile igstudy/sources"
     for module in made.split():
         package, before = module.partition("/")[0], known()[0]
         edit(copied / f"{module}.py", "\nimport ", "\nother = 1\nimport ")
@@ -154,18 +126,3 @@ def test_a_scorer_counts_with_its_files_and_its_module():
     scorer.files, scorer.home = {"config.json": "ab"}, "igstudy.scorers.paper"
     assert identity.part_identity(scorer)["files"] == {"config.json": "ab"}
     assert identity.modules_of(scorer) == ["mockpolicy", "igstudy.scorers.paper"]
-
-
-def test_a_scorer_of_a_notebook_counts_by_its_content():
-    """Guards people in JupyterLab: their class lives in no module."""
-    digests = []
-    for body in ("return 1", "return 2", "return 2  # two"):
-        text = (
-            f"class Mine:\n    name, digest = 'mine', 'v1'\n    def score(self):\n        {body}\n"
-        )
-        cell = {"__name__": "__main__"}
-        exec(text, cell)
-        part = cell["Mine"]()
-        digests.append(identity.part_identity(part)["code"])
-        assert module_digests(*identity.modules_of(part)) == {}
-    assert digests[0] != digests[1] == digests[2] and digests[0]

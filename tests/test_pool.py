@@ -20,10 +20,12 @@ from igcore.beams import METHODS, method_of
 from igcore.engine.diversity import Failures, diversity_penalty
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import Sampling
+from igcore.models.maximum import maximum_of
 from igstudy.baselines.args import ArgsConfig
 from igstudy.baselines.re_control import ReControlConfig
 from igstudy.pool import Pool, policy_digest, scorer_digest, value_of
 from igstudy.pool.pooled import PooledEngine
+from igstudy.scorers.rules import LastWordsScorer
 
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
 SETTINGS = dict(budget=0.5, n_samples=4, keep=2, block_size=3, max_new_tokens=9, rounds=3)
@@ -328,6 +330,11 @@ def test_scores_are_kept_by_scorer_and_text(tmp_path):
     # bug: a maximum with such a part gave the scores of the function before it was edited
     costs = [LetterCost(), lambda text: float(len(text))]
     assert scorer_digest(Guard(mock_policy(), cost=costs, budget=1.0).cost) is None
+    ending = LastWordsScorer((by_function.cost,), 2)
+    assert scorer_digest(maximum_of([cost, ending])) is None
+    # people in JupyterLab edit a class and run its cell again
+    of_a_cell = type("Cost", (LetterCost,), {"__module__": "__main__"})()
+    assert scorer_digest(of_a_cell) is None
     assert scorer_digest(Guard(mock_policy(), cost=costs[:1] * 2, budget=1.0).cost)
 
 
@@ -372,11 +379,13 @@ def test_changed_code_has_samples_and_scores_of_its_own(tmp_path, monkeypatch):
         forget()
         return scorer_digest(load_scorer("offensive-language")), policy_digest(mock_policy())
 
-    code, before = know_code_from(monkeypatch, tmp_path), digests()
-    edit(code / "igcore/models/wording.py", "\nimport ", "\nother = 1\nimport ")
-    after = digests()
+    code, known = know_code_from(monkeypatch, tmp_path), [digests()]
+    for module in ("igcore/models/wording.py", "igserve/endpoint.py"):
+        edit(code / module, "\nimport ", "\nother = 1\nimport ")
+        known.append(digests())
     forget()
-    assert before[0] != after[0] and before[1] != after[1]
+    scores, samples = zip(*known, strict=True)
+    assert len({*scores}) == len({*samples}) == 3
 
 
 @pytest.mark.parametrize("shape", [dict(temperature=0.7), dict(top_p=0.5), dict(top_k=2)])

@@ -84,7 +84,7 @@ def test_a_cost_of_two_arguments_sees_the_prompt_first():
 
 
 def test_a_function_is_recorded_by_its_name():
-    """Guards provenance: what a function holds is a matter of runs, see `igstudy.closure`."""
+    """Guards provenance: what a function holds is a matter of runs, see `igstudy.sources`."""
     first = as_scorer(capitals, "cost")
     assert (first.name, first.digest) == ("capitals", "")
     assert (first.sign, as_scorer(capitals, "reward").sign) == (

@@ -1,143 +1,138 @@
-"""What stands beside a table: which runs made it, what is said where a manifest says nothing, and
-bytes that stay.
+"""Tests of the digest of a scorer that is a function: that of the file of its module.
+
+Bug: a cost kept its digest when an argument, a state, a closure or a global of it changed, and a
+run resumed with the lines of the old one.
 """
 
-import importlib.metadata
-import json
-import subprocess
+import functools
+import importlib
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from igstudy import provenance
-from igstudy.report import sources
+from igcore import RunError, load_scorer
+from igcore.models.maximum import maximum_of
+from igcore.scorers import as_scorer, of_function
+from igstudy.scorers.rules import LastWordsScorer
+from igstudy.sources import identified
 
-KNOWN = {
-    "git_commit": "abc",
-    "versions": {"torch": "2", "numpy": "1"},
-    "processor": "a CPU",
-    "root": "123",
-    "counts": {},
-}
+MODULE = """
+'''Costs.'''
+import functools
+from aid import words
+LIMIT = 1
+class Many:
+    def __init__(self, limit): self.limit = limit
+    def __call__(self, text): return words(text) > self.limit
+    def of(self, text): return words(text) > self.limit
+def many(text):
+    return words(text) > LIMIT
+def few(text):
+    return words(text) < LIMIT
+weighed = functools.partial(lambda text, by: by * words(text), by=2)
+long = Many(9)
+"""
+AID = "def words(text):\n    return len(text.split())\n"
+NAMES = "many few weighed long long.of words"
 
 
 @pytest.fixture
-def finished(tmp_path, monkeypatch):
-    """Runs of a profile: one, another in two shards, one whose manifest is old, a regime, and
-    what a critic and a judge left.
-    """
-    monkeypatch.setattr(sources, "root", lambda: tmp_path)
-    manifests = {
-        "decode-a": KNOWN,
-        "decode-b.0-of-2": KNOWN,
-        "decode-b.1-of-2": KNOWN,
-        "decode-old": {},
-        "regime-mild": KNOWN,
-    }
-    manifests |= {
-        "critics/raw": {"policy": "raw"},
-        "judge/me": {"git_commit": "abc"},
-        "decode-half": None,
-    }
-    for name, manifest in manifests.items():
-        folder = tmp_path / "runs/mine" / name
-        folder.mkdir(parents=True)
-        if manifest is not None:
-            (folder / "manifest.json").write_text(json.dumps(manifest))
-    return tmp_path
+def digests(tmp_path, monkeypatch):
+    """A function that edits the module `manycosts`, imports it, and returns the digests by name."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def made(old="", new="", aid=AID):
+        assert old in MODULE
+        (tmp_path / "manycosts.py").write_text(MODULE.replace(old, new, 1))
+        (tmp_path / "aid.py").write_text(aid)
+        for name in ("manycosts", "aid"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        scorers = {name: load_scorer(f"manycosts:{name}") for name in NAMES.split()}
+        return {name: identified(scorer).digest for name, scorer in scorers.items()}
+
+    return made
 
 
-def test_each_run_says_what_its_manifest_says(finished):
-    """Bug: a run that is not there, one that has not finished, or a manifest of an older version,
-    on which it stopped.
-    """
-    found = sources.of_runs(
-        "mine", ["decode-old", "decode-a", "decode-a", "decode-half", "decode-none"]
-    )
-    of = {"commit": "abc", "versions": "torch 2, numpy 1", "processor": "a CPU", "root": "123"}
-    here = {"from": "run here"}
-    assert found == {"mine/decode-a": of | here, "mine/decode-old": dict.fromkeys(of) | here}
-    assert sources.of_runs("yours", ["decode-a"]) == {}
+EDITS = {"LIMIT = 1": "LIMIT = 2", "by=2": "by=3", "Many(9)": "Many(8)"}
 
 
-def test_a_run_from_packed_records_is_said_to_be_one(finished):
-    """Bug: a table of records that somebody else made, which looks like one of runs made here."""
-    (finished / "runs/mine/decode-a" / provenance.UNPACKED).touch()
-    found = sources.of_runs("mine", ["decode-*"])
-    assert {name: run["from"] for name, run in found.items() if run["from"] != "run here"} == {
-        "mine/decode-a": "records"
-    }
+@pytest.mark.parametrize("old", EDITS)
+def test_an_edit_of_the_file_changes_all_its_digests(digests, old):
+    """Guards all that the file says, such as a global, an argument and a state."""
+    before, after = digests(), digests(old, EDITS[old])
+    assert not {*before.values()} & {*after.values()}
 
 
-def test_a_record_without_texts_has_the_root_of_its_run(finished):
-    """Bug: the same lines had another root in a table that was made of the packed records."""
-    manifest = KNOWN | {"root": "456", "root_with_texts": "123"}
-    (finished / "runs/mine/decode-a/manifest.json").write_text(json.dumps(manifest))
-    assert sources.of_runs("mine", ["decode-a"])["mine/decode-a"]["root"] == "123"
+def test_the_file_that_defines_a_function_counts_too(digests):
+    """Guards a function that its module has imported; what the module calls does not count."""
+    before, after = digests(), digests(aid=AID.replace("split", "strip"))
+    assert {name for name in before if before[name] != after[name]} == {"words"}
 
 
-def test_shards_are_parts_and_other_folders_are_named_by_pattern(finished):
-    """Bug: a table of a sharded run that seemed to have come from nowhere; regimes, which the main
-    table does not count, among its runs.
-    """
-    shards = ["mine/decode-b.0-of-2", "mine/decode-b.1-of-2"]
-    assert list(sources.of_runs("mine", ["decode-b"])) == shards
-    assert list(sources.of_runs("mine", ["*"])) == ["mine/decode-a", *shards, "mine/decode-old"]
-    assert list(sources.of_runs("mine", ["regime-*"])) == ["mine/regime-mild"]
-    assert sources.of_runs("mine", ["critics/*", "judge/me"]).keys() == {
-        "mine/critics/raw",
-        "mine/judge/me",
-    }
+def test_what_changes_nothing_keeps_the_digests(digests):
+    """Bug: one word in a docstring or a comment threw away hours of runs."""
+    before = digests()
+    assert digests("'''Costs.'''", "'''More.'''  # and why") == digests() == before
+    assert len({*before.values()}) == len(before) and {*map(len, before.values())} == {64}
 
 
-def test_the_same_runs_give_the_same_bytes(finished):
-    """Guards against a time, or an order of names, that makes every walk a change."""
-    one, other = (
-        sources.sidecar(sources.of_runs("mine", names))
-        for names in (["decode-a", "decode-old"], ["decode-old", "decode-a"])
-    )
-    assert one == other and one.endswith("}\n")
-    found = json.loads(one)
-    assert found["runs"].keys() == {"mine/decode-a", "mine/decode-old"}
-    here = found["written_by"]
-    assert (here["commit"], here["processor"]) == (sources.commit(), sources.processor())
-    assert f"torch {importlib.metadata.version('torch')}" in here["versions"].split(", ")
+WEIGHT = 2
 
 
-def test_the_processor_is_named(tmp_path, monkeypatch):
-    """Bug: torch imported to write a table, a GPU that is not named, an empty name where the system
-    gives none.
-    """
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    cpu = provenance.processor()
-    assert cpu and "torch" not in sys.modules
-    cuda = SimpleNamespace(is_available=lambda: True, get_device_name=lambda: "a GPU")
-    cpus = SimpleNamespace(cpu=SimpleNamespace(get_cpu_capability=lambda: "AVX"))
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, backends=cpus))
-    assert provenance.processor() == f"{cpu}, AVX, a GPU"
-    (tmp_path / "cpuinfo").write_text(
-        "processor\t: 0\nmodel\t\t: 85\nmodel name\t: Some (R) CPU @ 2.0GHz\nmodel name\t: Some\n"
-    )
-    assert provenance._cpu(tmp_path / "cpuinfo") == "Some (R) CPU @ 2.0GHz"
-    assert provenance._cpu(tmp_path / "none")
+def closed(weight):
+    return lambda text: weight * len(text)
 
 
-def test_only_changes_of_the_code_mark_a_commit(tmp_path, monkeypatch):
-    """Bug: every table after the first marked as of changed code, because the first had changed a
-    committed file.
-    """
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "igstudy/code.py"))
-    ask = provenance.commit.__wrapped__
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert ask() is None
-    for name in ("igstudy/code.py", "figures/tables/main.csv"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text("one\n")
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=me", "-c", "user.email=me@example.org"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
-        subprocess.run([*git, *command], check=True)
-    (tmp_path / "figures/tables/main.csv").write_text("two\n")
-    assert len(head := ask()) == 40
-    (tmp_path / "igstudy/code.py").write_text("two\n")
-    assert ask() == f"{head}+"
+class Held:
+    weight = 2
+
+    def __call__(self, text):
+        return self.weight * len(text)
+
+
+UNNAMED = {
+    "a closure": closed(2),
+    "a partial": functools.partial(lambda text, by: by * len(text), by=2),
+    "an object": Held(),
+    "a method": Held().__call__,
+    "a function that a program gives": lambda text: WEIGHT * len(text),
+    "built in": len,
+}
+
+
+@pytest.mark.parametrize("what", UNNAMED)
+def test_what_no_file_tells_needs_a_digest(what):
+    """Guards what stands in no file: it is refused, at any depth, until it says what it is."""
+    function = UNNAMED[what]
+    refused = "has no digest, and no file .*; put it into a module .* give it a text .* digest"
+    for wrap in (
+        lambda cost: cost,
+        lambda cost: maximum_of([load_scorer("new-numbers"), cost]),
+        lambda cost: maximum_of([LastWordsScorer((cost,), 2)] * 2),
+    ):
+        with pytest.raises(RunError, match=refused) as caught:
+            identified(wrap(of_function(function, "cost")))
+        assert "\n" not in str(caught.value)
+        named = [identified(wrap(of_function(function, "cost", digest))).digest for digest in "ab"]
+        assert all(named) and named[0] != named[1]
+
+
+def test_a_cell_is_no_file(monkeypatch):
+    """Guards people in JupyterLab: a name of a notebook leads to whatever a cell has made last."""
+    program = sys.modules["__main__"]
+    for cost in (closed(2), Held()):
+        monkeypatch.setattr(program, "mine", cost, raising=False)
+        with pytest.raises(RunError, match="'__main__:mine' has no digest"):
+            identified(load_scorer("__main__:mine"))
+        cost.digest = "v1"
+        assert identified(load_scorer("__main__:mine")).digest == "v1"
+
+
+def test_an_object_without_a_digest_is_refused():
+    """Guards a scorer of many texts whose author has left its digest empty."""
+    members = dict(name="mine", digest="", sign="higher is worse", unit="points", score=None)
+    with pytest.raises(RunError, match="scorer 'mine' has no digest"):
+        identified(as_scorer(type("Mine", (), members)(), "cost"))

@@ -128,6 +128,14 @@ def test_what_a_module_imports_is_not_its_own(project, path):
         trust.loaded(Named(f"beside:{path}"))
 
 
+def test_a_function_is_named_in_the_file_that_defines_it(project):
+    """Guards the digest of a job, which is that of this file: an edit elsewhere restarted none."""
+    Path("params/mine/kit/shown.py").write_text("from .inner import Counting\n")
+    trust.admit({"cost": "kit.shown:Counting.commas"}, FILE)
+    with pytest.raises(ParameterError, match="is not defined in the module kit.shown below"):
+        trust.loaded(Named("kit.shown:Counting.commas"))
+
+
 def test_a_module_that_is_imported_by_now_is_no_other(project):
     """Guards a kernel that has imported an installed module of the name of the file's own."""
     trust.admit({"cost": "beside:Counting.commas"}, FILE)

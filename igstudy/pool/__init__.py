@@ -24,8 +24,8 @@ from igcore.policy import Policy
 from igcore.scorers import FunctionScorer, Scorer
 from igcore.scoring import TextKey
 
-from ..closure import has_source, module_digests, package_digest
 from ..provenance import versions
+from ..sources import all_parts, has_source, module_digests, package_digest
 
 WAIT = 600.0  # seconds for another process that is writing; it takes milliseconds
 TABLE = "CREATE TABLE IF NOT EXISTS records (key BLOB PRIMARY KEY, value TEXT) WITHOUT ROWID"
@@ -132,8 +132,8 @@ def digest(*parts: str | bytes) -> bytes:
 
 
 def code_digest(*modules: str) -> bytes:
-    """Return a digest of igcore, of a user's modules, and of the versions of libraries."""
-    own = package_digest("igcore"), package_digest("igstudy", "scorers")
+    """Return a digest of the packages, of a user's modules, and of the versions of libraries."""
+    own = package_digest("igcore"), package_digest("igserve"), package_digest("igstudy", "scorers")
     return digest(*own, str(module_digests(*modules)), str(versions()))
 
 
@@ -157,11 +157,11 @@ def policy_digest(policy: Policy) -> bytes:
 
 def scorer_digest(scorer: Scorer) -> bytes | None:
     """Return a digest of a scorer with its code; None for a function, or without a digest."""
-    parts = getattr(scorer, "parts", [scorer])  # of a maximum
+    parts = list(all_parts(scorer))
     # the digest of a function does not cover what the function calls
     if any(isinstance(p, FunctionScorer) or not p.digest or not has_source(type(p)) for p in parts):
         return None
-    modules = (type(part).__module__ for part in (scorer, *parts))
+    modules = (type(part).__module__ for part in parts)
     return digest(scorer.name, scorer.digest, code_digest(*modules))
 
 

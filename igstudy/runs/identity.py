@@ -1,8 +1,8 @@
 """The identity of a run: code, versions, models and prompts, identified by content hashes.
 
 A run folder keeps this identity; when it changes, the run starts again. The packages count by one
-digest each: of igcore, and of the parts of igstudy that make records. The modules of a user count
-with what they import, see `igstudy.closure`, and the modules of other packages by version.
+digest each: of igcore, of igserve, and of the parts of igstudy that make records. A module that a
+user names counts by its own file, see `igstudy.sources`, and some libraries by version.
 """
 
 import ast
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,22 @@ from igcore.models.templates import STRFTIME
 from igcore.policy import Policy, Prompt
 from igcore.scorers import Scorer
 
-from .. import closure
 from ..linefile import Fields
 from ..provenance import versions
+from ..sources import all_parts, identified, module_digests, package_digest, tree_digest
 
 # modules and folders of igstudy that make records or decide how a line is stored
-RECORDING = ("runs", "scorers", "prompts", "baselines", "training", "closure", "linefile", "trust")
+RECORDING = ("runs", "scorers", "prompts", "baselines", "training", "sources", "linefile", "trust")
 
 
 def code_of(*modules: str) -> dict[str, str]:
     """Return the digests of the code that makes records: the packages, and modules of a user."""
     own = {
-        "igcore": closure.package_digest("igcore"),
-        "igserve": closure.package_digest("igserve"),
-        "igstudy": closure.package_digest("igstudy", *RECORDING),
+        "igcore": package_digest("igcore"),
+        "igserve": package_digest("igserve"),
+        "igstudy": package_digest("igstudy", *RECORDING),
     }
-    return own | closure.module_digests(*modules)
+    return own | module_digests(*modules)
 
 
 def notebook_digest(path: Path | str) -> str:
@@ -43,7 +44,7 @@ def notebook_digest(path: Path | str) -> str:
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     lines = "\n".join(code).splitlines()
     python = [repr([line]) if line.lstrip().startswith(("%", "!")) else line for line in lines]
-    return closure.tree_digest(ast.parse("\n".join(python)))
+    return tree_digest(ast.parse("\n".join(python)))
 
 
 @dataclass
@@ -84,22 +85,13 @@ def prompts_digest(prompts: Iterable[Prompt]) -> Fields:
 def part_identity(part: Any) -> Fields:
     """Return the identity of a policy or scorer by content.
 
-    It is ``identity()`` where the part has one, else its name and digest; its files are added. A
-    class that was defined in a notebook has no module to hash, so its members count instead.
-
-    Raises
-    ------
-    RunError
-        For a function that holds a value without content to hash.
+    It is ``identity()`` where the part has one, else its name and digest; its files are added.
     """
-    closure.identified(part)
     found: Fields = {"name": part.name, "digest": part.digest}
     if hasattr(part, "identity"):
         found = part.identity()
     if files := getattr(part, "files", None):
         found = found | {"files": dict(files)}
-    if not closure.has_source(type(part)):
-        found = found | {"code": closure.content_digest(closure.members_of(type(part)))}
     return found
 
 
@@ -112,12 +104,17 @@ def models_identity(
     ----------
     modules : str
         Dotted names of modules of a user that make the lines.
+
+    Raises
+    ------
+    RunError
+        See `igstudy.sources.identified`.
     """
     model = policy.model
     parts = {
         "policy": part_identity(policy),
-        "cost": part_identity(cost),
-        "reward": None if reward is None else part_identity(reward),
+        "cost": part_identity(identified(cost)),
+        "reward": None if reward is None else part_identity(identified(reward)),
     }
     return {
         "parts": parts,
@@ -132,9 +129,8 @@ def models_identity(
 
 def modules_of(*parts: Any) -> list[str]:
     """Return the modules that define policies and scorers, or from which they were loaded."""
-    inner = [part for outer in parts for part in getattr(outer, "parts", ())]
     modules = []
-    for part in [*parts, *inner]:
+    for part in chain.from_iterable(map(all_parts, parts)):
         modules += [type(part).__module__, getattr(part, "home", None)]
     return [module for module in modules if module]
 

@@ -19,9 +19,9 @@ from igcore.errors import ParameterError, RunError, shown, unknown_name
 from igcore.files import locked, replace_file
 from igcore.models.registry import first_on_path
 
-from ..closure import package_digest
 from ..paper import MAIN_PROFILES
 from ..provenance import UNPACKED, versions
+from ..sources import package_digest
 from ..trust import admitted, named_modules
 from ..yamlfile import read_yaml
 from .identity import code_of, notebook_digest
