@@ -24,7 +24,6 @@ from tiny import value_network as network
 from igcore import ParameterError, Prompt, RunError
 from igcore.critic.network import Critic
 from igcore.models import policies
-from igcore.models.pretrained import Contents
 from igcore.models.registry import SCORERS
 from igcore.policy import Policy
 from igstudy import linefile
@@ -81,13 +80,14 @@ def test_runs_of_one_policy_load_it_once_and_again_when_a_file_has_changed(
     and a policy from memory after its files were changed.
     """
     (tmp_path / "config.json").write_text("{}")
-    files = Contents({"config.json": ""})
-    files.folder = tmp_path
+    files = {"config.json": ""}
     loaded = []
 
     def load(*given):
         loaded.append(given)
-        return dataclasses.replace(letters(), files=files)
+        policy = dataclasses.replace(letters(), files=files)
+        policy.tokenizer.name_or_path = str(tmp_path)
+        return policy
 
     monkeypatch.setattr(policies, "load_policy", load)
     monkeypatch.setattr(decode_run, "_LAST", {})

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
-from ..errors import AssetError, ParameterError, one_line
+from ..errors import AssetError, ParameterError
 from ..files import file_digest
 from ..scorers import COST, Scorer
 from ..settings import Natural, settings
 from . import assets
 from .lm_scorer import Checkpoint, LMScorer, Pooling
-from .pretrained import contents_of
+from .pretrained import contents_of, one_sentence
 from .templates import TextFormat
 
 HARM = Path(__file__).parent / "data/smollm2-harm.safetensors"
@@ -122,14 +122,9 @@ def load_head(path: Path, width: int) -> tuple[Tensor, Tensor, dict[str, str]]:
     AssetError
         When the file cannot be read, holds other tensors, or numbers that are not finite.
     """
-    try:
-        with safe_open(path, "pt") as file:
-            about = dict(file.metadata() or {})
-            tensors = {key: file.get_tensor(key).float() for key in sorted(file.keys())}
-    except (OSError, SafetensorError) as error:
-        raise AssetError(
-            f"head {path} cannot be read ({one_line(error):.200}); give a safetensors file"
-        ) from error
+    with one_sentence(path), safe_open(path, "pt") as file:
+        about = dict(file.metadata() or {})
+        tensors = {key: file.get_tensor(key).float() for key in sorted(file.keys())}
     shapes = {key: list(tensor.shape) for key, tensor in tensors.items()}
     wanted = {"bias": [1], "weight": [width]}
     if shapes != wanted:

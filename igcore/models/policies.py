@@ -24,15 +24,13 @@ from .pretrained import (
     check_backend,
     check_vocabulary,
     contents_of,
+    files_of,
     load_model,
     load_tokenizer,
-    one_sentence,
-    settings_of,
 )
 from .templates import TextFormat, template_of
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-HARD = "".join(letter * 64 + "!" for letter in "ax1_ \n")  # reveals a regex that backtracks
 OUTSIDE = ("POLY", "SHADOW", "XLORA")  # kinds of adapters that act outside the wrapped model
 
 
@@ -125,14 +123,13 @@ def load_policy(
         raise unknown_name("dtype", dtype, ("auto", *DTYPES))
     entry: PolicyEntry = found(POLICIES.get(name)) or _unnamed(name)
     folder = entry.folder(options.revision)
-    settings_of(folder)  # refuses a folder without a model
+    files_of(folder)  # refuses a folder without a model
     tokenizer = load_tokenizer(folder)
     if dtype == "auto":
         dtype = automatic_dtype(folder, device)
     chosen_template = options.template or entry.template
     template = template_of(tokenizer, chosen_template, f"policy {name!r}", options.chat_options)
     model, _ = load_model(AutoModelForCausalLM, folder, dtype, device)
-    check_vocabulary(tokenizer, model, folder, unread=True)
     policy = Policy(
         name=name if name in POLICIES else _last_part(name),
         model=model,
@@ -189,7 +186,6 @@ def policy_of(model: Any, tokenizer: Any, chat_options: Options | None = None) -
         template=template_of(tokenizer, None, "the pair", chat_options),
         eos_ids=eos_ids_of(model, tokenizer, ()),
     )
-    check_vocabulary(tokenizer, model, "the pair", unread=True)
     _check_prompt(policy, "the pair")
     return policy
 
@@ -241,30 +237,24 @@ def _check_pair(model: Any, tokenizer: Any) -> None:
 
 def _check_prompt(policy: Policy, place: str) -> None:
     """Raise ``AssetError`` unless a prompt reaches the model complete and as valid ids."""
-    opening = policy.template.opening(policy.tokenizer, PROBE)
-    with one_sentence(place):
-        policy.tokenizer(HARD)
-        ids = policy.tokenizer(opening, add_special_tokens=policy.template.special)["input_ids"]
-    rows = getattr(policy.model.get_input_embeddings(), "num_embeddings", 2**31)
-    if not ids or max(ids) >= rows:
-        raise AssetError(
-            f"{place} turns the prompt {PROBE!r} into the ids {ids}, but its model has embeddings "
-            f"for {rows}; call model.resize_token_embeddings(len(tokenizer)), and save both again"
-        )
+    ids = _ids(policy, policy.template.special)
+    check_vocabulary(policy.tokenizer, policy.model, place, ids)
     check_ending(policy, place)
+
+
+def _ids(policy: Policy, special: bool) -> list[int]:
+    """Return the ids of a fixed prompt in the policy's template, however long it is."""
+    opening = policy.template.opening(policy.tokenizer, PROBE)
+    return list(policy.tokenizer(opening, add_special_tokens=special)["input_ids"])
 
 
 def check_ending(policy: Policy, place: str) -> None:
     """Raise ``AssetError`` when the tokenizer writes an end token after every prompt."""
-    opening = policy.template.opening(policy.tokenizer, PROBE)
-    ids, plain = (
-        policy.tokenizer(opening, add_special_tokens=special)["input_ids"]
-        for special in (policy.template.special, False)
-    )
+    last = _ids(policy, policy.template.special)[-1:]
     # an end that the template itself writes, as DialoGPT's does, is what the model was trained on
-    if ids[-1] in policy.eos_ids and ids[-1:] != plain[-1:]:
+    if policy.eos_ids.intersection(last) and last != _ids(policy, False)[-1:]:
         raise AssetError(
-            f"the tokenizer of {place} writes the end token {policy.tokenizer.decode(ids[-1:])!r} "
+            f"the tokenizer of {place} writes the end token {policy.tokenizer.decode(last)!r} "
             "after every prompt; set its add_eos_token to False, or leave the token out of the "
             "post_processor in tokenizer.json"
         )

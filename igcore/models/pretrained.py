@@ -5,7 +5,7 @@ or unexpected key raises an error, because transformers would continue with rand
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,11 +24,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 WHOLE = ("model.safetensors", "pytorch_model.bin")
 TEMPLATES = "additional_chat_templates/*.jinja"
 AGAIN = "fetch or save the whole model again"
-# files found instead of a complete model -> remedy
-INSTEAD = {
-    "adapter_config.json": "merge the adapter into its model (merge_and_unload), and save the sum",
-    "*.gguf": "read the GGUF file by from_pretrained(folder, gguf_file=...), and save the model",
-}
+SAVED = (
+    "give a folder as save_pretrained of transformers writes it, of an adapter after "
+    "merge_and_unload, of a GGUF file after from_pretrained(folder, gguf_file=...)"
+)
 
 
 Dtype = Annotated[str, one_of(DTYPES)]
@@ -38,40 +37,30 @@ Dtype = Annotated[str, one_of(DTYPES)]
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the weight files that transformers loads, by name; empty if there are none.
+    """Return the weight files that transformers loads, by name.
 
     Raises
     ------
     AssetError
-        When an index is damaged or names a file outside the folder, or the folder has an adapter,
-        which transformers would add to the model.
+        When the folder lacks a part of a model, its index is damaged, or it has an adapter, which
+        transformers would add to the model.
     """
-    adapter = "adapter_config.json"
-    if (folder / adapter).is_file():
-        raise AssetError(f"{folder} has an {adapter}; {INSTEAD[adapter]}")
-    for name in WHOLE:
+    if (folder / "adapter_config.json").is_file():
+        raise AssetError(f"{folder} has an adapter_config.json; {SAVED}")
+    for name in WHOLE if (folder / "config.json").is_file() else ():
         path, index = folder / name, folder / f"{name}.index.json"
         if path.is_file():
             return [path]
         if index.is_file():
             with one_sentence(index):
-                shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-                own = [Path(shard).name == shard for shard in shards]
-            if not all(own):
-                raise AssetError(
-                    f"{index} names {shards}, but may name only files in its own folder; {AGAIN}"
-                )
-            return [folder / shard for shard in shards]
-    return []
+                shards = set(json.loads(index.read_bytes())["weight_map"].values())
+                return [folder / shard for shard in sorted(shards)]
+    raise AssetError(
+        f"{folder} has no config.json or no weights ({' or '.join(WHOLE)}, or their index); {SAVED}"
+    )
 
 
-class Contents(dict[str, str]):
-    """The sha256 of files by name, and the folder that contains them."""
-
-    folder: Path
-
-
-def contents_of(folder: Path, weights: bool = True) -> Contents:
+def contents_of(folder: Path, weights: bool = True) -> dict[str, str]:
     """Return the sha256 of every file that loading a model and its tokenizer reads.
 
     The keys are paths relative to the folder. Hashing reads gigabytes, so call it once and keep the
@@ -85,25 +74,9 @@ def contents_of(folder: Path, weights: bool = True) -> Contents:
     paths = files_of(folder) if weights else []
     for pattern in (*SMALL, TEMPLATES):
         paths += folder.glob(pattern)
-    names = {path.relative_to(folder).as_posix() for path in paths}
     with one_sentence(folder):
-        found = Contents({name: file_digest(folder / name) for name in sorted(names)})
-    found.folder = folder
-    return found
-
-
-def settings_of(folder: Path) -> str:
-    """Return the text of config.json; raise ``AssetError`` if it is missing."""
-    if not (folder / "config.json").is_file():
-        raise missing_part(folder, "config.json")
-    return (folder / "config.json").read_text(encoding="utf-8")
-
-
-def missing_part(folder: Path, part: str) -> AssetError:
-    """Return the error for a folder that lacks a part of a model, with a remedy."""
-    helps = [helps for pattern, helps in INSTEAD.items() if next(folder.glob(pattern), None)]
-    helps.append("give a folder as save_pretrained of transformers writes it")
-    return AssetError(f"{folder} has no {part}; {helps[0]}")
+        names = {path.relative_to(folder).as_posix() for path in paths}
+        return {name: file_digest(folder / name) for name in sorted(names)}
 
 
 def automatic_dtype(folder: Path, device: str) -> str:
@@ -112,7 +85,7 @@ def automatic_dtype(folder: Path, device: str) -> str:
     config.json names the type. A GPU supports ``bfloat16`` and ``float16``, a CPU at most
     ``bfloat16``; without hardware support a model is ten times as slow.
     """
-    settings = json.loads(settings_of(folder))
+    settings = json.loads((folder / "config.json").read_bytes())
     saved: str | None = settings.get("dtype") or settings.get("torch_dtype")
     gpu = device != "cpu" and torch.accelerator.is_available()
     if saved and saved in DTYPES and (gpu or saved == "bfloat16" and multiplies_bfloat16()):
@@ -192,14 +165,11 @@ def load_model(
     AssetError
         When files are missing or damaged, or their keys or shapes are not those of the model.
     """
-    quantised = "quantization_config" in settings_of(folder)
-    found = files_of(folder)
-    if not found:
-        raise missing_part(folder, f"weights ({' or '.join(WHOLE)}, or their index)")
-    device = usable(device)
+    weights = files_of(folder)
     # "auto" of accelerate would split every model over all GPUs
-    place = "sequential" if device == "auto" else device
-    # first on the meta device: weights of a wrong shape would fill the memory, or be skipped
+    place = "sequential" if usable(device) == "auto" else device
+    quantised = b"quantization_config" in (folder / "config.json").read_bytes()
+    # first on the meta device: a small file with other shapes than its config would fill the memory
     for device_map in (place,) if quantised else ("meta", place):
         with one_sentence(folder), quiet_transformers():
             model, report = kind.from_pretrained(
@@ -208,9 +178,9 @@ def load_model(
                 device_map=device_map,
                 local_files_only=True,
                 trust_remote_code=False,
-                use_safetensors=found[0].suffix == ".safetensors",
+                use_safetensors=weights[0].suffix == ".safetensors",
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,
+                ignore_mismatched_sizes=True,  # they are in the report
                 **settings,
             )
         # without the rotary positions that files of 2023 contain, which transformers skips
@@ -230,21 +200,26 @@ def load_model(
     return model.eval(), tensors_of(folder, [*heads, *optional])
 
 
-def check_vocabulary(tokenizer: Any, model: Any, place: Path | str, unread: bool = False) -> None:
+def check_vocabulary(
+    tokenizer: Any, model: Any, place: Path | str, prompt: Collection[int] | None = None
+) -> None:
     """Raise ``AssetError`` when a tokenizer has ids without an embedding in the model.
 
-    With `unread`, special tokens need no embedding: no prompt becomes a padding token, for example.
+    With the ids of a `prompt`, other special tokens need no embedding: no prompt becomes a padding
+    token, for example.
     """
     ids = set(tokenizer.get_vocab().values())
-    if unread:
+    if prompt is not None:
         added = tokenizer.added_tokens_decoder.items()
         ids -= {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
+        ids |= {*prompt}
     known = max(ids, default=-1) + 1
     rows = model.get_input_embeddings().weight.shape[0]
     if known > rows:
         raise AssetError(
             f"the tokenizer in {place} has {known} tokens, but its model has embeddings for "
-            f"{rows}; the two belong to different models, so download both again"
+            f"{rows}; call model.resize_token_embeddings(len(tokenizer)) and save both, or "
+            "download both again if they belong to different models"
         )
 
 

@@ -138,6 +138,6 @@ def modules_of(*parts: Any) -> list[str]:
 def file_stamps(policy: Policy) -> dict[str, list[int]]:
     """Return size and time (ns) of the files of a policy: a change shows without reading them."""
     names = getattr(policy, "files", {})
-    files = [Path(names.folder, name) for name in names] if hasattr(names, "folder") else []
+    files = [Path(policy.tokenizer.name_or_path, name) for name in names]
     found = {file: file.stat() for file in files if file.is_file()}
     return {str(file): [stat.st_size, stat.st_mtime_ns] for file, stat in found.items()}
