@@ -179,8 +179,7 @@ def of_function(function: Callable[..., Any], role: str, digest: str = "") -> Fu
     """Return a function as a scorer.
 
     Arguments are given by their names, see `NAMES`, or by the last word of their names, as in
-    ``llm_output``. A single argument of another name is the response. Beside a known name, another
-    one is known by its place: the prompt comes first.
+    ``llm_output``. A single argument of another name is the response.
 
     Parameters
     ----------
@@ -218,29 +217,18 @@ def _roles(parameters: Sequence[Parameter], what: str) -> dict[str, str]:
         When their names do not tell which text each one takes.
     """
     named = {p.name: _role_of(p.name) for p in parameters}
-    if list(named) == ["input"]:  # the input of the function
-        named["input"] = "response"
-    needed = [p for p in parameters if p.default is p.empty or p.name in CERTAIN]
-    needed = needed or [p for p in parameters if named[p.name]] or list(parameters[:1])
-    names = [p.name for p in needed]
-    # one of another name is known by its place
-    places = dict(zip(names, list(NAMES)[-len(names) :], strict=False))
-    roles = {name: named[name] or places.get(name, "") for name in names}
-    clear = sorted(roles.values()) in (["prompt", "response"], ["response"])
-    clear &= len(names) == 1 or any(named[name] for name in names)
-    # a default must not be judged in place of the response
-    clear &= "response" in map(named.get, names) or "response" not in named.values()
-    for parameter in needed:
-        name = parameter.name
-        if not named[name]:  # nor may it be a list, or mean the other one, as response_1 may
-            words = name.lower().split("_")
-            meant = {ROLE_OF[word] for word in words if word in ROLE_OF}
-            clear &= parameter.kind is not Parameter.KEYWORD_ONLY
-            clear &= words[-1].removesuffix("s") not in ROLE_OF
-            clear &= not meant or roles[name] in meant
-    if not clear:
+    needed = [p.name for p in parameters if p.default is p.empty or p.name in CERTAIN]
+    needed = needed or [name for name in named if named[name]] or list(named)[:1]
+    roles = {name: named[name] for name in needed}
+    # a single one of another name is the response, where no default is
+    if len(needed) == 1 and "response" not in named.values():
+        words = needed[0].lower().split("_")
+        is_other = "prompt" in map(ROLE_OF.get, words) or words[-1].removesuffix("s") in ROLE_OF
+        if not is_other or list(named) == ["input"]:  # the input of the function
+            roles = {needed[0]: "response"}
+    if sorted(roles.values()) not in (["prompt", "response"], ["response"]):
         raise ParameterError(
-            f"{what} takes ({', '.join(names)}), which does not say what it is to be given; name "
+            f"{what} takes ({', '.join(needed)}), which does not say what it is to be given; name "
             "its arguments response, or prompt and response, or give an object whose "
             "score(prompts, responses, finished) returns a list"
         )

@@ -87,8 +87,6 @@ class Asked:
         lambda generation, query, output="json": told(query, generation),
         lambda llm_output, instruction: told(instruction, llm_output),
         lambda response_text, prompt_text: told(prompt_text, response_text),
-        lambda context, prediction: told(context, prediction),
-        lambda prompt, message: told(prompt, message),
         lambda input="", output="": told(input, output),
         lambda text, prompt="nothing": told(prompt, text),
         lambda scale=1, answer="", *, question: told(question, answer),
@@ -126,8 +124,9 @@ def test_a_function_of_the_response_alone(function):
 REFUSED = """response, x; x, prompt; text, answer; prompt, question, text; prompt; user_prompt
 query; prompt_text; completions; prompts, answers, **_; inputs, outputs; prompt, model_outputs
 a, b; y, x; hypothesis, premise; content, message; content, prompt; reply, message; response_1, text
-reference_answer, response; response, context; prediction, reference; x, output=""; input, output=""
-completion="", response=""; a, b, c; response, *, weight"""
+reference_answer, response; response, context; context, prediction; prompt, message
+prediction, reference; x, output=""; input, output=""; completion="", response=""; a, b, c
+response, *, weight"""
 
 
 @pytest.mark.parametrize("arguments", ["", *REFUSED.replace("\n", "; ").split("; ")])
