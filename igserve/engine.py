@@ -54,8 +54,8 @@ Bias = dict[str, float]  # token -> nats
 class ServedEngine:
     """Samples blocks of tokens from a model in a server, see the module.
 
-    It numbers candidates as `igcore.engine.local.LocalEngine` does. It has neither
-    ``steering`` nor ``history``, which need the model's hidden states.
+    It numbers candidates as `igcore.engine.local.LocalEngine` does. It has no ``history``, which
+    needs the model's hidden states.
 
     Parameters
     ----------

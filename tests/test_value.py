@@ -17,7 +17,7 @@ from torch.nn.functional import gelu
 from igcore import Guard, ParameterError, PolicyError, Prompt, decode
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import NEAR_TIE
-from igstudy.baselines.re_control import load_value
+from igstudy.baselines.re_control import SteeredEngine, load_value
 from igstudy.baselines.value_training import ValueConfig, of_first, train_value, value_source
 from igstudy.runs.critic_params import RolloutConfig
 from igstudy.runs.decode_params import Settings
@@ -127,7 +127,7 @@ def test_keys_and_values_are_those_of_the_tokens(cache):
     model, keys = tiny("llama"), numbers(3, 5)
     made = network(replace(letters(), model=model))
     steering = made.steering(model, replace(CONFIG, value_steps=5, value_step_size=0.5))
-    engine = LocalEngine(model, {-1}, cache)
+    engine = SteeredEngine(model, {-1}, cache)
     engine.steering = steering
     engine.open(PROMPTS)
     block = engine.sample_block([0, 1, 2], keys)

@@ -1,13 +1,6 @@
 """The result of one call of an engine: a block of new tokens per candidate."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from torch import Tensor
-
-# o_t (R, H) and the reference logits W o_t (R, V) -> the logits (R, V) to sample from; RE-Control
-# changes o_t before the head
-Steering = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass

@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .agreement import CacheRows, cache_for
-from .block import Block, Steering
+from .block import Block
 from .depths import depths_of
 from .diversity import Factors, Penalty
 from .kv_cache import History
@@ -70,9 +70,6 @@ class LocalEngine:
         The token ids of each row so far, those of its prompt first.
     redraws : bool
         Whether near ties are sampled again: not in types shorter than float32.
-    steering : callable or None
-        If set, all further blocks are sampled from the logits that it returns. Only sampling
-        changes: the KV cache is still that of the sampled tokens.
     """
 
     def __init__(
@@ -90,7 +87,6 @@ class LocalEngine:
         self.sampling = sampling or AS_IS
         # in bfloat16 another batch changes 1 token in 8, and 1 in 1,000 is a near tie
         self.redraws = model.dtype.itemsize >= 4
-        self.steering: Steering | None = None
         self._start(None, [])
 
     def _start(self, rows: CacheRows | None, sequences: list[list[int]]) -> None:
@@ -158,7 +154,7 @@ class LocalEngine:
             for i, c in enumerate(live):
                 if penalty := penalties[c]:
                     factors[i] = penalty.at(block.tokens[c])
-            tokens, log_p, log_q, near = self._draw(state, u[live, step], factors)
+            tokens, log_p, log_q, near = self.draw_next(state, u[live, step], factors)
             for i, c in enumerate(live):
                 # a stored token takes the place of the sampled one; its logprobs are stored, too
                 if step < len(known[c]):
@@ -236,21 +232,12 @@ class LocalEngine:
         # groups had other logits in SmolLM2-135M, 98 and 56 % in a tiny Llama. Without the row's
         # cache: read on top of it, one token differs between batches by as much as before (6e-5)
         alone = self.rows.alone(row, self.sequences[row] + new)
-        tokens, log_p, log_q, _ = self._draw(alone, u[None], {0: factors or {}})
+        tokens, log_p, log_q, _ = self.draw_next(alone, u[None], {0: factors or {}})
         return tokens[0], log_p[0], log_q[0]
 
-    def _draw(self, state: CacheRows, u: Tensor, factors: RowFactors) -> Drawn:
+    def draw_next(self, state: CacheRows, u: Tensor, factors: RowFactors) -> Drawn:
         """Sample one token per row of a state; see `igcore.engine.sampling.draw`."""
-        if self.steering is None:
-            return draw(state.logits, u, factors, self.sampling)
-        steered = self.steering(state.hidden, state.logits)
-        tokens, _, log_q, near = draw(steered, u, factors, self.sampling)
-        # log_p is that of the reference policy, whatever the token was sampled from. float32: in
-        # bfloat16 a log-softmax would lose digits that sum up over a response
-        reference = state.logits.log_softmax(-1, dtype=torch.float32)
-        index = torch.tensor(tokens, device=reference.device)
-        log_p = reference.gather(1, index[:, None])[:, 0]
-        return tokens, log_p.tolist(), log_q, near
+        return draw(state.logits, u, factors, self.sampling)
 
     def rollback(self, keep: Sequence[int] = ()) -> None:
         """Return to the rows at the block's start, so that the next `sample_block` is a retry.

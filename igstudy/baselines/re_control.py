@@ -8,6 +8,7 @@ At each token, o_t takes a few gradient steps that increase V_reward - lambda V_
 final norm and the head. The KV cache stays that of the sampled tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,8 +20,10 @@ from torch.nn.functional import linear
 from igcore.beams import Method, one_sample, unranked
 from igcore.config import SearchConfig
 from igcore.critic.files import Network, Origin, load_network
-from igcore.engine.block import Steering
+from igcore.engine.agreement import CacheRows
 from igcore.engine.kv_cache import forward
+from igcore.engine.local import LocalEngine
+from igcore.engine.sampling import Drawn, RowFactors, draw
 from igcore.errors import PolicyError
 from igcore.policy import Policy
 from igcore.scorers import Scorer
@@ -29,6 +32,29 @@ from igcore.settings import Natural, Weight, settings
 from igcore.verdict import Emission
 
 from ..settings import upcast_settings
+
+# o_t (R, H) and the reference logits W o_t (R, V) -> the logits (R, V) to sample from
+Steering = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class SteeredEngine(LocalEngine):
+    """Samples from the logits that `steering` returns.
+
+    Only sampling changes: the KV cache is still that of the sampled tokens.
+    """
+
+    steering: Steering
+
+    def draw_next(self, state: CacheRows, u: torch.Tensor, factors: RowFactors) -> Drawn:
+        """Sample one token per row of a state from the steered logits."""
+        steered = self.steering(state.hidden, state.logits)
+        tokens, _, log_q, near = draw(steered, u, factors, self.sampling)
+        # log_p is that of the reference policy, whatever the token was sampled from. float32: in
+        # bfloat16 a log-softmax would lose digits that sum up over a response
+        reference = state.logits.log_softmax(-1, dtype=torch.float32)
+        index = torch.tensor(tokens, device=reference.device)
+        log_p = reference.gather(1, index[:, None])[:, 0]
+        return tokens, log_p.tolist(), log_q, near
 
 
 def re_control(batch: Batch) -> list[Emission]:
@@ -45,7 +71,10 @@ def re_control(batch: Batch) -> list[Emission]:
         When gradient ascent diverges, or the policy's logits are not W o_t.
     """
     network, policy = batch.critic, batch.policy
-    batch.engine.steering = network.steering(policy.model, batch.config)
+    sampling = batch.engine.sampling
+    engine = SteeredEngine(policy.model, policy.eos_ids, policy.cache, sampling=sampling)
+    engine.steering = network.steering(policy.model, batch.config)
+    batch.engine = engine
     return guarded_beam_search(batch)
 
 

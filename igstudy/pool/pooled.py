@@ -1,8 +1,8 @@
 """An engine that looks in a pool before it samples, and reads a sequence only when it must.
 
-It gives the same blocks as `igcore.engine.local.LocalEngine`, but takes no steering and proposes no
-tokens. While the pool knows every token of a search, no model runs at all. Where it lacks one, the
-model reads the sequences that lack something, in one pass, and samples what is missing.
+It gives the same blocks as `igcore.engine.local.LocalEngine`, but proposes no tokens. While the
+pool knows every token of a search, no model runs at all. Where it lacks one, the model reads the
+sequences that lack something, in one pass, and samples what is missing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
