@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from .catalog import room
-from .errors import ParameterError, PolicyError, shown
+from .errors import ParameterError, shown
 
 # a fixed prompt; its rendering shows everything that a template adds, such as today's date
 PROBE = "How do plants grow?"
@@ -421,53 +421,6 @@ class Policy:
         how = {"skip_special_tokens": not marked, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(ids, **how))
 
-    def exact_ids(self, tokens: Sequence[int]) -> list[int]:
-        """Return ids whose `decoded` text is exactly the `text` of response tokens.
-
-        They are the tokens themselves, except that bytes which form no character are replaced by
-        those of U+FFFD, and a character cut at the end is left out. An end token stays the last. A
-        special token inside a character of byte pieces moves in front of it.
-
-        Raises
-        ------
-        PolicyError
-            When no ids that the tokenizer can write decode to the text.
-        """
-        text, ids = self.text(tokens), self.stable_ids(tokens)
-        if self.decoded(ids) != text:
-            # the next token holds whole characters and a part of one: take it byte by byte
-            parted = self._pieces(self._repaired(tokens)[len(ids) :][:1])
-            ids = self._shortened(ids + self._ids_of_pieces("".join(parted)), text)
-        if self.decoded(ids) != text:
-            ids = self.encoded(text)
-        end = [token for token in tokens[-1:] if token in self.eos_ids]
-        # an end token that is no special token would add to the text
-        return ids if ids[-1:] == end or self.decoded(ids + end) != text else ids + end
-
-    def stable_ids(self, tokens: Sequence[int]) -> list[int]:
-        """Return the part of `exact_ids` that stays whatever tokens follow.
-
-        It lacks a last token that holds whole characters and a part of the next one.
-        """
-        return self._shortened(self._repaired(tokens), self.text(tokens))
-
-    def encoded(self, text: str) -> list[int]:
-        """Return ids that decode to exactly a text that the policy did not write.
-
-        Raises
-        ------
-        PolicyError
-            When the tokenizer does not give the text back.
-        """
-        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        if self.decoded(ids) != text:
-            raise PolicyError(
-                f"the {type(self.tokenizer).__name__} of {self.name} has no ids that decode to the "
-                f"text {text[:40]!r}; call the guard itself, which returns the text, or give "
-                "another refusal or tokenizer"
-            )
-        return ids
-
     def _repaired(self, tokens: Sequence[int]) -> list[int]:
         """Replace byte pieces that form no character by those of U+FFFD, and drop a cut one."""
         pieces = self._pieces(tokens)
@@ -484,13 +437,6 @@ class Policy:
             if not byte:
                 ids.append(token)
         return ids
-
-    def _shortened(self, ids: Sequence[int], text: str) -> list[int]:
-        """Drop ids from the end until they decode to no more than a text."""
-        n = len(ids)
-        while len(self.decoded(ids[:n])) > len(text):
-            n -= 1
-        return list(ids[:n])
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the tokenizer's names of ids; empty for one that it does not have."""

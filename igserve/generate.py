@@ -25,7 +25,7 @@ from transformers import generation
 from igcore.beams import Beam, method_of
 from igcore.config import SearchConfig
 from igcore.engine.sampling import Sampling
-from igcore.errors import ParameterError
+from igcore.errors import ParameterError, PolicyError
 from igcore.guard import Guard, PromptLike, decode, warn_of_unread
 from igcore.policy import RAW, Encoded, Policy, Prompt, as_prompt
 from igcore.response import Response
@@ -75,7 +75,7 @@ class custom_generate:
     ``tokenizer.decode(new_ids, skip_special_tokens=True)`` is exactly the text that the cost model
     scored. To this end a few ids differ from the sampled ones, which ``Response.tokens`` keeps:
     bytes that form no character are written as U+FFFD, and a character cut at the end is left out,
-    see `igcore.policy.Policy.exact_ids`. The decoder of Llama 2 and similar models strips a space
+    see `ExactPolicy.exact_ids`. The decoder of Llama 2 and similar models strips a space
     from the beginning of a text, so this text begins without one, unlike that of
     ``guard(prompt)``. Where no ids decode to the text, ``PolicyError`` is raised and nothing is
     returned. A tokenizer that cleans up spaces by default needs
@@ -165,7 +165,7 @@ def answer_rows(
     eos, pad = _special(generation_config, len(input_ids))
     # users and streamers decode the new ids alone, which gives no space before the text
     alone = replace(RAW, joins=False)
-    policy = Policy("the model", model, guard.policy.tokenizer, alone, eos_ids=frozenset(eos))
+    policy = ExactPolicy("the model", model, guard.policy.tokenizer, alone, eos_ids=frozenset(eos))
     given = _given(prompts or written, len(input_ids), guard)
     rows = _prompts(policy, input_ids, mask, config.max_new_tokens, given)
     how = method_of(guard.method)
@@ -202,6 +202,64 @@ def answer_rows(
     return sequences
 
 
+class ExactPolicy(Policy):
+    """A policy whose answers have ids that decode to exactly their text."""
+
+    def exact_ids(self, tokens: Sequence[int]) -> list[int]:
+        """Return ids whose `decoded` text is exactly the `text` of response tokens.
+
+        They are the tokens themselves, except that bytes which form no character are replaced by
+        those of U+FFFD, and a character cut at the end is left out. An end token stays the last. A
+        special token inside a character of byte pieces moves in front of it.
+
+        Raises
+        ------
+        PolicyError
+            When no ids that the tokenizer can write decode to the text.
+        """
+        text, ids = self.text(tokens), self.stable_ids(tokens)
+        if self.decoded(ids) != text:
+            # the next token holds whole characters and a part of one: take it byte by byte
+            parted = self._pieces(self._repaired(tokens)[len(ids) :][:1])
+            ids = self._shortened(ids + self._ids_of_pieces("".join(parted)), text)
+        if self.decoded(ids) != text:
+            ids = self.encoded(text)
+        end = [token for token in tokens[-1:] if token in self.eos_ids]
+        # an end token that is no special token would add to the text
+        return ids if ids[-1:] == end or self.decoded(ids + end) != text else ids + end
+
+    def stable_ids(self, tokens: Sequence[int]) -> list[int]:
+        """Return the part of `exact_ids` that stays whatever tokens follow.
+
+        It lacks a last token that holds whole characters and a part of the next one.
+        """
+        return self._shortened(self._repaired(tokens), self.text(tokens))
+
+    def encoded(self, text: str) -> list[int]:
+        """Return ids that decode to exactly a text that the policy did not write.
+
+        Raises
+        ------
+        PolicyError
+            When the tokenizer does not give the text back.
+        """
+        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        if self.decoded(ids) != text:
+            raise PolicyError(
+                f"the {type(self.tokenizer).__name__} of {self.name} has no ids that decode to the "
+                f"text {text[:40]!r}; call the guard itself, which returns the text, or give "
+                "another refusal or tokenizer"
+            )
+        return ids
+
+    def _shortened(self, ids: Sequence[int], text: str) -> list[int]:
+        """Drop ids from the end until they decode to no more than a text."""
+        n = len(ids)
+        while len(self.decoded(ids[:n])) > len(text):
+            n -= 1
+        return list(ids[:n])
+
+
 @dataclass
 class _Shown:
     """The part of an answer that a streamer has shown.
@@ -220,7 +278,8 @@ class _Shown:
 
     def block(self, prompt: Prompt, beams: Sequence[Beam]) -> None:
         """Show the prefix that all kept beams share after a block, if it passes a verdict."""
-        policy, config = self.guard.policy, self.guard.config
+        policy: Any = self.guard.policy  # an `ExactPolicy`
+        config = self.guard.config
         tokens = certified_prefix(beams, config)
         text, ids = policy.text(tokens), policy.stable_ids(tokens)
         # after a line break transformers' TextStreamer starts a new text, and sentencepiece strips
@@ -308,7 +367,7 @@ def _prompts(
     return prompts
 
 
-def _tokens(response: Response, policy: Policy, eos: list[int]) -> list[int]:
+def _tokens(response: Response, policy: ExactPolicy, eos: list[int]) -> list[int]:
     """Return ids that decode to the emitted text, with an end token where the policy has none."""
     text, tokens = response.judged or "", response.tokens
     whole = policy.text(tokens) == text  # not where a stop string cut the last token

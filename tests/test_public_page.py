@@ -16,6 +16,7 @@ from igcore.contract import TEXTS
 from igcore.errors import ScorerWarning
 from igcore.policy import Chat, as_prompt
 from igcore.scorers import as_scorer
+from igserve.generate import ExactPolicy
 
 CHATML = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -132,7 +133,7 @@ def test_the_same_guard_stands_behind_generate():
     assert answer.text == guard("The sea", seed=2).text
     if answer.tokens:
         new = out[0, inputs["input_ids"].shape[1] :].tolist()
-        spelled = guard.policy.exact_ids(answer.tokens)
+        spelled = ExactPolicy("exact", model, tokenizer).exact_ids(answer.tokens)
         assert new[: len(spelled)] == spelled
 
 

@@ -18,7 +18,7 @@ from igcore.budget import start
 from igcore.contract import Contract
 from igcore.models.templates import CHAT, SAFE_RLHF, VICUNA_1_1
 from igcore.policy import RAW, Policy, as_prompt
-from igserve.generate import _Shown
+from igserve.generate import ExactPolicy, _Shown
 
 ANSWERS = 30  # of each kind of tokenizer
 BUDGET = 0.6
@@ -158,7 +158,7 @@ def test_what_is_settled_stays_and_what_is_spelled_decodes_to_the_text(kind):
     """Guards the stream: ids that were shown are the beginning of those that are returned."""
     tokenizer = KINDS[kind]()
     eos = tokenizer.eos_token_id
-    policy, changed = Policy(kind, None, tokenizer, eos_ids=frozenset({eos})), 0
+    policy, changed = ExactPolicy(kind, None, tokenizer, eos_ids=frozenset({eos})), 0
     for tokens in drawn(tokenizer, 60):
         spelled = policy.exact_ids(tokens)
         changed += spelled != tokens
@@ -175,7 +175,7 @@ def test_what_is_settled_stays_and_what_is_spelled_decodes_to_the_text(kind):
 def test_whole_characters_keep_their_tokens(make):
     """Guards sampled tokens against needless change: they are replayed and priced."""
     tokenizer = make()
-    policy = Policy("whole", None, tokenizer, eos_ids=frozenset({tokenizer.eos_token_id}))
+    policy = ExactPolicy("whole", None, tokenizer, eos_ids=frozenset({tokenizer.eos_token_id}))
     a, rain = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a b", "☂ 雨é"))
     bos, eos = tokenizer.convert_tokens_to_ids(["<s>", "</s>"])
     for tokens in ([], [eos], a, rain, [*a, bos, *rain, eos], [bos, bos, *rain]):
@@ -187,7 +187,7 @@ def test_a_line_is_shown_with_what_follows():
     the first space of the next one.
     """
     tokenizer = llama_2()
-    policy, stream = Policy("lines", None, tokenizer), Watched(tokenizer)
+    policy, stream = ExactPolicy("lines", None, tokenizer), Watched(tokenizer)
     config = SearchConfig(**SETTINGS)
     tokens = tokenizer.convert_tokens_to_ids(["a", "<0x0A>", "▁a", "b"])
     free = SimpleNamespace(name="free", score=lambda prompts, texts, finished: [0.0] * len(texts))
@@ -212,7 +212,7 @@ def half():
     tokenizer.convert_tokens_to_ids = lambda piece: (
         known(piece) if isinstance(piece, str) else [None for _ in piece]
     )
-    return Policy("half", writer(gpt_2()), tokenizer, eos_ids=eos), token
+    return ExactPolicy("half", writer(gpt_2()), tokenizer, eos_ids=eos), token
 
 
 def test_a_text_is_encoded_again_where_there_are_no_bytes_for_a_token(half):
@@ -235,7 +235,7 @@ def test_an_answer_without_fitting_ids_is_not_returned(half, monkeypatch):
         policy.exact_ids(tokens)
 
     exact_ids = policy.exact_ids  # of these tokens, whatever was sampled
-    monkeypatch.setattr(Policy, "exact_ids", lambda made, sampled: exact_ids(tokens))
+    monkeypatch.setattr(ExactPolicy, "exact_ids", lambda made, sampled: exact_ids(tokens))
     guard = Guard(policy, LetterCost(noise), keep_shown=True, **SETTINGS | {"budget": 1.0})
     stream = Watched(policy.tokenizer)
     guard.answers.append("of the call before")

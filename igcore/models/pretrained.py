@@ -53,8 +53,13 @@ def files_of(folder: Path) -> list[Path]:
             return [path]
         if index.is_file():
             with one_sentence(index):
-                shards = set(json.loads(index.read_bytes())["weight_map"].values())
-                return [folder / shard for shard in sorted(shards)]
+                shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+                own = [Path(shard).name == shard for shard in shards]
+            if not all(own):
+                raise AssetError(
+                    f"{index} names {shards}, but may name only files in its own folder; {AGAIN}"
+                )
+            return [folder / shard for shard in shards]
     raise AssetError(
         f"{folder} has no config.json or no weights ({' or '.join(WHOLE)}, or their index); {SAVED}"
     )
