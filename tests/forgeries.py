@@ -17,23 +17,27 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
+import torch
+
 from igcore.beams import Beam, method_of
 from igcore.budget import start
 from igcore.contract import Contract
 from igcore.errors import IgcoreError
 from igcore.guard import as_policy
+from igcore.policy import as_prompt
 from igcore.scoring import Tally
 from igcore.verdict import emission_of
 from igstudy import linefile
 from igstudy.linefile import SETTINGS
 from igstudy.runs import decode_run, rescore, verify
+from igstudy.runs.asking import Question, logits_of
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.trust import loaded
 
 METHODS = ["backtracking", "rejection", "inferenceguard"]
 DTYPES = ["float32", "bfloat16"]
 RUN = dict(
-    profile="x", run="r", policy="smollm2-raw", prompts="mild", limit=8, temperature=1.0, cost="new-numbers",
+    profile="x", run="r", policy="smollm2-raw", prompts="mild", limit=8, cost="new-numbers",
     reward=None, budget=0, n_samples=2, keep=1, rounds=4, block_size=8, max_new_tokens=24, seed=3,
 )  # fmt: skip
 ELSEWHERE = {"processor": "abacus", "git_commit": "f" * 40, "versions": {"torch": "9.9"}}
@@ -98,6 +102,10 @@ def mended(line, policy, params, contract):
     line |= {"seed": params.seed, "grid_size": params.block_size, "response": text, "n_tokens": n}
     line |= {"block_ends": emission.ends, "grid_ends": emission.grid}
     line |= rescore.recomputed(line, contract, None)
+    ids = policy.ids_of(as_prompt(line["prompt"], line["prompts"]))
+    question = Question(policy, ids, line, config, params.seed, params.block_size)
+    log_p = logits_of(question).log_softmax(-1, dtype=torch.float32)
+    line |= {"reward": float(log_p[range(n), tokens].mean())}
     return line | {"z_final": line["z_trace"][-1], "digest": linefile.line_digest(line)}
 
 
@@ -157,7 +165,7 @@ def forged(folder, methods=METHODS, dtypes=DTYPES, kinds=KINDS, **changes):
                 for name, path in paths.items()
             }
             lines = linefile.read(paths["own"])
-            policy = as_policy(asked.get("policy", RUN["policy"]))
+            policy = as_policy(asked.get("policy", RUN["policy"]), dtype=dtype)
             for number in chosen_lines(lines):
                 for kind in kinds:
                     into = place / f"{kind.__name__}-{number}"

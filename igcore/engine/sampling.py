@@ -231,24 +231,34 @@ def _shaped_draw(
 
 
 def _truncated(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Return scores (R, V) with -inf for the tokens left out, and if a near tie decides it (R,).
+    """Return scores (R, V) with -inf for the tokens left out, and if a near tie decides it (R,)."""
+    surely, kept, perhaps = _left(scores, NEAR_TIE / sampling.temperature, sampling)
+    return scores.masked_fill(~kept, -math.inf), (surely != perhaps).any(1)
 
-    Logits that move by `NEAR_TIE` move the difference of two scores by at most `slack`, and a sum F
-    of the highest probabilities by at most `slack` F (1 - F).
+
+def _left(scores: Tensor, moved: float, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which tokens are left in any case, which are left, and which may be, (R, V) bool.
+
+    Scores that move by `moved` move the difference of two by at most `slack`, and the odds of a sum
+    of the highest probabilities by a factor of at most exp(slack).
     """
-    vocabulary, slack = scores.shape[1], 2 * NEAR_TIE / sampling.temperature
     if not sampling.truncates:
-        return scores, torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
+        every = torch.ones_like(scores, dtype=torch.bool)
+        return every, every, every
+    vocabulary, slack = scores.shape[1], 2 * moved
     k = min(sampling.top_k or vocabulary, vocabulary)
     best = pad(scores.topk(min(k + 1, vocabulary)).values, (0, 1), value=-math.inf)
     p = best[:, :k].softmax(-1, dtype=torch.float64)
     above = p.cumsum(1) - p  # the mass of the tokens before each one
-    top_p = sampling.top_p if sampling.top_p < 1 else math.inf
-    n = (above < top_p).sum(1, keepdim=True).clamp(min=1)
-    last, following = best.gather(1, n - 1), best.gather(1, n)
-    crossed = (above - top_p).abs() < slack * top_p * (1 - top_p) + ROUNDING
-    near = crossed.any(1) | (last - following < slack)[:, 0]
-    return scores.masked_fill(scores < last, -math.inf), near
+    limits = [math.inf] * 3
+    if sampling.top_p < 1:
+        odds = sampling.top_p / (1 - sampling.top_p)
+        low, high = (1 - 1 / (1 + odds * math.exp(x)) for x in (-slack, slack))
+        limits = [low - ROUNDING, sampling.top_p, high + ROUNDING]
+    fewest, n, most = ((above < x).sum(1, keepdim=True).clamp(min=1) for x in limits)
+    surely = scores >= best.gather(1, fewest) + slack  # more than the first that is left out
+    perhaps = scores >= best.gather(1, most - 1) - slack
+    return surely, scores >= best.gather(1, n - 1), perhaps
 
 
 @torch.inference_mode()
@@ -293,7 +303,7 @@ def _spans(logits: Tensor, tokens: Tensor, moved: float, sampling: Sampling) -> 
     moved = moved / sampling.temperature
     weights = (scores - scores.amax(1, keepdim=True)).exp()
     check_finite(weights)
-    surely, perhaps = _left(scores, moved, sampling)
+    surely, _, perhaps = _left(scores, moved, sampling)
     least, most = _levels(weights * surely), _levels(weights * perhaps)
     found, node = [], tokens  # from a leaf to the top
     for fewer, more in zip(least, most, strict=True):
@@ -322,24 +332,6 @@ def _span(least: Tensor, most: Tensor, digit: Tensor, moved: float) -> Tensor:
     highest = ((most * before).sum(1) + own) / (least * after).sum(1)  # and of the one above
     odds = torch.stack([lowest * math.exp(-2 * moved), highest * math.exp(2 * moved)], dim=1)
     return 1 - 1 / (1 + odds)
-
-
-def _left(scores: Tensor, moved: float, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Return which tokens are left in any case, and which of them may be, (R, V) bool."""
-    if not sampling.truncates:
-        every = torch.ones_like(scores, dtype=torch.bool)
-        return every, every
-    slack = 2 * moved
-    best = scores.topk(min(sampling.top_k or scores.shape[1], scores.shape[1])).values
-    p = best.softmax(-1, dtype=torch.float64)
-    above = p.cumsum(1) - p  # the mass of the tokens before each one
-    # the odds of `top_p` move by a factor of at most exp(slack); 1 leaves all
-    odds = sampling.top_p / (1 - sampling.top_p) if sampling.top_p < 1 else math.inf
-    low, high = (1 - 1 / (1 + odds * math.exp(x)) for x in (-slack, slack))
-    fewest = (above + ROUNDING < low).sum(1, keepdim=True).clamp(min=1)
-    most = (above - ROUNDING < high).sum(1, keepdim=True).clamp(min=1)
-    surely = scores >= best.gather(1, fewest - 1) + slack
-    return surely, scores >= best.gather(1, most - 1) - slack
 
 
 def _levels(weights: Tensor) -> list[Tensor]:
