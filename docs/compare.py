@@ -24,7 +24,7 @@ from igcore.files import replace_file, root
 from igstudy.linefile import key, like, read, unpacked
 from igstudy.provenance import UNPACKED
 from igstudy.runs.rescore import TOLERANCE
-from igstudy.runs.verify import differences
+from igstudy.runs.witness import differences
 
 PUBLISHED = "small ablations critic-search law tune qwen attack bench served harm".split()
 TIMED = re.compile(r"seconds|_s$|^(generation|scoring)_|^fits$")  # never the same twice

@@ -17,7 +17,7 @@ from igstudy.linefile import LATER, sealed
 from igstudy.runs.decode_params import Settings
 from igstudy.runs.records import record
 from igstudy.runs.rescore import rescored, with_settings
-from igstudy.runs.verify import differences
+from igstudy.runs.witness import differences
 
 METHODS = ["backtracking", "rejection"]
 SETTINGS = dict(budget=0.5, block_size=4, max_new_tokens=12, refusal="", spend=60)

@@ -37,7 +37,7 @@ from igcore.policy import Prompt, as_prompt
 from igcore.verdict import Emission, judge, measure, within
 from igstudy import commands, linefile
 from igstudy.linefile import SETTINGS
-from igstudy.runs import decode_run, records, verify
+from igstudy.runs import decode_run, records, verify, witness
 from igstudy.runs.decode_params import DecodeParams, Settings
 from igstudy.runs.identity import prompts_digest
 from igstudy.training.critic import CriticConfig, spec_of
@@ -171,7 +171,10 @@ def test_a_changed_line_fails_by_name(field):
         ({"status": "abstained"}, "not 'verified_safe'"),
         ({"status": "abstained"}, "response is .*, not"),
         ({"cost_scorer": "vowels"}, "cost_scorer is 'vowels', not 'letters'"),
-        ({"note": "x"}, "its fields are not those of a line, see note"),
+        (
+            {"note": "x"},
+            "its fields are not those of a line, see note; .* 0 more",
+        ),
         ({"prompt_id": "0123456789abcdef"}, "prompt_id is '0"),
         ({"budget": None}, "cannot be checked .ParameterError: parameter budget"),
         ({"keep": 99}, "cannot be checked .ParameterError: keep is 99"),
@@ -971,7 +974,7 @@ def test_which_groups_are_decoded_again_nobody_knows_beforehand(honest, tiny, mo
         drawn.append(group)
         return []
 
-    monkeypatch.setattr(verify.Experiment, "lines_of", noting)
+    monkeypatch.setattr(witness.Experiment, "lines_of", noting)
     for _ in range(20):
         random.seed(0)
         replayed(honest, tiny, replay=1)
@@ -1027,10 +1030,14 @@ def test_what_only_the_record_names_is_not_loaded(forger, tiny, monkeypatch, rol
     repository may be anybody's, too.
     """
     loads = []
-    for load in (verify.loaded, verify.load_prompts, verify.guard_of, verify.load_networks):
-        monkeypatch.setattr(
-            verify, load.__name__, lambda *args, load=load: loads.append(args) or load(*args)
-        )
+    for place, name in (
+        (verify, "loaded"),
+        (verify, "load_prompts"),
+        (witness, "guard_of"),
+        (witness, "load_networks"),
+    ):
+        load = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *args, load=load: loads.append(args) or load(*args))
     forger.params[role] = named
     forger.save()
     problems = replayed(forger.path, tiny).problems
@@ -1132,13 +1139,13 @@ def test_only_a_near_tie_of_the_replay_leaves_a_line_undecided(
         forger.params |= {"versions": {}, "code": {}}
     forger.lines[0]["near_ties"] = 1 - ties  # the replay alone counts
     forger.save()
-    lines_of = verify.Experiment.lines_of
+    lines_of = witness.Experiment.lines_of
 
     def tied(self, method, group):
         for line in lines_of(self, method, group):
             yield line | {"near_ties": ties}
 
-    monkeypatch.setattr(verify.Experiment, "lines_of", tied)
+    monkeypatch.setattr(witness.Experiment, "lines_of", tied)
     command = [str(forger.path), *asking(tmp_path, tiny), "--replay", "all"]
     found, said = verdict(capsys, *command)
     assert found == status
@@ -1177,7 +1184,7 @@ def test_whether_a_policy_is_served_is_the_requests_word(
     policy |= {"batch_invariant": True} if promised else {}
     forger.params["policy"] = policy
     forger.save()
-    monkeypatch.setattr(verify, "guard_of", lambda _: pytest.fail("loaded"))
+    monkeypatch.setattr(witness, "guard_of", lambda _: pytest.fail("loaded"))
     command = [str(forger.path), *asking(tmp_path, tiny, policy=policy)]
     assert verdict(capsys, *command)[0] == 0
     if promised:

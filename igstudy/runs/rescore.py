@@ -42,6 +42,9 @@ def rescored(lines: Sequence[Fields], cost: Scorer, reward: Scorer | None = None
     ParameterError
         For a scorer with the wrong sign, and a cost that fails on all of some fixed texts.
     """
+    if odd := odd_fields(lines):
+        yield odd
+        return
     check_sign(cost, "cost")  # a record may not name a reward model as its cost
     # a line says itself what failed, so nothing stops at a rate of failures
     contract = Contract.examined(cost, Tally(rate=1.0))
@@ -49,15 +52,23 @@ def rescored(lines: Sequence[Fields], cost: Scorer, reward: Scorer | None = None
     rewards = None if reward is None else Cached(check_sign(reward, "reward"), Tally(rate=1.0))
     for number, line in enumerate(lines, start=1):
         where = f"line {number}, prompt {line['prompt_id']}, {line['method']}"
-        if odd := sorted((line.keys() ^ set(RECORD_FIELDS)) - LATER.keys()):
-            yield f"{where}: its fields are not those of a line, see {', '.join(odd[:4])}"
-            continue
         try:
             expected = recomputed(line, contract, rewards)
         except (IgcoreError, *RECORD_ERRORS) as error:
             yield f"{where}: cannot be checked ({type(error).__name__}: {error})"
             continue
         yield from differing_fields(where, line, expected, TOLERANCE)
+
+
+def odd_fields(lines: Sequence[Fields]) -> str:
+    """Say which lines have other fields than a line of any version; return "" if none has."""
+    odd = {n: (line.keys() ^ {*RECORD_FIELDS}) - LATER.keys() for n, line in enumerate(lines, 1)}
+    if not (numbers := [number for number, names in odd.items() if names]):
+        return ""
+    return (
+        f"line {numbers[0]}: its fields are not those of a line, see "
+        f"{', '.join(sorted(odd[numbers[0]])[:4])}; so are those of {len(numbers) - 1} more lines"
+    )
 
 
 def recomputed(line: Fields, known: Contract, reward: Cached | None) -> Fields:

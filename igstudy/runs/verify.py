@@ -2,58 +2,37 @@
 
 The params file is the request, and the record is only an answer: nothing in it decides what is
 loaded, compared, decoded again or excused. Every setting is compared with the request, and
-`rescore` scores every line again. The policy is asked whether it gave every token, see `asking`, or
-random groups are decoded again through the same `Experiment` as in a run. The report says what was
-certified and what was not, and claims no more.
+`rescore` scores every line again. The policy is the `witness`: it is asked whether it gave every
+token, or decodes random groups again. The report says what was certified and what was not, and
+claims no more.
 """
 
-import json
 import math
 import os
 import random
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import chain, product
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from igcore.beams import method_of
-from igcore.engine.prepack import use_prepacked
-from igcore.engine.sampling import NEAR_TIE
 from igcore.errors import IgcoreError, RunError, unknown_name
-from igcore.files import root
-from igcore.guard import Guard
 from igcore.policy import Prompt
-from igcore.progress import progress
 
-from ..linefile import (
-    SETTINGS,
-    Fields,
-    LineKey,
-    Record,
-    has_texts,
-    key,
-    like,
-    modern,
-    read_record,
-)
+from ..linefile import SETTINGS, Fields, LineKey, Record, has_texts, key, modern, read_record
 from ..prompts import load_prompts
 from ..trust import admit, loaded
 from ..yamlfile import read_yaml
-from .asking import PENALISED, NotDecided, Question, ask
-from .decode_params import DecodeParams, network_of
-from .decode_run import Experiment, guard_of, settings_of, summary, with_sampling
-from .folders import changes, first_start
+from .decode_params import DecodeParams
+from .decode_run import settings_of, summary, with_sampling
+from .folders import first_start
 from .identity import dated, part_identity, prompts_digest
-from .networks import Networks, load_networks
 from .paramfiles import runs_of
-from .records import RECORD_FIELDS
-from .rescore import RECORD_ERRORS, TOLERANCE, close, differing_fields, rescored, with_settings
+from .rescore import RECORD_ERRORS, differing_fields, odd_fields, rescored, with_settings
+from .witness import UNCERTAIN, Witness
 
 TOKENS: Literal["tokens"] = "tokens"  # the policy is asked, and groups are decoded where it must be
 Replay = int | Literal["tokens"] | None
@@ -80,7 +59,7 @@ NOT_CERTIFIED = {
     "manifest.json": {
         *"seconds pool opened git_commit versions processor finished_at root_with_texts".split()
     },
-    "responses.jsonl": {"near_ties", *(name for name in RECORD_FIELDS if name.endswith("_s"))},
+    "responses.jsonl": UNCERTAIN,
 }
 
 
@@ -173,6 +152,9 @@ def verify(path: Path, request: DecodeParams, replay: Replay = 0) -> Report:
 
 def _check(found: Record, request: DecodeParams, replay: Replay, report: Report) -> None:
     """Score the lines again, compare the files, and ask the policy or decode groups again."""
+    if odd := odd_fields(found.lines):
+        report.problems.append(odd)
+        return
     cost, reward = loaded(request.cost), loaded(request.reward, "reward")
     report.problems += rescored(found.lines, cost, reward)
     chosen = load_prompts(request.prompts, request.split, request.limit, request.hardest, cost)
@@ -190,13 +172,13 @@ def _check(found: Record, request: DecodeParams, replay: Replay, report: Report)
     elif replay != 0 and "server" in options and options.get("batch_invariant") is not True:
         report.undecided.append(SERVED)
     elif replay != 0:
-        witness = Witness.of(found, request, chosen, report)
-        if report.problems:
-            return
-        if replay == TOKENS:
+        witness = Witness.of(found, request, chosen)
+        if replay == TOKENS and not witness.problems:
             asked, again = witness.asked()
-        else:
+        elif not witness.problems:
             again = witness.decode_again(_sampled(request, chosen, replay))
+        report.problems += witness.problems
+        report.undecided += witness.undecided
     if hidden := sum(not has_texts(x) and key(x) not in again for x in found.lines):
         report.undecided.append(
             f"{hidden} lines hold digests in place of texts, so their scores cannot be checked "
@@ -212,10 +194,10 @@ def _check(found: Record, request: DecodeParams, replay: Replay, report: Report)
         report.uncertified.append(UNASKED if replay == TOKENS else UNCHECKED)
 
 
-def _sampled(request: DecodeParams, prompts: list[Prompt], replay: int | None) -> set[LineKey]:
-    """Return the keys of the lines of random groups, of all groups for None."""
+def _sampled(request: DecodeParams, prompts: list[Prompt], replay: Replay) -> set[LineKey]:
+    """Return the keys of the lines of so many random groups, or of all groups."""
     work = list(product(request.methods, request.groups(prompts)))
-    size = len(work) if replay is None else min(replay, len(work))
+    size = min(replay, len(work)) if isinstance(replay, int) else len(work)
     # which groups are checked cannot be predicted
     drawn = random.SystemRandom().sample(work, size)
     return {(method, prompt.id) for method, group in drawn for prompt in group}
@@ -273,167 +255,3 @@ def impossible_seconds(found: Record) -> Iterator[str]:
     lasted = (finished - began).total_seconds() + 1  # both are in whole seconds
     if not total <= lasted:
         yield f"the lines took {total:.6g} s, but the run {lasted:.6g} s"
-
-
-# --- what the policy says -------------------------------------------------------------------------
-
-
-@dataclass
-class Witness:
-    """The policy that a request names: what it gives again, and what it can have given.
-
-    Attributes
-    ----------
-    found : Record
-        What it is asked about.
-    params : DecodeParams
-        The request, with the sampling that was taken from the model.
-    guard : Guard
-        With the policy and the scorers of the request.
-    prompts : list of Prompt
-        All that the request chooses, those of other shards included.
-    report : Report
-        Where it is noted what the policy says.
-    """
-
-    found: Record
-    params: DecodeParams
-    guard: Guard
-    prompts: list[Prompt]
-    report: Report
-
-    def __post_init__(self) -> None:
-        self.lines = {key(line): line for line in self.found.lines}
-        self.prompt = {prompt.id: prompt for prompt in self.prompts}
-
-    @classmethod
-    def of(
-        cls, found: Record, request: DecodeParams, prompts: list[Prompt], report: Report
-    ) -> "Witness":
-        """Load the policy of a request, and report where it is not the one of the record."""
-        torch.set_num_threads(request.threads)  # on which float sums depend
-        # a pool may hold samples of others
-        guard = guard_of(replace(request, pool=None))
-        witness = cls(found, with_sampling(request, vars(guard.config)), guard, prompts, report)
-        device = None if request.device == "auto" else str(guard.policy.model.device)
-        witness.compare({"policy": part_identity(guard.policy)}, device)
-        return witness
-
-    def compare(self, parts: Fields, device: str | None = None) -> None:
-        """Report where params.json has other parts than were loaded, or another device."""
-        given = self.found.params
-        old = {"parts": {name: given["parts"].get(name) for name in parts}}
-        new = {"parts": json.loads(json.dumps(parts))}
-        if device:
-            old, new = old | {"device": given["device"]}, new | {"device": device}
-        if names := ", ".join(list(changes(old, new))[:4]):
-            self.report.problems.append(f"{names} of params.json differ from those loaded here")
-
-    def asked(self) -> tuple[set[LineKey], set[LineKey]]:
-        """Ask for the tokens of every line, and decode groups again where a penalty hides them.
-
-        Return the keys of the lines whose tokens the policy gives, and of those decoded again.
-        """
-        given, hidden = set[LineKey](), set[LineKey]()
-        undecided: Counter[str] = Counter()
-        lines = [line for line in self.found.lines if has_texts(line) and line["tokens"]]
-        # one view of the model for all lines
-        with (
-            progress(len(lines), "asking the policy") as bar,
-            use_prepacked(self.guard.policy.model),
-        ):
-            for line in lines:
-                problems, why = self.ask(line)
-                self.report.problems += problems
-                if why == PENALISED and not network_of(line["method"]):
-                    hidden.add(key(line))
-                elif why:
-                    undecided[why] += 1
-                elif not problems:
-                    given.add(key(line))
-                bar.update(1)
-        for why, n in undecided.items():
-            self.report.undecided.append(f"{n} lines cannot be decided in one pass: {why}")
-        return given, self.decode_again(hidden) if hidden else set()
-
-    def ask(self, line: Fields) -> tuple[list[str], str]:
-        """Return why the policy cannot have given a line, and why it cannot tell."""
-        policy, params = self.guard.policy, self.params
-        config = method_of(line["method"]).settings_under(params.search())
-        ids = policy.ids_of(self.prompt[line["prompt_id"]], config.max_new_tokens)
-        question = Question(policy, ids, line, config, params.seed, params.block_size)
-        problems = []
-        try:
-            for problem in ask(question):
-                problems.append(f"{line['method']}, prompt {line['prompt_id']}: {problem}")
-        except NotDecided as why:
-            return problems, "" if problems else str(why)
-        return problems, ""
-
-    def decode_again(self, wanted: set[LineKey]) -> set[LineKey]:
-        """Decode the groups of some lines again, and return the keys of all their lines."""
-        methods = [name for name in self.params.methods if name in {method for method, _ in wanted}]
-        params = replace(self.params, methods=methods)
-        networks: Networks = {}
-        if any(map(network_of, methods)):
-            networks, weights = load_networks(params, root(), self.guard)
-            self.compare(weights)
-        experiment = Experiment.of(params, self.prompts, self.guard, networks)
-        again = set[LineKey]()
-        for method, group in experiment.work:
-            keys = {(method, prompt.id) for prompt in group}
-            if keys & wanted:
-                for line in experiment.lines_of(method, group):
-                    self.compare_line(line)
-                again |= keys
-        return again
-
-    def compare_line(self, again: Fields) -> None:
-        """Report where a line that was decoded again differs."""
-        line = self.lines[key(again)]
-        where = f"{again['method']}, prompt {again['prompt_id']}, decoded again"
-        differing = list(differences(where, line, again))
-        # near ties of this replay, and not the record's: nothing in a record excuses it
-        tied = again["near_ties"] or self.guard.policy.model.dtype.itemsize < 4
-        if not (differing and tied):
-            self.report.problems += differing
-            return
-        asked = has_texts(line) and line["tokens"]
-        problems, _ = self.ask(line) if asked else ([], "")
-        self.report.problems += problems
-        if not problems:
-            self.report.undecided.append(
-                f"{where}: differs, as it may where a near tie falls otherwise"
-            )
-
-
-def differences(where: str, line: Fields, again: Fields) -> Iterator[str]:
-    """List where a line differs from the one decoded again, beyond the rounding of batches.
-
-    Hashes are left out, because those of scorers change with their code. Where one of the two has
-    no texts, only their digests are compared.
-    """
-    line, again = with_settings(line), with_settings(again)
-    line = like(again, line)
-    expected = {
-        name: value
-        for name, value in like(line, again).items()
-        if name not in NOT_CERTIFIED["responses.jsonl"] and not name.endswith("digest")
-    }
-    allow_for_batch(line["trace"], expected["trace"], line["block_size"])
-    return differing_fields(where, line, expected, TOLERANCE)
-
-
-def allow_for_batch(found: Sequence[Fields], again: Sequence[Fields], block_size: int) -> None:
-    """Give a trace decoded again the found diagnostics wherever another batch explains them.
-
-    A batch moves logits by up to `NEAR_TIE`, and so a log-probability by up to twice that. It moves
-    neither tokens nor scores: near ties are settled by a draw alone. But perplexity and KL are made
-    of log-probabilities, and a pool holds those of the batch that drew first.
-    """
-    for old, new in zip(found, again, strict=False):
-        slack = {"kl": 4 * NEAR_TIE * block_size}  # log q and log p of each token of a block
-        slack["perplexity"] = math.expm1(2 * NEAR_TIE) * (new["perplexity"] or 0.0)
-        for name, most in slack.items():
-            if close(old.get(name), new[name], most):
-                new[name] = old[name]
