@@ -32,15 +32,10 @@ from ..errors import PolicyError
 # in all logits moves no edge; single logits of rare tokens moved by up to 2.4e-4, edges by less.
 # `tests/test_engine.py` measures a few tokens again
 NEAR_TIE = 1e-4
-# How far logits move, as above, where a text is read again: in one piece, in another batch or by
-# another processor. Measured in SmolLM2-135M, decoded alone and beside 1 to 31 rows and read again
-# in one piece: .41 in 2,752 tokens of bfloat16 (99.9 % by less than .28), .03 in 384 of float16
-MOVED = {
-    torch.float64: NEAR_TIE,
-    torch.float32: NEAR_TIE,
-    torch.bfloat16: 0.5,
-    torch.float16: 0.5 / 8,  # it has three more digits
-}
+# The same in types shorter than float32, in units of their precision and of the logits' standard
+# deviation. SmolLM2-135M, decoded alone and beside up to 31 rows and read again in one piece: 17 in
+# 5,824 tokens of bfloat16, 99.9 % by less than 13; 9 in 1,900 of float16
+HALF_TIE = 16
 BRANCH = 16  # children of a node
 WIDEST = 128  # nodes on the top level, at most
 CHUNK = 2**20  # probabilities handled at a time on a CPU, so that they stay in its cache
@@ -236,36 +231,54 @@ def _truncated(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     return scores.masked_fill(~kept, -math.inf), (surely != perhaps).any(1)
 
 
-def _left(scores: Tensor, moved: float, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+def _left(
+    scores: Tensor, moved: Tensor | float, sampling: Sampling
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return which tokens are left in any case, which are left, and which may be, (R, V) bool.
 
-    Scores that move by `moved` move the difference of two by at most `slack`, and the odds of a sum
-    of the highest probabilities by a factor of at most exp(slack).
+    Scores that move by `moved`, (R, 1) or one number, move the difference of two by at most
+    `slack`, and the odds of a sum of the highest probabilities by a factor of at most exp(slack).
     """
     if not sampling.truncates:
         every = torch.ones_like(scores, dtype=torch.bool)
         return every, every, every
-    vocabulary, slack = scores.shape[1], 2 * moved
+    vocabulary, slack = scores.shape[1], torch.as_tensor(2 * moved)
     k = min(sampling.top_k or vocabulary, vocabulary)
     best = pad(scores.topk(min(k + 1, vocabulary)).values, (0, 1), value=-math.inf)
     p = best[:, :k].softmax(-1, dtype=torch.float64)
     above = p.cumsum(1) - p  # the mass of the tokens before each one
-    limits = [math.inf] * 3
+    low = limit = high = torch.tensor(math.inf)
     if sampling.top_p < 1:
-        odds = sampling.top_p / (1 - sampling.top_p)
-        low, high = (1 - 1 / (1 + odds * math.exp(x)) for x in (-slack, slack))
-        limits = [low - ROUNDING, sampling.top_p, high + ROUNDING]
-    fewest, n, most = ((above < x).sum(1, keepdim=True).clamp(min=1) for x in limits)
-    surely = scores >= best.gather(1, fewest) + slack  # more than the first that is left out
+        odds, limit = sampling.top_p / (1 - sampling.top_p), torch.tensor(sampling.top_p)
+        low = 1 - 1 / (1 + odds * torch.exp(-slack)) - ROUNDING
+        high = 1 - 1 / (1 + odds * torch.exp(slack)) + ROUNDING
+    fewest, n, most = ((above < x).sum(1, keepdim=True).clamp(min=1) for x in (low, limit, high))
+    surely = scores > best.gather(1, fewest) + slack  # than the first that is left out
     perhaps = scores >= best.gather(1, most - 1) - slack
     return surely, scores >= best.gather(1, n - 1), perhaps
 
 
+# --- was a token drawn? ---------------------------------------------------------------------------
+
+
+def moves_of(logits: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return how far logits (R, V) move where they are computed again, (R,).
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+        That they were computed in.
+    """
+    if dtype.itemsize >= 4:
+        return torch.full(logits.shape[:1], NEAR_TIE, device=logits.device)
+    return HALF_TIE * torch.finfo(dtype).eps * logits.float().std(1)
+
+
 @torch.inference_mode()
-def spans(
-    logits: Tensor, tokens: Tensor, moved: float, sampling: Sampling = AS_IS
+def edges_of(
+    logits: Tensor, tokens: Tensor, moves: Tensor, sampling: Sampling = AS_IS
 ) -> npt.NDArray[np.float64]:
-    """Return between which uniform numbers `draw` gives a token, one row per token.
+    """Return between which edges the uniform numbers of a token's key lie, one row per token.
 
     Parameters
     ----------
@@ -273,16 +286,16 @@ def spans(
         Reference logits.
     tokens : Tensor (R,) int64
         One token per row.
-    moved : float
-        How far the logits may have moved since a token was drawn from them.
+    moves : Tensor (R,)
+        See `moves_of`; they decide which tokens top-k and top-p may have left.
     sampling : Sampling
         By default the reference itself.
 
     Returns
     -------
     array (R, levels, 2) float64
-        The least and the largest number of each level, see `uniforms`; for a token that is left
-        out none lies between them.
+        The log-odds of the lower and the upper edge on each level, see `uniforms`. The lower one is
+        infinite for a token that cannot have been left.
 
     Raises
     ------
@@ -290,20 +303,19 @@ def spans(
         When a logit is not finite.
     """
     if logits.device.type == "mps":  # Apple's GPUs have no float64
-        logits, tokens = logits.cpu(), tokens.cpu()
+        logits, tokens, moves = logits.cpu(), tokens.cpu(), moves.cpu()
     size = max(1, CHUNK // logits.shape[1])
-    parts = zip(torch.split(logits, size), torch.split(tokens, size), strict=True)
-    found = [_spans(part, own, moved, sampling) for part, own in parts]
-    return torch.cat(found).cpu().numpy()
+    rows = [slice(at, at + size) for at in range(0, len(tokens), size)]
+    edges = [_edges(logits[part], tokens[part], moves[part], sampling) for part in rows]
+    return torch.cat(edges).cpu().numpy()
 
 
-def _spans(logits: Tensor, tokens: Tensor, moved: float, sampling: Sampling) -> Tensor:
-    """Return the spans of a few rows, (R, levels, 2); see `spans`."""
+def _edges(logits: Tensor, tokens: Tensor, moves: Tensor, sampling: Sampling) -> Tensor:
+    """Return the edges of a few tokens, (R, levels, 2); see `edges_of`."""
     scores = logits.float() / sampling.temperature
-    moved = moved / sampling.temperature
     weights = (scores - scores.amax(1, keepdim=True)).exp()
     check_finite(weights)
-    surely, _, perhaps = _left(scores, moved, sampling)
+    surely, _, perhaps = _left(scores, moves[:, None] / sampling.temperature, sampling)
     least, most = _levels(weights * surely), _levels(weights * perhaps)
     found, node = [], tokens  # from a leaf to the top
     for fewer, more in zip(least, most, strict=True):
@@ -313,25 +325,41 @@ def _spans(logits: Tensor, tokens: Tensor, moved: float, sampling: Sampling) -> 
             digit, node = node // nodes, node % nodes
             index = node[:, None, None].expand(-1, BRANCH, 1)
             fewer, more = fewer.gather(2, index)[:, :, 0], more.gather(2, index)[:, :, 0]
-        found.append(_span(fewer.double(), more.double(), digit, moved))
+        found.append(_log_odds(fewer.double(), more.double(), digit[:, None]))
+    edges = torch.stack(found[::-1], dim=1)
     left_out = ~perhaps.gather(1, tokens[:, None])
-    span = torch.stack(found[::-1], dim=1)
-    return span.masked_fill(left_out[:, :, None], math.nan)  # no number is between
+    edges[:, :, 0].masked_fill_(left_out, math.inf)
+    return edges
 
 
-def _span(least: Tensor, most: Tensor, digit: Tensor, moved: float) -> Tensor:
-    """Return where a uniform number chooses a child of a node, (R, 2).
+def _log_odds(least: Tensor, most: Tensor, digit: Tensor) -> Tensor:
+    """Return the log-odds of the edges of a child, (R, 2).
 
-    The children weigh at least and at most so much (R, k). Logits that move by `moved` move the
-    odds of an edge by a factor of at most exp(2 moved).
+    The children of its node weigh at least and at most so much (R, k); the edges are those that
+    leave it most room.
     """
     place = torch.arange(least.shape[1], device=least.device)
-    before, after = place < digit[:, None], place > digit[:, None]
-    own = most.gather(1, digit[:, None])[:, 0]
-    lowest = (least * before).sum(1) / (own + (most * after).sum(1))  # odds of the edge below
-    highest = ((most * before).sum(1) + own) / (least * after).sum(1)  # and of the one above
-    odds = torch.stack([lowest * math.exp(-2 * moved), highest * math.exp(2 * moved)], dim=1)
-    return 1 - 1 / (1 + odds)
+    before, after = place < digit, place > digit
+    own = most.gather(1, digit)[:, 0]
+    lower = (least * before).sum(1) / (own + (most * after).sum(1))
+    upper = ((most * before).sum(1) + own) / (least * after).sum(1)
+    return torch.stack([lower, upper], dim=1).log()
+
+
+def moved_by(
+    edges: npt.NDArray[np.float64], u: npt.NDArray[np.float64], sampling: Sampling = AS_IS
+) -> npt.NDArray[np.float64]:
+    """Return how far logits must have moved since uniform numbers gave these tokens, (R,).
+
+    It is 0 where u (R, WORDS) lies between the edges (R, levels, 2). Logits that move by e move the
+    odds of an edge by a factor of at most exp(2 e / temperature).
+    """
+    u = u[:, : edges.shape[1]]
+    place = np.log(u / (1 - u))
+    beyond = np.maximum(edges[:, :, 0] - place, place - edges[:, :, 1]).max(1)
+    # NaN, of a token without weight, is no way to draw it
+    beyond = np.where(np.isnan(beyond), np.inf, beyond.clip(min=0))
+    return beyond * sampling.temperature / 2
 
 
 def _levels(weights: Tensor) -> list[Tensor]:

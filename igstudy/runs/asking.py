@@ -7,6 +7,7 @@ decides, on any machine, and what a record says of its origin plays no part.
 The caller loads the policy, see `igstudy.runs.verify`.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,14 @@ from igcore.engine.agreement import PRECISIONS
 from igcore.engine.device import device_of
 from igcore.engine.kv_cache import forward, inputs_of, padded
 from igcore.engine.prepack import use_prepacked
-from igcore.engine.sampling import MOVED, Sampling, random_key, spans, uniforms
+from igcore.engine.sampling import (
+    Sampling,
+    edges_of,
+    moved_by,
+    moves_of,
+    random_key,
+    uniforms,
+)
 from igcore.policy import Policy
 from igcore.search import before_stop
 from igcore.verdict import emission_of
@@ -30,7 +38,10 @@ from igcore.verdict import emission_of
 from ..linefile import Fields
 from .rescore import close, differing_fields
 
-Spans = npt.NDArray[np.float64]
+Edges = npt.NDArray[np.float64]
+# of what logits may move, what all tokens of an answer may take on average: .01 in SmolLM2 in
+# bfloat16, .3 where it was sampled at temperature 1.4
+STRAIN = 1 / 16
 STEERED = "its method changes the policy's logits by itself"
 STOPPED = "it may end at a stop string that the policy has not been asked for"
 PENALISED = "a round with a penalty, which the record does not hold, may have drawn its tokens"
@@ -165,12 +176,11 @@ def logits_of(question: Question) -> Tensor:
     return logits[0, -len(tokens) :]
 
 
-def moved_by(policy: Policy) -> float:
-    """Return how far the logits of a policy move from reading to reading, see `MOVED`."""
-    model = policy.model
-    # users lower the precision of float32 for speed
-    single = PRECISIONS[torch.get_float32_matmul_precision()]
-    return MOVED[single if model.dtype == torch.float32 else model.dtype]
+def dtype_of(policy: Policy) -> torch.dtype:
+    """Return the type that a policy computes in; users lower that of float32 for speed."""
+    dtype: torch.dtype = policy.model.dtype
+    lowered = PRECISIONS[torch.get_float32_matmul_precision()]
+    return lowered if dtype == torch.float32 else dtype
 
 
 def otherwise_likely(question: Question, logits: Tensor) -> Iterator[str]:
@@ -179,7 +189,8 @@ def otherwise_likely(question: Question, logits: Tensor) -> Iterator[str]:
     log_p = logits.log_softmax(-1, dtype=torch.float32).gather(1, index)
     reward = float(log_p.mean())
     # a log-probability moves by its logit and by the sum of all
-    if not close(question.line["reward"], reward, 2 * moved_by(question.policy)):
+    most = 2 * float(moves_of(logits, dtype_of(question.policy)).mean())
+    if not close(question.line["reward"], reward, most):
         yield f"its reward is {question.line['reward']!r:.60}, not its log-likelihood {reward:.6f}"
 
 
@@ -193,11 +204,15 @@ def undrawn(question: Question, logits: Tensor) -> Iterator[str]:
     """
     config, tokens, size = question.config, question.tokens, question.block_size
     index = torch.tensor(tokens, device=logits.device)
-    between = spans(logits, index, moved_by(question.policy), Sampling.of(config))
-    first = 0
+    most = moves_of(logits, dtype_of(question.policy))
+    edges = edges_of(logits, index, most, Sampling.of(config))
+    room = most.cpu().numpy()
+    first, strain = 0, 0.0
     for number, at in enumerate(range(0, len(tokens), size)):
+        block = slice(at, at + size)
         named = [round_ for round_ in rounds_of(question, number) if round_ >= first]
-        drawn = [round_ for round_ in named if draws(question, between, round_, at)]
+        strains = {n: strain_of(question, edges[block], room[block], n, at) for n in named}
+        drawn = [round_ for round_ in named if strains[round_] < math.inf]
         if not drawn:
             if any(named) and not question.stepwise and config.diversity != "none":
                 raise NotDecided(PENALISED)
@@ -206,8 +221,14 @@ def undrawn(question: Question, logits: Tensor) -> Iterator[str]:
                 f"keys of the request draw, in any of the draws {named} that its trace names"
             )
             return
+        strain += strains[drawn[0]]
         # the draws of a stepwise search follow one another; another one counts them by block
         first = drawn[0] if question.stepwise else 0
+    if strain > 1 + STRAIN * len(tokens):
+        yield (
+            "its tokens are near those that the keys of the request draw, but on the whole logits "
+            f"would have moved {strain / len(tokens):.2g} of the most that they move"
+        )
 
 
 def rounds_of(question: Question, number: int) -> list[int]:
@@ -218,17 +239,17 @@ def rounds_of(question: Question, number: int) -> list[int]:
     return sorted(round_ for round_ in named if round_ in range(most))
 
 
-def draws(question: Question, between: Spans, round_: int, at: int) -> bool:
-    """True if one of the samples of a round has all tokens of the block that begins at a token.
+def strain_of(question: Question, edges: Edges, room: Edges, round_: int, at: int) -> float:
+    """Return by how much logits have moved if a round has drawn the block at a token.
 
-    `between` are the spans of all tokens, (n, levels, 2).
+    It is the sum over the tokens, (T, levels, 2) and (T,), of the part of `room` that is taken, by
+    the sample of the round that takes least; infinite where all of them take more than there is.
     """
-    config, line = question.config, question.line
-    lowest, highest = np.moveaxis(between[at : at + question.block_size], -1, 0)  # (T, levels)
-    places = range(at, at + len(lowest))
+    config, line, places = question.config, question.line, range(at, at + len(room))
+    least = math.inf
     for sample in range(config.choices if question.stepwise else config.n_samples):
         keys = [random_key(question.seed, line["prompt_id"], round_, sample, t) for t in places]
-        u = uniforms(keys)[:, : lowest.shape[1]]
-        if ((lowest <= u) & (u <= highest)).all():
-            return True
-    return False
+        taken = moved_by(edges, uniforms(keys), Sampling.of(config)) / room
+        if (taken <= 1).all():
+            least = min(least, float(taken.sum()))
+    return least
