@@ -109,23 +109,26 @@ def mended(line, policy, params, contract):
     return line | {"z_final": line["z_trace"][-1], "digest": linefile.line_digest(line)}
 
 
-def forge(path, into, number, kind, policy, others, rng):
-    """Write a record with one forged line, and return its request."""
-    record = linefile.read_record(path)
+def forge(record, number, kind, policy, others, rng):
+    """Forge one line of a record, in place, and let the record come from elsewhere."""
     params = DecodeParams(**{n: record.params[n] for n in DecodeParams.__dataclass_fields__})
     contract = Contract.examined(loaded(params.cost), Tally(rate=1.0))
     line = kind(record.lines[number], policy, others, rng)
     record.lines[number] = mended(dict(line), policy, params, contract)
-    manifest = record.manifest | decode_run.summary(record.lines) | ELSEWHERE
-    changed = linefile.Record(record.lines, record.params | {"versions": {}}, manifest)
-    manifest |= {"params": changed.params}
-    manifest |= {"root": linefile.root_of(changed.params, changed.lines, manifest)}
-    into.mkdir()
+    record.params["versions"] = {}
+    record.manifest.update(ELSEWHERE)
+
+
+def write(record, folder):
+    """Write the files of a record, with counts and hashes that belong together."""
+    manifest = record.manifest | decode_run.summary(record.lines) | {"params": record.params}
+    manifest["root"] = linefile.root_of(record.params, record.lines, manifest)
+    folder.mkdir()
     lines = "".join(json.dumps(line) + "\n" for line in record.lines)
-    (into / "responses.jsonl").write_text(lines)
-    (into / "params.json").write_text(json.dumps(changed.params))
-    (into / "manifest.json").write_text(json.dumps(manifest))
-    return params
+    (folder / "responses.jsonl").write_text(lines)
+    (folder / "params.json").write_text(json.dumps(record.params))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder / "responses.jsonl"
 
 
 # --- counting -------------------------------------------------------------------------------------
@@ -168,9 +171,10 @@ def forged(folder, methods=METHODS, dtypes=DTYPES, kinds=KINDS, **changes):
             policy = as_policy(asked.get("policy", RUN["policy"]), dtype=dtype)
             for number in chosen_lines(lines):
                 for kind in kinds:
-                    into = place / f"{kind.__name__}-{number}"
-                    params = forge(paths["own"], into, number, kind, policy, by_id, rng)
-                    found = verdict_on(into / "responses.jsonl", params)
+                    record = linefile.read_record(paths["own"])
+                    forge(record, number, kind, policy, by_id, rng)
+                    path = write(record, place / f"{kind.__name__}-{number}")
+                    found = verdict_on(path, DecodeParams(**RUN | asked))
                     yield method, dtype, lines[number]["near_ties"], kind.__name__, *found
 
 
