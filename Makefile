@@ -46,7 +46,7 @@ help:
 	@echo "make slurm-test jobs on a SLURM cluster of one node, which is set up only for this test (root on Debian)"
 	@echo "make lab        JupyterLab"
 	@echo "make records    unpack the raw records behind the committed tables into runs/, where python -m igstudy verify reads them"
-	@echo "make verify     score every text of these records again, and decode three groups of every run again (REPLAY=3);"
+	@echo "make verify     score every text of these records again, and ask the policy for every token (REPLAY=3: decode three groups of every run again);"
 	@echo "                it continues where it was stopped, and RUNS=12 takes twelve runs, chosen by a hash"
 	@echo "make docs       the site of the committed pages, notebooks, pictures and tables, into site/ (no network)"
 	@echo "make publish    for maintainers: copy the tables and pictures of a profile into figures, pack its records, then make readme"
@@ -123,6 +123,7 @@ served-test: assets
 	@$(BIN)/python -m tests.served $(SOFTWARE)
 
 audit: assets
+	@$(BIN)/python -m tests.forgeries
 	@$(BIN)/python -m tests.audit --emissions 1000000 --processes $(CORES)
 	@PYTHONPATH=tests $(BIN)/python -W ignore -m tests.slowsteps 2000
 
@@ -160,7 +161,7 @@ records: $(VENV)/installed
 	@$(BIN)/python -m docs.records unpack
 
 verify: assets
-	@$(BIN)/python -m docs.records verify $(or $(REPLAY),3) $(if $(RUNS),--runs $(RUNS))
+	@$(BIN)/python -m docs.records verify $(or $(REPLAY),tokens) $(if $(RUNS),--runs $(RUNS))
 
 clean:
 	rm -rf runs mutants .snakemake

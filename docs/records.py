@@ -4,14 +4,15 @@
 manifest of the profile, and its hash into ``records/SHA256SUMS``; the same records give the same
 bytes. ``python -m docs.records unpack`` compares the hashes and puts all of it where ``igstudy
 verify`` and the notebooks look. With the file of a Snakemake job it unpacks the runs that the job
-would make. ``python -m docs.records verify 3`` judges every text in them again
-and decodes three random groups of every run again, as the files in ``params`` ask, except for runs
-whose critic a walk trains; its exit status is that of ``igstudy verify``. It continues where it was
-stopped, and ``--runs 12`` takes twelve runs, chosen by a hash. Texts in them are not masked.
+would make. ``python -m docs.records verify tokens`` judges every text in them again, and asks the
+policy for every token, as the files in ``params`` request; ``verify 3`` decodes three random groups
+of every run again instead, except for runs whose critic a walk trains. The exit status is that of
+``igstudy verify``. It continues where it was stopped, and ``--runs 12`` takes twelve runs, chosen
+by a hash. Texts in them are not masked.
 
 Of the prompt sets in `WITHHELD` an archive has digests and lengths in place of texts, so that only
-lines that are decoded again can be decided: such runs are decoded again as a whole.
-``python -m docs.records verify 3 qwen`` needs the policy of that profile.
+lines that are decoded again can be decided: a number has such runs decoded again as a whole.
+``python -m docs.records verify tokens qwen`` needs the policy of that profile.
 """
 
 import argparse
@@ -33,14 +34,14 @@ from typing import TYPE_CHECKING
 
 from igcore.errors import IgcoreError, RunError, one_line
 from igcore.files import digest_of, file_digest, replace_file, root, writing
-from igstudy.commands import ERROR, FAILS, HOLDS, verdict
+from igstudy.commands import ERROR, FAILS, HOLDS, number_all_or_tokens, verdict
 from igstudy.linefile import modern, read_record, unpacked, without_texts
 from igstudy.provenance import UNPACKED, commit
 from igstudy.runs.paramfiles import ParamFiles, runs_of
 from igstudy.yamlfile import read_yaml
 
 if TYPE_CHECKING:  # it loads torch, which unpacking does not need
-    from igstudy.runs.verify import Report
+    from igstudy.runs.verify import Replay, Report
 
 RECORDS = ("*.jsonl", "*.json", "*.csv")
 # sets of harmful prompts, and of what resembles them: their texts are in no archive
@@ -231,7 +232,7 @@ def _only(profile: str, member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo
 
 
 def verified(
-    base: Path, replay: int, profiles: Sequence[str] = (), some: int | None = None
+    base: Path, replay: "Replay", profiles: Sequence[str] = (), some: int | None = None
 ) -> "Iterator[tuple[str, Report]]":
     """Yield every run of the archives and what a verification found, groups decoded again.
 
@@ -241,9 +242,9 @@ def verified(
 
     Parameters
     ----------
-    replay : int
-        Groups of every run; runs of `WITHHELD` prompts are decoded again as a whole, and those
-        whose critic a walk trains not at all.
+    replay : int, "tokens" or None
+        See `igstudy.runs.verify.verify`. With a number of groups runs of `WITHHELD` prompts are
+        decoded again as a whole, and those whose critic a walk trains not at all.
     profiles : sequence of str
         By default all but `FETCHED`.
     some : int, optional
@@ -275,9 +276,9 @@ def verified(
                 )
             for run, given in runs.items():
                 note = f"{code} {replay} {sums[f'{profile}.tar.xz']} {profile}/{run}"
-                groups = None if withheld(given["prompts"]) else replay
+                whole = withheld(given["prompts"]) and isinstance(replay, int)
                 lines = folder / run / "responses.jsonl"
-                tasks[note] = (f"{profile}/{run}", lines, given, groups)
+                tasks[note] = (f"{profile}/{run}", lines, given, None if whole else replay)
         chosen = sorted(tasks, key=digest_of)[:some]
         left = [note for note in chosen if note not in before]
         for note in (note for note in chosen if note in before):
@@ -291,11 +292,11 @@ def verified(
                 yield run, report
 
 
-def _verify_run(task: tuple[str, Path, dict, int | None]) -> "tuple[str, Report]":
+def _verify_run(task: "tuple[str, Path, dict, Replay]") -> "tuple[str, Report]":
     """Verify one run on one thread; a record that cannot be compared is a problem of this run.
 
     A critic below ``runs`` is trained by a walk, and another processor trains another one: a run
-    with such a critic is scored again, but not decoded.
+    with such a critic is scored again, and its tokens may be asked for, but it is not decoded.
     """
     import torch
 
@@ -304,7 +305,7 @@ def _verify_run(task: tuple[str, Path, dict, int | None]) -> "tuple[str, Report]
 
     torch.set_num_threads(1)
     name, lines, given, replay = task
-    trained = (given.get("critic") or "").startswith("runs/")
+    trained = (given.get("critic") or "").startswith("runs/") and replay != "tokens"
     try:
         report = verify(lines, DecodeParams(**given), 0 if trained else replay)
     except RunError as error:
@@ -324,7 +325,8 @@ def main() -> None:
     commands.add_parser("pack").add_argument("profiles", nargs="+")
     commands.add_parser("unpack").add_argument("job", nargs="?", type=Path)
     checked = commands.add_parser("verify")
-    checked.add_argument("replay", type=int, help="groups of every run")
+    groups = "'tokens', or so many groups of every run"
+    checked.add_argument("replay", type=number_all_or_tokens, help=groups)
     checked.add_argument("--runs", type=int, help="how many runs, by hash; by default all")
     checked.add_argument("profiles", nargs="*", help="by default all that need no fetching")
     given = parser.parse_args()

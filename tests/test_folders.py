@@ -40,6 +40,17 @@ def opened_again(folder, identity=None):
         return [linefile.key(line) for line in run.lines]
 
 
+def test_a_run_has_begun_with_its_first_start(tmp_path, monkeypatch):
+    """Bug: after a resume a run seems to last as long as its last start."""
+    monkeypatch.setattr(folders, "now", lambda: "2026-01-01T00:00:00Z")
+    filled(tmp_path / "run")
+    monkeypatch.setattr(folders, "now", lambda: "2026-02-02T00:00:00Z")
+    assert len(opened_again(tmp_path / "run")) == len(LINES)
+    assert json.loads((tmp_path / "run/params.json").read_text())["began_at"][:7] == "2026-01"
+    assert opened_again(tmp_path / "run", {"seed": 1}) == []
+    assert json.loads((tmp_path / "run/params.json").read_text())["began_at"][:7] == "2026-02"
+
+
 def kept_aside(folder):
     """What lies in the folder of what was replaced, by name."""
     (aside,) = (folder.parent / ".replaced").iterdir()

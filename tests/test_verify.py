@@ -902,6 +902,13 @@ HIDDEN = {
 }
 
 
+# what the policy finds when it is asked for the tokens alone
+ASKED = {
+    "answers by hand", "answers by hand of a server", "trace", "finished", "ends of blocks",
+    "ends on the grid", "token ids", "hash of the policy", "files of the policy",
+}  # fmt: skip
+
+
 def verdict(capsys, *command):
     """Return the status of a verification and what it says."""
     status, printed = commands.main(["verify", *command]), capsys.readouterr()
@@ -935,9 +942,34 @@ def test_a_forgery_holds_only_where_the_report_says_so(
     command = [str(forger.path), *asking(tmp_path, tiny)]
     status, said = verdict(capsys, *command)
     assert status == 0 and named in said
+    status, said = verdict(capsys, *command, "--replay", "tokens")
+    assert status == (name in ASKED)
+    if status == 0:
+        assert verify.UNASKED in said and "the policy gives every token of " in said
     status, said = verdict(capsys, *command, "--replay", "all")
     assert status == (found is not HOLDS)
     assert said.count("\n") > 3 if found is HOLDS else re.search(found, said)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 1e300, math.inf, math.nan])
+@pytest.mark.parametrize("name", ["generate_s", "score_s"])
+def test_impossible_seconds_are_refused(forger, tiny, seconds, name):
+    """Bug: a latency table is made of seconds, and -1 and 1e300 passed every check."""
+    forger.lines[0][name] = seconds
+    forger.save()
+    found = " ".join(replayed(forger.path, tiny, 0).problems)
+    assert "which is no time" in found or "s, but the run" in found
+
+
+def test_no_run_takes_less_time_than_its_lines(forger, tiny):
+    """Guards the time of a run: from its first start to its end."""
+    forger.lines[0]["generate_s"] = 3600.0
+    forger.save()
+    (only,) = replayed(forger.path, tiny, 0).problems
+    assert re.match("the lines took 360[0-9.]+ s, but the run ", only)
+    del forger.params["began_at"]  # a run of 1.0.0 does not say when it began
+    forger.save()
+    assert replayed(forger.path, tiny, 0).problems == []
 
 
 # --- what is printed, and what is loaded ----------------------------------------------------------
@@ -1187,6 +1219,8 @@ def test_whether_a_policy_is_served_is_the_requests_word(
     monkeypatch.setattr(witness, "guard_of", lambda _: pytest.fail("loaded"))
     command = [str(forger.path), *asking(tmp_path, tiny, policy=policy)]
     assert verdict(capsys, *command)[0] == 0
+    status, said = verdict(capsys, *command, "--replay", "tokens")
+    assert status == 2 and verify.UNASKABLE in said  # it gives no probabilities of all tokens
     if promised:
         with pytest.raises(pytest.fail.Exception, match="loaded"):
             commands.main(["verify", *command, "--replay", "1"])
