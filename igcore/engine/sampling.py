@@ -33,9 +33,9 @@ from ..errors import PolicyError
 # `tests/test_engine.py` measures a few tokens again
 NEAR_TIE = 1e-4
 # The same in types shorter than float32, in units of their precision and of the logits' standard
-# deviation. SmolLM2-135M, decoded alone and beside up to 31 rows, and read again in one piece: edges
-# on the way to a token moved by up to 13.7 in 4,288 tokens of bfloat16 (99.9 % by less than 10),
-# 10.7 in 1,152 of float16, 8.7 in 384 that another instruction set had drawn
+# deviation. SmolLM2-135M, decoded alone and beside up to 31 rows, read again in one piece: edges on
+# the way to a token moved by up to 13.7 in 4,288 tokens of bfloat16 (99.9 % by less than 10), 10.7
+# in 1,152 of float16, and 8.7 in 384 that another instruction set had drawn
 HALF_TIE = 16
 BRANCH = 16  # children of a node
 WIDEST = 128  # nodes on the top level, at most
