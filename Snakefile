@@ -109,18 +109,14 @@ def tables(*names):
 
 
 def pictures(*names):
-    return expand(FIGURES + "/{name}.{end}", name=names, end=["png", "pdf", "json"])
+    return expand(FIGURES + "/{name}.png", name=names)
 
 
-TABLES = tables("main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPER, "paper_orderings")
-PICTURES = pictures("tradeoff", "distributions", *WITH_CRITICS)
+TABLES = tables("main", "compute", "comparison", *WITH_CRITICS, *PAPER, "paper_orderings")
+PICTURES = pictures("tradeoff", *WITH_CRITICS)
 OF_EXPERIMENTS = {  # profile -> tables and pictures of notebook 45, see `igstudy.report.experiments`
-    "ablations": (
-        "lambda lambda_tests ndk ndk_tests strict strict_tests "
-        "literal seeds compute over_refusal over_refusal_tests critic",
-        "critic",
-    ),
-    "critic-search": ("critic_search", "critic_search"),
+    "ablations": ("lambda ndk strict strict_tests literal seeds compute over_refusal critic", "critic"),
+    "critic-search": ("critic_search", ""),
     "law": ("law law_tests law_pooled", "law"),
     "tune": ("tune checks weights", ""),
     "paper": ("literal", ""),
