@@ -132,9 +132,9 @@ JUDGED = None if config.get("limit") else next(map(str, FILES.files("harm")), No
 ENDING = FILES.read(JUDGED).get("suffix", "") if JUDGED else ""  # of tables that `small` has, too
 HARM = tables(*[name + ENDING for name in ("harm", "harm_twins", "harm_judges")]) if JUDGED else []
 HARM += pictures("harm_curve") if JUDGED and ENDING == "_curve" else []
-HARM = tables("harm_attack", "harm_judges_attack", "requests_attack") if ENDING == "_attack" else HARM
-ARMS = [f"claims_{name}{ENDING}" for name in ("arms", "budgets")]
-DECIDED = tables(*(["claims_power"] if PILOT else ARMS if ENDING else ["claims", "claims_overlap", *ARMS])) if CLAIMS.is_file() else []
+HARM = tables("requests_attack") if ENDING == "_attack" else HARM
+ALL_CLAIMS = ["claims", "claims_overlap", "claims_budgets", "claims_arms"]
+DECIDED = tables(*(["claims_power"] if PILOT else [f"claims_arms{ENDING}"] if ENDING else ALL_CLAIMS)) if CLAIMS.is_file() else []
 DECIDED += pictures("outcomes" + ENDING) if DECIDED and JUDGED and not PILOT else []
 DECIDING = {"profile": PROFILE, "claims": str(CLAIMS), "harm": JUDGED, "pilot": PILOT, "figures": FIGURES}
 DECIDING |= {"power_table": POWER, "suffix": ENDING}
