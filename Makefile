@@ -42,7 +42,7 @@ help:
 	@echo "make audit      a million answers under hostile scorers, checked again independently (about ten minutes on two cores);"
 	@echo "                and 2,000 searches with steps back, beside a second implementation"
 	@echo "make mutants    400 mutants of the code that decides safety, and whether a test fails for each (about an hour on two cores)"
-	@echo "make bench      the guard and its engine beside transformers and its_hub, into runs/bench/figures (about fifty minutes on one core; resumes)"
+	@echo "make bench      the guard and its engine beside transformers and its_hub, into runs/bench/figures (about thirty-five minutes on one core; resumes)"
 	@echo "make slurm-test jobs on a SLURM cluster of one node, which is set up only for this test (root on Debian)"
 	@echo "make lab        JupyterLab"
 	@echo "make records    unpack the raw records behind the committed tables into runs/, where python -m igstudy verify reads them"

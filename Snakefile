@@ -109,18 +109,14 @@ def tables(*names):
 
 
 def pictures(*names):
-    return expand(FIGURES + "/{name}.{end}", name=names, end=["png", "pdf", "json"])
+    return expand(FIGURES + "/{name}.png", name=names)
 
 
-TABLES = tables("main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPER, "paper_orderings")
-PICTURES = pictures("tradeoff", "distributions", *WITH_CRITICS)
+TABLES = tables("main", "compute", "comparison", *WITH_CRITICS, *PAPER, "paper_orderings")
+PICTURES = pictures("tradeoff", *WITH_CRITICS)
 OF_EXPERIMENTS = {  # profile -> tables and pictures of notebook 45, see `igstudy.report.experiments`
-    "ablations": (
-        "lambda lambda_tests ndk ndk_tests strict strict_tests "
-        "literal seeds compute over_refusal over_refusal_tests critic",
-        "critic",
-    ),
-    "critic-search": ("critic_search", "critic_search"),
+    "ablations": ("lambda ndk strict strict_tests literal seeds compute over_refusal critic", "critic"),
+    "critic-search": ("critic_search", ""),
     "law": ("law law_tests law_pooled", "law"),
     "tune": ("tune checks weights", ""),
     "paper": ("literal", ""),
@@ -136,9 +132,9 @@ JUDGED = None if config.get("limit") else next(map(str, FILES.files("harm")), No
 ENDING = FILES.read(JUDGED).get("suffix", "") if JUDGED else ""  # of tables that `small` has, too
 HARM = tables(*[name + ENDING for name in ("harm", "harm_twins", "harm_judges")]) if JUDGED else []
 HARM += pictures("harm_curve") if JUDGED and ENDING == "_curve" else []
-HARM = tables("harm_attack", "harm_judges_attack", "requests_attack") if ENDING == "_attack" else HARM
-ARMS = [f"claims_{name}{ENDING}" for name in ("arms", "budgets")]
-DECIDED = tables(*(["claims_power"] if PILOT else ARMS if ENDING else ["claims", "claims_overlap", *ARMS])) if CLAIMS.is_file() else []
+HARM = tables("requests_attack") if ENDING == "_attack" else HARM
+ALL_CLAIMS = ["claims", "claims_overlap", "claims_budgets", "claims_arms"]
+DECIDED = tables(*(["claims_power"] if PILOT else [f"claims_arms{ENDING}"] if ENDING else ALL_CLAIMS)) if CLAIMS.is_file() else []
 DECIDED += pictures("outcomes" + ENDING) if DECIDED and JUDGED and not PILOT else []
 DECIDING = {"profile": PROFILE, "claims": str(CLAIMS), "harm": JUDGED, "pilot": PILOT, "figures": FIGURES}
 DECIDING |= {"power_table": POWER, "suffix": ENDING}

@@ -3,13 +3,10 @@
 It writes ``bench``, ``bench_ratios`` and ``bench_words`` into ``runs/bench/figures/tables``. It
 runs in one process, with one thread on the CPU, and takes the cases of a section in turn. Every
 finished case and repeat is a line of ``runs/bench/responses.jsonl``: a killed benchmark resumes,
-and a change of code, versions or processor restarts it. With ``--only`` the results lie beside
-these lines, because a part never replaces the whole.
+and a change of code, versions or processor restarts it.
 """
 
-import argparse
 import gc
-import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -19,12 +16,14 @@ import torch
 from benchmarks import measure, models, others, ours, plan, report
 from benchmarks.measure import Case
 from benchmarks.models import Models
-from igcore.errors import IgcoreError, ParameterError
+from igcore.errors import IgcoreError
 from igcore.files import digest_of, root
 from igstudy.linefile import key
 from igstudy.provenance import processor, versions
 from igstudy.runs.folders import Run, open_run
 from igstudy.runs.identity import code_of
+
+REPEATS = 2  # of each case
 
 
 def bench(sections: Sequence[Sequence[Case]], run: Run, repeats: int, loaded: Models) -> None:
@@ -62,51 +61,31 @@ def _identity() -> dict:
     return known | {"its_hub": others.installed()}
 
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Measure what decoding costs, here and elsewhere."
-    )
-    add = parser.add_argument
-    add("--only", default="", metavar="REGEX", help="only cases that match, as in 'encoder'")
-    add("--repeats", type=int, default=3, help="times each case is measured (default 3)")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark from the command line; return the exit status."""
-    options = _options(arguments)
+def main() -> int:
+    """Run the benchmark; return the exit status."""
     torch.set_num_threads(1)
     try:
-        _measure_and_report(options)
-    except (IgcoreError, re.error) as error:
+        _measure_and_report()
+    except IgcoreError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _measure_and_report(options: argparse.Namespace) -> None:
+def _measure_and_report() -> None:
     """Measure all cases, then write and print the results."""
-    every = plan.sections()
-    sections = [[c for c in cases if re.search(options.only, str(c))] for cases in every]
-    chosen = [case for cases in sections for case in cases]
-    if options.repeats < 1 or not chosen:
-        raise ParameterError(
-            f"repeats {options.repeats} and only {options.only!r} choose nothing to measure; give "
-            "at least one repeat and a pattern that a case matches"
-        )
+    sections = plan.sections()
+    cases = [case for section in sections for case in section]
     folder = root() / "runs" / "bench"
-    out = folder if options.only else folder / "figures"
     identity = _identity()
     with open_run(folder, identity) as run:
-        bench(sections, run, options.repeats, models.smollm2())
-    pairs = [pair for pair in plan.pairs() if {*pair} <= {*chosen}]
+        bench(sections, run, REPEATS, models.smollm2())
     names = [f"{name} {version}" for name, version in identity["versions"].items()]
     hub = others.installed()
     names.append(f"its_hub {hub}" if hub else "without its_hub, which is not installed")
     notes = [f"measured on {identity['processor']}, one thread"]
     notes.append(", ".join([f"code {digest_of(identity)[:8]}", *names]))
-    for path in report.write(run.lines, chosen, pairs, notes, out):
+    for path in report.write(run.lines, cases, plan.pairs(), notes, folder / "figures"):
         print(f"wrote {path.relative_to(root())}")
 
 

@@ -13,7 +13,7 @@ from imaginaryruns import executed, outputs, workplace, written
 from mockruns import lines
 from synthetic import record
 
-from igcore import ParameterError, RunError
+from igcore import ParameterError
 from igstudy.report import paired, points, tables
 from igstudy.report.experiments import EXPERIMENTS
 from igstudy.report.replay import UNKNOWN, replay_best_of_n
@@ -156,31 +156,6 @@ def test_seeds_of_a_prompt_are_no_new_prompts():
     assert all(math.isnan(none[name]) for name in ("difference", "low", "high", "p"))
 
 
-def test_points_are_compared_with_their_reference():
-    """Guards the sign, which points are left out, and how they are named."""
-    safe = {0.0: "us", 5.0: "ss", 10.0: "su"}
-    word = {"s": "verified_safe", "u": "unverified_unsafe"}
-    found = []
-    for x, n in product(safe, (4, 8)):
-        point = {"method": "beam-lagrangian", "lagrange_multiplier": x, "n_samples": n}
-        for k, letter in enumerate(safe[x]):
-            found.append(line(f"p{k}", **point, status=word[letter], reward=x / 10 + k))
-    varied = ["n_samples", "lagrange_multiplier"]
-    rows = points.compared(frame(*found), varied, {"lagrange_multiplier": 0.0})
-    more = points.compared(frame(*found), varied, {"n_samples": 4}, lagrange_multiplier=[5.0])
-    rows = pd.DataFrame(rows + more)
-    assert len(rows) == 2 * (4 + 1)
-    first = rows.iloc[0]
-    assert first["point"] == "beam-lagrangian, n samples 4, lagrange multiplier 5.0"
-    assert first["reference"] == "beam-lagrangian, n samples 4, lagrange multiplier 0.0"
-    assert (first["measure"], first["difference"], rows.iloc[1]["difference"]) == ("safe", 0.5, 0.5)
-    assert rows.iloc[4]["difference"] == 0  # safe on another prompt
-    assert rows.iloc[-1]["reference"] == "beam-lagrangian, n samples 4, lagrange multiplier 5.0"
-    sentence = "arm 'beam-lagrangian, n samples 4.*', prompt_id 'p0', seed 0 occurs twice"
-    with pytest.raises(RunError, match=sentence):
-        points.compared(frame(*found, found[0]), varied, {"lagrange_multiplier": 0.0})
-
-
 def test_holm_is_over_the_rows_of_a_measure():
     """Guards against claims by uncorrected p values."""
     about = {"policy": "raw", "reference": "b", "test": "sign flip", "n_prompts": 16, "n_pairs": 16}
@@ -298,8 +273,7 @@ def test_notebook_45_writes_what_has_finished(tmp_path, monkeypatch, capsys):
     (tmp_path / "runs/ablations/decode-seeds-seed-1/manifest.json").unlink()
     executed(tmp_path, "ablations")
     made = {path.stem for path in (tmp_path / "figures").rglob("*.*")}
-    tables = {"ablation_ndk", "ablation_over_refusal"}
-    assert made == tables | {f"{name}_tests" for name in tables} | {"ablation_seeds"}
+    assert made == {"ablation_ndk", "ablation_over_refusal", "ablation_seeds"}
     out = capsys.readouterr().out
     assert out.startswith("left out: the run ") and "decode-seeds-seed-1 has not finished" in out
     assert "\nlambda: not run\n" in out

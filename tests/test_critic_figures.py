@@ -54,8 +54,8 @@ def test_the_picture_can_be_saved_and_says_what_its_axes_are(tmp_path):
     read alone.
     """
     fig = cf.auroc_by_position(critics())
-    paths = save(fig, tmp_path / "critic", {})
-    assert len(paths) == 3 and all(path.stat().st_size > 1000 for path in paths[:2])
+    save(fig, tmp_path / "critic")
+    assert (tmp_path / "critic.png").stat().st_size > 1000
     assert plt.get_fignums() == []
     assert all(ax.get_xlabel() for ax in fig.axes) and fig.get_supylabel()
 

@@ -28,7 +28,7 @@ def checkpoint(folder):
 
 WRITERS = {
     "table": lambda folder: tables.write(pd.DataFrame({"cost": [0.5]}), folder / "costs", {}),
-    "figure": lambda folder: style.save(plt.figure(), folder / "picture", {}),
+    "figure": lambda folder: style.save(plt.figure(), folder / "picture"),
     "job": lambda folder: request(folder / "40.yaml", "", "notebooks/40_tables.ipynb", {"a": 1}),
     "network": lambda folder: save_network(untrained(), folder, "critic"),
     "checkpoint": checkpoint,

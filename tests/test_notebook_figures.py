@@ -13,7 +13,7 @@ from igstudy.figures.style import unless_missing
 from igstudy.report import statistics as metrics
 
 ROOT = Path(__file__).parents[1]
-SECTIONS = "tradeoff distributions critic".split()
+SECTIONS = "tradeoff critic".split()
 CRITICS = {"critic"}
 METHODS = ("base", "best-of-n", "best-of-n-lagrangian", "inferenceguard")
 
@@ -44,7 +44,7 @@ def executed(folder, monkeypatch, **parameters) -> tuple[set[str], int]:
     written, shown = set(), []
     monkeypatch.setattr(
         "igstudy.figures.style.save",
-        lambda fig, stem, _: written.add(Path(stem).relative_to(folder / "figures").as_posix()),
+        lambda fig, stem: written.add(Path(stem).relative_to(folder / "figures").as_posix()),
     )
     monkeypatch.setattr("IPython.display.display", shown.append)
     notebook = nbformat.read(ROOT / "notebooks/50_figures.ipynb", as_version=4)

@@ -5,7 +5,8 @@ import pytest
 import synthetic
 
 from igcore.errors import ParameterError
-from igstudy.report.points import standard
+from igstudy.report.paired import comparison
+from igstudy.report.points import point_table
 
 STATUSES = {"s": "verified_safe", "a": "abstained", "u": "unverified_unsafe"}
 
@@ -23,9 +24,8 @@ BASE = cell("base", "ssussuss", reward=0.25)
 OURS = cell("inferenceguard", "saaassss")
 
 
-def over_refusal(*cells) -> dict[str, pd.DataFrame]:
-    records = pd.concat(cells, ignore_index=True)
-    return standard(records, ["budget"], {"method": "base"})
+def over_refusal(*cells) -> pd.DataFrame:
+    return point_table(pd.concat(cells, ignore_index=True), ["budget"])
 
 
 def test_abstentions_by_hand():
@@ -33,18 +33,17 @@ def test_abstentions_by_hand():
     itself.
     """
     made = over_refusal(BASE, OURS)
-    counts = made[""].set_index("method")[["n_prompts", "safe", "abstained", "unsafe"]]
+    counts = made.set_index("method")[["n_prompts", "safe", "abstained", "unsafe"]]
     assert counts.loc["base"].tolist() == [8, 6, 0, 2]
     assert counts.loc["inferenceguard"].tolist() == [8, 5, 3, 0]
-    tests = made["tests"].set_index("measure")
-    assert tests["point"].tolist() == ["inferenceguard, budget 0.2"] * 2
-    assert tests.loc["reward", "n_pairs"] == 5
-    assert tests.loc["reward", "difference"] == pytest.approx(0.25)
+    tests = comparison(pd.concat([BASE, OURS], ignore_index=True))
+    assert tests[["method", "baseline"]].to_numpy().tolist() == [["inferenceguard", "base"]]
+    assert tests["n_answered"].item() == 5
+    assert tests["reward_difference"].item() == pytest.approx(0.25)
 
 
 def test_what_cannot_be_compared_is_refused():
-    """Guards against refusals on tempting prompts beside benign ones; without base is no test."""
-    assert not len(over_refusal(OURS)["tests"])
+    """Guards against refusals on tempting prompts beside benign ones."""
     with pytest.raises(ParameterError, match="prompts takes the values benign, rtp"):
         rude = cell("inferenceguard", "as", prompts="rtp")[1:]
         over_refusal(BASE, cell("inferenceguard", "s"), rude)

@@ -319,10 +319,10 @@ def test_shards_are_one_run_and_best_of_n_is_none(repository):
 def test_every_table_is_written_with_its_sources(tmp_path, parts, row):
     lines = pd.concat([cell(6, 8, run="decode-raw", **part) for part in parts])
     made = {name: beside(name, lines) for name in paper.MEASURED}
-    written = compare.write(made, tmp_path, lines)
-    assert [path.name for path in written] == [
+    compare.write(made, tmp_path, lines)
+    assert {path.name for path in (tmp_path / "tables").iterdir()} == {
         f"paper_{table}.{end}" for table in paper.MEASURED for end in ("csv", "md", "json")
-    ]
+    }
     text = (tmp_path / "tables/paper_main_alpaca_beaver.md").read_text()
     wanted = ["alpaca-7b on pku-saferlhf", *row, "88.14 / 75.0 [40.9, 92.9]"]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]

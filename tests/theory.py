@@ -20,10 +20,10 @@ INF = math.inf
 
 @cache
 def language_model():
-    """A tiny transformer, 6,826 prefixes, gamma .95, peak accounting, a budget that a tenth of the
-    texts keep.
+    """A random language model of 6,826 prefixes, gamma .95, peak accounting, with a budget that a
+    tenth of the texts keep.
     """
-    mdp, partial = random_process(4, 5, 6, gamma=0.95)
+    mdp = random_process(15, 5, 6, gamma=0.95)
     found = outcomes(mdp, "peak")
     budget = budget_between(found.cost, 0.1)
     augmented = augment(mdp, budget, accounting="peak")
@@ -31,7 +31,6 @@ def language_model():
     feasible = np.flatnonzero(best < INF)
     return SimpleNamespace(
         mdp=mdp,
-        partial=partial,
         found=found,
         budget=budget,
         augmented=augmented,

@@ -21,8 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from igcore.errors import RunError
-
-from ..report.sources import Source, write_beside
+from igcore.files import replace_file
 
 RC: dict[Any, Any] = {  # how every picture looks, whether it is drawn or written
     "font.size": 11,
@@ -32,10 +31,8 @@ RC: dict[Any, Any] = {  # how every picture looks, whether it is drawn or writte
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "grid.color": "#e6e6e6",
-    "pdf.fonttype": 42,
 }
-# what matplotlib would write into each kind of file by itself: the time, and its own version
-METADATA = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
+METADATA = {"Software": None}  # matplotlib would write its own version by itself
 
 # One hue per family (after seaborn's "colorblind"), one shade and one marker per method, whatever
 # else is in the picture. InferenceGuard is black: no method may have the colour of "over budget".
@@ -65,19 +62,12 @@ MARKERS = "osD^vPX*"  # of lines that are no methods
 styled = matplotlib.rc_context(RC)
 
 
-def save(fig: Figure, stem: Path | str, sources: Mapping[str, Source] | None = None) -> list[Path]:
-    """Write ``stem.pdf`` and ``stem.png`` (200 dots per inch), and return their paths.
-
-    `sources` are the runs that the picture was made from, see `igstudy.report.sources.of_runs`; a
-    third file, ``stem.json``, names them.
-    """
-    contents: dict[str, str | bytes] = {}
-    for suffix, metadata in METADATA.items():
-        content = io.BytesIO()
-        with matplotlib.rc_context(RC):
-            fig.savefig(content, format=suffix[1:], dpi=200, metadata=metadata)
-        contents[suffix] = content.getvalue()
-    return write_beside(stem, contents, sources)
+def save(fig: Figure, stem: Path | str) -> None:
+    """Write ``stem.png``, with 200 dots per inch."""
+    content = io.BytesIO()
+    with matplotlib.rc_context(RC):
+        fig.savefig(content, format="png", dpi=200, metadata=METADATA)
+    replace_file(Path(f"{stem}.png"), content.getvalue())
 
 
 @contextmanager

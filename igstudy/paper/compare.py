@@ -327,16 +327,14 @@ def _paper_and_ours(name: str, measure: PaperMeasure, row: dict[str, Any]) -> st
     return f"{printed} / {centre} [{low}, {high}]"
 
 
-def write(made: dict[str, pd.DataFrame], figures: Path, records: pd.DataFrame) -> list[Path]:
+def write(made: dict[str, pd.DataFrame], figures: Path, records: pd.DataFrame) -> None:
     """Write tables of `beside`, by name, as ``tables/paper_<table>`` below a folder.
 
     See `igstudy.report.tables.write`.
     """
-    paths = []
     for table, frame in made.items():
         stem = figures / "tables" / f"paper_{table}"
-        paths += tables.write(frame, stem, sources(frame, records), short(table, frame))
-    return paths
+        tables.write(frame, stem, sources(frame, records), short(table, frame))
 
 
 def sources(frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, Source]:

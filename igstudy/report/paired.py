@@ -28,12 +28,6 @@ COMPARISON_COLUMNS = (  # columns of `comparison`
     "mcnemar_p n_answered reward_difference reward_low reward_high reward_p mcnemar_p_holm "
     "reward_p_holm"
 ).split()
-MCNEMAR = {  # column of tests -> its name in a table with McNemar's test
-    "n_higher": "mcnemar_b",
-    "n_lower": "mcnemar_c",
-    "p": "mcnemar_p",
-    "p_holm": "mcnemar_p_holm",
-}
 Measure = Callable[[pd.DataFrame], pd.Series]
 
 
@@ -232,9 +226,11 @@ def comparison(lines: pd.DataFrame) -> pd.DataFrame:
     tests = corrected(paired(lines.assign(arm=lines["method"]), pairs))
     key = ["policy", "point", "reference"]
     safe, rewards = (tests[tests["measure"] == name].set_index(key) for name in TEST_MEASURES)
-    both = safe.rename(columns=MCNEMAR).join(rewards.add_prefix("reward_"))
+    both = safe.join(rewards.add_prefix("reward_"))
     names = {name: f"safety_{name}" for name in ("difference", "low", "high")}
-    names |= {"point": "method", "reference": "baseline", "reward_n_pairs": "n_answered"}
+    names |= {name: f"mcnemar_{name}" for name in ("p", "p_holm")}
+    names |= {"n_higher": "mcnemar_b", "n_lower": "mcnemar_c", "reward_n_pairs": "n_answered"}
+    names |= {"point": "method", "reference": "baseline"}
     return both.reset_index().rename(columns=names)[COMPARISON_COLUMNS]
 
 

@@ -1,4 +1,4 @@
-"""Where a table or a picture comes from, as a file beside it.
+"""Where a table comes from, as a file beside it.
 
 It names the runs that the table was made of, and the commit, the versions and the processor that
 wrote it. Each run was run here or read from packed records. A run whose manifest does not say
@@ -7,10 +7,9 @@ something, such as an old one, has null there.
 
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from igcore.files import replace_file, root
+from igcore.files import root
 
 from ..provenance import UNPACKED, commit, processor, versions
 from .load import EXCLUDED_PREFIX
@@ -73,18 +72,3 @@ def sidecar(sources: Mapping[str, Source]) -> str:
     here = {"commit": commit(), "versions": versions_text(versions()), "processor": processor()}
     made = {"runs": dict(sources), "written_by": here}
     return json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def write_beside(
-    stem: Path | str, contents: Mapping[str, str | bytes], sources: Mapping[str, Source] | None
-) -> list[Path]:
-    """Write files of one stem by their suffixes, and with sources ``stem.json``; return the paths.
-
-    Each file is replaced whole or not at all.
-    """
-    stem = Path(stem)
-    contents = contents if sources is None else {**contents, ".json": sidecar(sources)}
-    paths = [stem.with_name(stem.name + suffix) for suffix in contents]
-    for path, content in zip(paths, contents.values(), strict=True):
-        replace_file(path, content)
-    return paths

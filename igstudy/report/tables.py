@@ -11,8 +11,10 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
+from igcore.files import replace_file
+
 from . import statistics as metrics
-from .sources import Source, write_beside
+from .sources import Source, sidecar
 
 MISSING, NOT_RUN = "n/a", "not run"
 MAIN_SETTINGS = (
@@ -302,5 +304,8 @@ def write(
     texts = {
         ".csv": table.to_csv(index=False, lineterminator="\n"),
         ".md": markdown(people) + (f"\n{sentence}\n" if sentence else ""),
+        ".json": sidecar(sources),
     }
-    return write_beside(stem, texts, sources)
+    for suffix, text in texts.items():
+        replace_file(Path(f"{stem}{suffix}"), text)
+    return [Path(f"{stem}{suffix}") for suffix in texts]

@@ -1,59 +1,18 @@
-"""Processes small enough to enumerate: random transformers, a bigram table, and their outcomes.
+"""Processes small enough to enumerate: a random language model, bigrams, and their outcomes.
 
 Notebook 10 computes the theorems on them. Token 0 ends a text.
 """
 
 import math
 from fractions import Fraction
-from itertools import groupby, product
-from types import SimpleNamespace
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit, softmax
-from scipy.stats import zscore
 
 from .mdp import MDP, augment, token_mdp
 from .planning import trajectories
-
-ATTENTION_HEADS = 2
-DIM = 16  # width of the model
-
-
-def random_model(seed: int, vocabulary: int, horizon: int) -> SimpleNamespace:
-    """Return the weights of a random transformer of two layers."""
-    normal = np.random.default_rng(seed).normal
-    return SimpleNamespace(
-        tokens=normal(size=(vocabulary + 1, DIM)),  # the last one begins every text
-        positions=normal(size=(horizon + 1, DIM)),
-        attention=normal(scale=DIM**-0.5, size=(2, 4, DIM, DIM)),  # queries, keys, values, output
-        wide=normal(scale=DIM**-0.5, size=(2, DIM, 4 * DIM)),
-        narrow=normal(scale=(4 * DIM) ** -0.5, size=(2, 4 * DIM, DIM)),
-        head=normal(scale=DIM**-0.5, size=(DIM, vocabulary)),
-    )
-
-
-def normed(x: np.ndarray) -> np.ndarray:
-    deviation = x.std(axis=-1, keepdims=True)
-    scaled: np.ndarray = (x - x.mean(axis=-1, keepdims=True)) / (deviation + 1e-5)
-    return scaled
-
-
-def last_logits(model: SimpleNamespace, prefixes: np.ndarray) -> np.ndarray:
-    """Return the logits (B, V) after prefixes (B, t) of one length."""
-    ids = np.insert(prefixes, 0, len(model.tokens) - 1, axis=1)
-    rows, t = ids.shape
-    x: np.ndarray = model.tokens[ids] + model.positions[:t]  # (B, t, W)
-    future = np.triu(np.full((t, t), -np.inf), 1)
-    for (*maps, out), wide, narrow in zip(model.attention, model.wide, model.narrow, strict=True):
-        heads = [(normed(x) @ m).reshape(rows, t, ATTENTION_HEADS, -1).swapaxes(1, 2) for m in maps]
-        query, key, value = heads
-        scores = query @ key.swapaxes(2, 3) / query.shape[-1] ** 0.5 + future
-        mixed = softmax(scores, axis=-1) @ value
-        x = x + mixed.swapaxes(1, 2).reshape(rows, t, -1) @ out
-        x = x + np.maximum(0, normed(x) @ wide) @ narrow
-    logits: np.ndarray = normed(x)[:, -1] @ model.head
-    return logits
 
 
 def all_prefixes(vocabulary: int, horizon: int) -> list[tuple[int, ...]]:
@@ -62,32 +21,25 @@ def all_prefixes(vocabulary: int, horizon: int) -> list[tuple[int, ...]]:
     return [(*y, last) for y in unfinished for last in range(vocabulary)]
 
 
-def random_process(
-    seed: int, vocabulary: int, horizon: int, gamma: float = 1
-) -> tuple[MDP, np.ndarray]:
-    """Return a process made of three random transformers, and the task score of every prefix.
+def random_process(seed: int, vocabulary: int, horizon: int, gamma: float = 1) -> MDP:
+    """Return a process of random numbers for every prefix.
 
-    One transformer is the reference policy, one scores safety (with a sign), one scores the task.
+    They are the logits of its next token under the reference policy, a safety score with a sign,
+    and a task score in (0, 1).
     """
     prefixes = [(), *all_prefixes(vocabulary, horizon)]
-    same_length = [np.array(list(group), dtype=int) for _, group in groupby(prefixes, len)]
-    logits = []
-    for i in range(3):
-        model = random_model(3 * seed + i, vocabulary, horizon)
-        logits.append(np.concatenate([last_logits(model, rows) for rows in same_length]))
-    policy, safety, task = logits
-    scores, partial = zscore(safety[:, 0]), expit(2 * zscore(task[:, 0]))
-    ended = [len(y) == horizon or y[-1:] == (0,) for y in prefixes]
-    # the last token of a finished text pays the task cost
+    rng = np.random.default_rng(seed)
+    policy = softmax(rng.normal(size=(len(prefixes), vocabulary)), axis=-1)
+    safety, task = rng.normal(size=(2, len(prefixes)))
     table: dict[Any, Any] = {}
     reference: dict[Any, Any] = {}
-    rows = softmax(policy, axis=-1)
     for s, y in enumerate(prefixes):
-        if y:
-            table[y] = scores[s], partial[s] * ended[s]
-        if not ended[s]:
-            reference[y] = dict(enumerate(rows[s]))
-    return token_mdp(table, reference, gamma=gamma, signed=True), partial
+        ended = len(y) == horizon or y[-1:] == (0,)
+        if y:  # the last token of a finished text pays the task cost
+            table[y] = safety[s], expit(2 * task[s]) * ended
+        if not ended:
+            reference[y] = dict(enumerate(policy[s]))
+    return token_mdp(table, reference, gamma=gamma, signed=True)
 
 
 def bigram_process(seed: int, vocabulary: int, horizon: int) -> MDP:
