@@ -113,7 +113,7 @@ def pictures(*names):
 
 
 TABLES = tables("main", "compute", "comparison", *WITH_CRITICS, *PAPER, "paper_orderings")
-PICTURES = pictures("tradeoff", *WITH_CRITICS)
+PICTURES = pictures("tradeoff", "distributions", *WITH_CRITICS)
 OF_EXPERIMENTS = {  # profile -> tables and pictures of notebook 45, see `igstudy.report.experiments`
     "ablations": ("lambda ndk strict strict_tests literal seeds compute over_refusal critic", "critic"),
     "critic-search": ("critic_search", ""),

@@ -13,7 +13,7 @@ from igstudy.figures.style import unless_missing
 from igstudy.report import statistics as metrics
 
 ROOT = Path(__file__).parents[1]
-SECTIONS = "tradeoff critic".split()
+SECTIONS = "tradeoff distributions critic".split()
 CRITICS = {"critic"}
 METHODS = ("base", "best-of-n", "best-of-n-lagrangian", "inferenceguard")
 
