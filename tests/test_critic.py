@@ -10,13 +10,13 @@ from tiny import LAYER, RESPONSES, read
 from tinymodels import PROMPTS, numbers, tiny
 
 from igcore import ParameterError, RunError
-from igcore.critic.latent import FEATURES, encode, latents, shape_of
+from igcore.critic.latent import FEATURES, latents, shape_of
 from igcore.critic.network import Critic, Spec, load_critic
 from igcore.engine.kv_cache import History
 from igcore.engine.local import LocalEngine
 from igcore.policy import Policy
 from igstudy.runs.networks import ShuffledCritic
-from igstudy.training.latents import single, together
+from igstudy.training.latents import encode, single, together
 from igstudy.training.loop import save_network
 
 NAMES = dict(

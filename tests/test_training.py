@@ -11,10 +11,10 @@ from mockpolicy import LetterCost, LetterReward
 from tinytraining import CONFIG, policy, same, trained
 
 from igcore import ParameterError
-from igcore.critic.latent import encode
 from igstudy.report import critic_metrics
 from igstudy.training import latents, loop
 from igstudy.training.critic import SharedSources, bce_loss, mse_loss, train
+from igstudy.training.latents import encode
 from igstudy.training.rollouts import split_by_prompt, targets
 
 

@@ -23,9 +23,9 @@ from tinymodels import tiny as tiny_family
 from transformers.models.mistral.modeling_mistral import MistralAttention
 
 import igcore as ig
-from igcore.critic.latent import encode
 from igcore.engine.prepack import turn, viewed
 from igcore.engine.view import view_of
+from igstudy.training.latents import encode
 
 # this version of peft uses an older name of transformers
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")

@@ -11,11 +11,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from igcore.critic.latent import encode, latents
+from igcore.critic.latent import latents
 from igcore.critic.network import Critic
 from igcore.policy import Policy
 from igstudy.baselines.re_control import ValueNetwork, ValueSpec
 from igstudy.training.critic import CriticConfig, names_of, spec_of
+from igstudy.training.latents import encode
 
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
 RESPONSES = [[7, 2, 9, 1], [4], [11, 6, 3]]

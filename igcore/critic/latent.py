@@ -4,22 +4,19 @@ The paper's h_t holds the keys and values of the prompt, too: features ``xh`` an
 the prompt are the same for all candidates of a search, so ``h`` and ``ho`` leave them out.
 
 `latents` selects them from the states of a model. The engine of a search has these states already
-(`igcore.engine.local.LocalEngine.history`). For finished text `encode` computes them again in one
-forward pass, the same up to rounding.
+(`igcore.engine.local.LocalEngine.history`). Training computes those of finished text again in one
+forward pass, the same up to rounding, see `igstudy.training.latents`.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import PreTrainedModel
 
-from ..engine.device import device_of
-from ..engine.kv_cache import History, attending, inputs_of, padded, watched
-from ..engine.prepack import viewed
-from ..errors import ParameterError, PolicyError
+from ..engine.kv_cache import History
+from ..engine.local import LocalEngine
+from ..errors import ParameterError
 
 # o_t, h_t, both, these two with the prompt's keys and values, or the output of a middle layer
 FEATURES = ("o", "h", "ho", "xh", "xho", "m")
@@ -68,7 +65,7 @@ def latents(states: History, features: str) -> Latents:
     Parameters
     ----------
     states : History
-        Of rows of n tokens, from `encode` or from the engine.
+        Of rows of n tokens, from the engine or from `igstudy.training.latents.encode`.
     features : str
         One of `FEATURES`, or the letters of several.
 
@@ -111,88 +108,6 @@ def _joined(states: History, features: str) -> Tensor:
     return torch.stack(layers, dim=2).masked_fill(~states.mask[..., None, None], 0)
 
 
-@torch.no_grad()  # not inference mode, whose tensors cannot be trained on
-def encode(
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    responses: Sequence[Sequence[int]],
-    features: str = "ho",
-    layer: int | None = None,
-) -> History:
-    """Encode B whole sequences at once, and return the states of their responses.
-
-    Parameters
-    ----------
-    model : transformers causal language model
-        Decoder-only.
-    prompts, responses : sequences of B sequences of int
-        Token ids; prompts of at least one, and not all responses empty. An end token does not
-        belong to a response: the engine never encodes it.
-    features : str
-        One of `FEATURES`, or the letters of several, such as ``hom``. For ``m`` alone the layers
-        above `layer` are not run, and only `middle` is returned.
-    layer : int, optional
-        The middle layer of ``m``, counted from 0.
-
-    Raises
-    ------
-    ParameterError
-        For a layer that the model does not have.
-    PolicyError
-        When the model runs a function that igcore cannot follow, see `igcore.engine.view`.
-    """
-    # a model that calls its layers something else has none here, and its middle cannot be read. The
-    # model and not its view is asked: one in a server says so here
-    n_layers = len(getattr(model.get_decoder(), "layers", []))
-    view = viewed(model).model
-    if view is model:  # the hooks below would also end passes of other users of the model
-        raise PolicyError(
-            f"the forward of {type(model).__name__} was replaced by a function that igcore cannot "
-            "follow, so no critic can read it; give the model as it was before"
-        )
-    if "m" in features and (layer is None or not 0 <= layer < n_layers):
-        raise ParameterError(
-            f"layer is {layer}; features 'm' need one of the {n_layers} layers of "
-            f"{type(model).__name__}, from 0"
-        )
-    watch = layer if "m" in features else None
-    # each prompt is encoded once for all its responses
-    first = list(dict.fromkeys(map(tuple, prompts)))
-    owners = [first.index(tuple(prompt)) for prompt in prompts]
-    device = device_of(model)
-    owner = torch.tensor(owners, device=device)
-    # prompts end and responses begin in one column: padding is on the outer sides
-    ids, mask = padded(first, device)  # (P, L)
-    words, spoken = padded(responses, device, side="right")  # (B, n)
-    whole = torch.cat([mask[owner], spoken], dim=1)  # (B, L + n)
-    length = ids.shape[1]  # L
-    cache = DynamicCache(config=model.config)
-    # the pass ends here; never at the head, whose logits (B, n, V) would be the largest tensor
-    last = "middle" if features == "m" else "hidden"
-    if all(type(x) is DynamicLayer for x in cache.layers):
-        watched(view, watch, cache, last, **inputs_of(ids, mask), logits_to_keep=0)
-        cache.batch_select_indices(owner)  # from one row per prompt to one per response
-    else:  # a window or a recurrent state cannot continue with several tokens at once
-        words = torch.cat([ids[owner], words], dim=1)
-    _, seen = watched(view, watch, cache, last, **inputs_of(words, whole), logits_to_keep=0)
-    n = spoken.shape[1]
-    # the last n columns: the second branch has read the prompts as well
-    states: dict[str, Any] = {name: x[:, -n:] for name, x in seen.items()}
-    # a pass that ended at the middle layer has no keys of the layers above it
-    if last == "hidden":
-        layers = attending(cache)
-        keys, values = [x.keys for x in layers], [x.values for x in layers]
-        states["keys"] = [x[:, :, length:] for x in keys]
-        states["values"] = [x[:, :, length:] for x in values]
-        states["owner"] = list(range(len(owners)))  # each response has a copy of its prompt
-        states["prompts"] = History(
-            mask[owner].bool(),
-            keys=[x[:, :, :length] for x in keys],
-            values=[x[:, :, :length] for x in values],
-        )
-    return History(spoken.bool(), **states)
-
-
 def shape_of(model: PreTrainedModel) -> dict[str, int]:
     """Return the sizes of a model on which a critic depends.
 
@@ -203,7 +118,10 @@ def shape_of(model: PreTrainedModel) -> dict[str, int]:
         ``hidden``.
     """
     # measured on the latents of one token: configurations name these sizes in many ways
-    one = encode(model, [[0]], [[0]])
+    engine = LocalEngine(model, [])
+    engine.open([[0]])
+    engine.sample_block([0], [[0]], known=[[0]])
+    one = engine.history([0])
     assert one.hidden is not None  # always there where no layer is left out
     # the numbers of one token: keys are (1, heads, 1, head_dim)
     widths = [k.numel() + v.numel() for k, v in zip(one.keys, one.values, strict=True)]

@@ -32,11 +32,6 @@ from ..errors import PolicyError
 # in all logits moves no edge; single logits of rare tokens moved by up to 2.4e-4, edges by less.
 # `tests/test_engine.py` measures a few tokens again
 NEAR_TIE = 1e-4
-# The same in types shorter than float32, in units of their precision and of the logits' standard
-# deviation. SmolLM2-135M, decoded alone and beside up to 31 rows, read again in one piece: edges on
-# the way to a token moved by up to 13.7 in 4,288 tokens of bfloat16 (99.9 % by less than 10), 10.7
-# in 1,152 of float16, and 8.7 in 384 that another instruction set had drawn
-HALF_TIE = 16
 BRANCH = 16  # children of a node
 WIDEST = 128  # nodes on the top level, at most
 CHUNK = 2**20  # probabilities handled at a time on a CPU, so that they stay in its cache
@@ -190,12 +185,12 @@ def _drawn(
     if changes:
         index, before = changes[0], weights.gather(1, changes[0])  # (R, P)
         weights.scatter_(1, index, before * changes[1])
-    levels = _levels(weights)
+    levels = levels_of(weights)
     mass = levels[-1].sum(-1)  # (R,)
     # a row that the factors left without mass gets its reference back
     if changes and not mass.all():
         weights.scatter_(1, index, weights.gather(1, index).where(mass[:, None] > 0, before))
-        levels = _levels(weights)
+        levels = levels_of(weights)
         mass = levels[-1].sum(-1)
     tokens, near = _descend(levels, u, NEAR_TIE)
     p = q = weights.gather(1, tokens[:, None])[:, 0]  # (R,)
@@ -218,7 +213,7 @@ def _shaped_draw(
         scores = biased.where(biased.amax(1, keepdim=True) > -math.inf, scores)
     scores, near = _truncated(scores / sampling.temperature, sampling)
     weights = scores.softmax(-1)
-    levels = _levels(weights)
+    levels = levels_of(weights)
     tokens, close = _descend(levels, u, NEAR_TIE / sampling.temperature)
     mass, index = levels[-1].sum(-1), tokens[:, None]
     log_p = logits.log_softmax(-1, dtype=torch.float32).gather(1, index)[:, 0]
@@ -228,11 +223,11 @@ def _shaped_draw(
 
 def _truncated(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Return scores (R, V) with -inf for the tokens left out, and if a near tie decides it (R,)."""
-    surely, kept, perhaps = _left(scores, NEAR_TIE / sampling.temperature, sampling)
+    surely, kept, perhaps = left_of(scores, NEAR_TIE / sampling.temperature, sampling)
     return scores.masked_fill(~kept, -math.inf), (surely != perhaps).any(1)
 
 
-def _left(
+def left_of(
     scores: Tensor, moved: Tensor | float, sampling: Sampling
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return which tokens are left in any case, which are left, and which may be, (R, V) bool.
@@ -259,111 +254,7 @@ def _left(
     return surely, scores >= best.gather(1, n - 1), perhaps
 
 
-# --- was a token drawn? ---------------------------------------------------------------------------
-
-
-def moves_of(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return how far logits (R, V) move where they are computed again, (R,).
-
-    Parameters
-    ----------
-    dtype : torch.dtype
-        That they were computed in.
-    """
-    if dtype.itemsize >= 4:
-        return torch.full(logits.shape[:1], NEAR_TIE, device=logits.device)
-    return HALF_TIE * torch.finfo(dtype).eps * logits.float().std(1)
-
-
-@torch.inference_mode()
-def edges_of(
-    logits: Tensor, tokens: Tensor, moves: Tensor, sampling: Sampling = AS_IS
-) -> npt.NDArray[np.float64]:
-    """Return between which edges the uniform numbers of a token's key lie, one row per token.
-
-    Parameters
-    ----------
-    logits : Tensor (R, V)
-        Reference logits.
-    tokens : Tensor (R,) int64
-        One token per row.
-    moves : Tensor (R,)
-        See `moves_of`; they decide which tokens top-k and top-p may have left.
-    sampling : Sampling
-        By default the reference itself.
-
-    Returns
-    -------
-    array (R, levels, 2) float64
-        The log-odds of the lower and the upper edge on each level, see `uniforms`. The lower one is
-        infinite for a token that cannot have been left.
-
-    Raises
-    ------
-    PolicyError
-        When a logit is not finite.
-    """
-    if logits.device.type == "mps":  # Apple's GPUs have no float64
-        logits, tokens, moves = logits.cpu(), tokens.cpu(), moves.cpu()
-    size = max(1, CHUNK // logits.shape[1])
-    rows = [slice(at, at + size) for at in range(0, len(tokens), size)]
-    edges = [_edges(logits[part], tokens[part], moves[part], sampling) for part in rows]
-    return torch.cat(edges).cpu().numpy()
-
-
-def _edges(logits: Tensor, tokens: Tensor, moves: Tensor, sampling: Sampling) -> Tensor:
-    """Return the edges of a few tokens, (R, levels, 2); see `edges_of`."""
-    scores = logits.float() / sampling.temperature
-    weights = (scores - scores.amax(1, keepdim=True)).exp()
-    check_finite(weights)
-    surely, _, perhaps = _left(scores, moves[:, None] / sampling.temperature, sampling)
-    least, most = _levels(weights * surely), _levels(weights * perhaps)
-    found, node = [], tokens  # from a leaf to the top
-    for fewer, more in zip(least, most, strict=True):
-        digit = node
-        if fewer.dim() == 3:
-            nodes = fewer.shape[2]
-            digit, node = node // nodes, node % nodes
-            index = node[:, None, None].expand(-1, BRANCH, 1)
-            fewer, more = fewer.gather(2, index)[:, :, 0], more.gather(2, index)[:, :, 0]
-        found.append(_log_odds(fewer.double(), more.double(), digit[:, None]))
-    edges = torch.stack(found[::-1], dim=1)
-    left_out = ~perhaps.gather(1, tokens[:, None])
-    edges[:, :, 0].masked_fill_(left_out, math.inf)
-    return edges
-
-
-def _log_odds(least: Tensor, most: Tensor, digit: Tensor) -> Tensor:
-    """Return the log-odds of the edges of a child, (R, 2).
-
-    The children of its node weigh at least and at most so much (R, k); the edges are those that
-    leave it most room.
-    """
-    place = torch.arange(least.shape[1], device=least.device)
-    before, after = place < digit, place > digit
-    own = most.gather(1, digit)[:, 0]
-    lower = (least * before).sum(1) / (own + (most * after).sum(1))
-    upper = ((most * before).sum(1) + own) / (least * after).sum(1)
-    return torch.stack([lower, upper], dim=1).log()
-
-
-def moved_by(
-    edges: npt.NDArray[np.float64], u: npt.NDArray[np.float64], sampling: Sampling = AS_IS
-) -> npt.NDArray[np.float64]:
-    """Return how far logits must have moved since uniform numbers gave these tokens, (R,).
-
-    It is 0 where u (R, WORDS) lies between the edges (R, levels, 2). Logits that move by e move the
-    odds of an edge by a factor of at most exp(2 e / temperature).
-    """
-    u = u[:, : edges.shape[1]]
-    place = np.log(u / (1 - u))
-    beyond = np.maximum(edges[:, :, 0] - place, place - edges[:, :, 1]).max(1)
-    # NaN, of a token without weight, is no way to draw it
-    beyond = np.where(np.isnan(beyond), np.inf, beyond.clip(min=0))
-    return beyond * sampling.temperature / 2
-
-
-def _levels(weights: Tensor) -> list[Tensor]:
+def levels_of(weights: Tensor) -> list[Tensor]:
     """Sum (R, V) over groups of `BRANCH` until at most `WIDEST` are left.
 
     Return the levels, the finest first: [(R, BRANCH, V / BRANCH), ..., (R, top)].

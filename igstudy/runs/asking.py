@@ -21,16 +21,10 @@ from igcore.budget import start
 from igcore.config import SearchConfig
 from igcore.engine.agreement import PRECISIONS
 from igcore.engine.device import device_of
+from igcore.engine.drawn import edges_of, moved_by, moves_of
 from igcore.engine.kv_cache import forward, inputs_of, padded
 from igcore.engine.prepack import use_prepacked
-from igcore.engine.sampling import (
-    Sampling,
-    edges_of,
-    moved_by,
-    moves_of,
-    random_key,
-    uniforms,
-)
+from igcore.engine.sampling import Sampling, random_key, uniforms
 from igcore.policy import Policy
 from igcore.search import before_stop
 from igcore.verdict import emission_of
