@@ -154,6 +154,12 @@ def test_tokens_that_are_no_answer_are_refused(runs, tokens, sentence):
     assert sentence in first
 
 
+def test_a_text_without_tokens_is_an_abstention(runs):
+    """Bug: a text by hand without any token, which there was nothing to ask about."""
+    for status, problems in (("verified_safe", 1), ("unverified_unsafe", 1), ("abstained", 0)):
+        assert len(said(runs, line={"tokens": [], "status": status})) == problems
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("response", "By hand."), ("finished", False), ("block_ends", [1]), ("grid_ends", [1])],

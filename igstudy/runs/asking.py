@@ -55,7 +55,7 @@ class Question:
     ids : sequence of int
         The prompt's, as the policy reads it.
     line : dict
-        The record, with its texts and at least one token.
+        The record, with its texts.
     config : SearchConfig
         The settings that its method runs under.
     seed, grid : int
@@ -105,6 +105,10 @@ def ask(question: Question) -> Iterator[str]:
     method = method_of(question.line["method"])
     if method.search and not method.stepwise:
         raise NotDecided(STEERED)
+    if not question.tokens:
+        if question.line["status"] != "abstained":
+            yield "its text has no tokens, as only an abstention has none"
+        return
     if odd := odd_tokens(question):
         yield odd
         return

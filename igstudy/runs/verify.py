@@ -41,8 +41,8 @@ UNCHECKED = (
     "name, hashes and device"
 )
 UNASKED = (
-    "of lines that were not replayed: abstentions and their reasons, which of its samples a search "
-    "has chosen, counts of work, traces and finals; and the networks of the run"
+    "of lines that were not replayed: abstentions, reasons and costs of failing open, which of its "
+    "samples a search has chosen, counts of work, traces and finals; and the networks of the run"
 )
 SERVED = (
     "the params file names a policy in a server without `batch_invariant: true`, which does not "

@@ -90,7 +90,7 @@ class Witness:
         """
         given, hidden = set[LineKey](), set[LineKey]()
         undecided: Counter[str] = Counter()
-        lines = [line for line in self.found.lines if has_texts(line) and line["tokens"]]
+        lines = [line for line in self.found.lines if has_texts(line)]
         # one view of the model for all lines
         with (
             progress(len(lines), "asking the policy") as bar,
@@ -103,7 +103,7 @@ class Witness:
                     hidden.add(key(line))
                 elif why:
                     undecided[why] += 1
-                elif not problems:
+                elif line["tokens"] and not problems:
                     given.add(key(line))
                 bar.update(1)
         for why, n in undecided.items():
@@ -152,8 +152,7 @@ class Witness:
         if not (differing and tied):
             self.problems += differing
             return
-        asked = has_texts(line) and line["tokens"]
-        problems, _ = self.ask(line) if asked else ([], "")
+        problems, _ = self.ask(line) if has_texts(line) else ([], "")
         self.problems += problems
         if not problems:
             self.undecided.append(f"{where}: differs, as it may where a near tie falls otherwise")
