@@ -21,7 +21,7 @@ from igcore.policy import Prompt
 from igcore.progress import progress
 
 from ..linefile import Fields, LineKey, Record, has_texts, key, like
-from .asking import PENALISED, NotDecided, Question, ask
+from .asking import PENALISED, NotDecided, Question, Reader, ask
 from .decode_params import DecodeParams, network_of
 from .decode_run import Experiment, guard_of, with_sampling
 from .folders import changes
@@ -61,6 +61,7 @@ class Witness:
     def __post_init__(self) -> None:
         self.lines = {key(line): line for line in self.found.lines}
         self.prompt = {prompt.id: prompt for prompt in self.prompts}
+        self.read = Reader()
 
     @classmethod
     def of(cls, found: Record, request: DecodeParams, prompts: list[Prompt]) -> "Witness":
@@ -91,6 +92,7 @@ class Witness:
         given, hidden = set[LineKey](), set[LineKey]()
         undecided: Counter[str] = Counter()
         lines = [line for line in self.found.lines if has_texts(line)]
+        lines.sort(key=lambda line: (line["prompt_id"], line["tokens"]))  # equal answers together
         # one view of the model for all lines
         with (
             progress(len(lines), "asking the policy") as bar,
@@ -118,7 +120,7 @@ class Witness:
         question = Question(policy, ids, line, config, params.seed, params.block_size)
         problems = []
         try:
-            for problem in ask(question):
+            for problem in ask(question, self.read):
                 problems.append(f"{line['method']}, prompt {line['prompt_id']}: {problem}")
         except NotDecided as why:
             return problems, "" if problems else str(why)
