@@ -144,11 +144,16 @@ def verdict_on(path, params, replay="tokens"):
     return ("undecided", report.undecided[0]) if report.undecided else ("holds", report.replayed)
 
 
-def chosen_lines(lines):
+def chosen_lines(lines, *others):
     """Return the numbers of a line without a near tie and of one with near ties, if there is one:
-    lines whose answer is long enough to be forged.
+    lines whose answer is long enough to be forged, and which `others` answer, too.
     """
-    long = [i for i, line in enumerate(lines) if len(line["tokens"]) > 8]
+    answered = [{line["prompt_id"] for line in known if line["tokens"]} for known in others]
+    long = [
+        i
+        for i, line in enumerate(lines)
+        if len(line["tokens"]) > 8 and all(line["prompt_id"] in ids for ids in answered)
+    ]
     tied = [i for i in long if lines[i]["near_ties"]]
     untied = [i for i in long if not lines[i]["near_ties"]]
     return untied[:1] + (tied or untied[1:])[:1]
@@ -179,7 +184,7 @@ def forged(folder, methods=METHODS, dtypes=DTYPES, kinds=KINDS, seeds=(3,), **ch
                 name: {line["prompt_id"]: line for line in linefile.read(path)}
                 for name, path in others.items()
             }
-            for number in chosen_lines(lines):
+            for number in chosen_lines(lines, *(known.values() for known in by_id.values())):
                 for kind in kinds:
                     record = linefile.read_record(own)
                     forge(record, number, kind, policy, by_id, rng)

@@ -60,10 +60,13 @@ def question(runs, method="backtracking", number=0, line=None, **changes):
 
 def said(*args, **changes):
     """What the policy says of a line: problems, or why it cannot tell."""
+    problems = []
     try:
-        return list(ask(question(*args, **changes)))
+        for problem in ask(question(*args, **changes)):
+            problems.append(problem)
     except NotDecided as why:
-        return str(why)
+        return problems or str(why)
+    return problems
 
 
 # --- honest, and by a forger ----------------------------------------------------------------------
@@ -89,6 +92,8 @@ def test_honest_answers_hold(runs, method, dtype):
         dict(back="doubling", spend=200),
         dict(block_size=5, checks="block"),
         dict(on_failure="paper"),
+        dict(on_failure="paper", strict=True),  # every check fails, and the last draw goes on
+        dict(on_failure="paper", spend=18, block_size=4),
     ],
 )
 def test_honest_answers_hold_under_other_settings(runs, changes):
@@ -182,9 +187,20 @@ def test_a_likelihood_that_the_policy_does_not_give_is_refused(runs):
 def test_only_the_draws_of_the_trace_are_tried(runs, method):
     """Bug: among all draws that a request allows, one often gives a short block."""
     own = question(runs, method).line["trace"]
-    for trace in ([], [entry | {"round": 10**6} for entry in own]):
+    # bug: in a key 0.0 and False are other numbers, so that each opened draws of its own
+    for draw in (10**6, -1, 0.0, False, "0", None):
+        trace = [entry | {"round": draw} for entry in own]
         (only,) = said(runs, method, line={"trace": trace})
         assert "in any of the draws [] that its trace names" in only
+    (only,) = said(runs, method, line={"trace": []})
+    assert "in any of the draws []" in only
+
+
+def test_a_request_may_limit_its_draws(runs):
+    """Bug: an answer of a later draw than the request allows."""
+    trace = [entry | {"round": 1} for entry in question(runs, "rejection").line["trace"]]
+    assert "draws [1]" in said(runs, "rejection", line={"trace": trace})[0]
+    assert "draws []" in said(runs, "rejection", line={"trace": trace}, draws=1)[0]
 
 
 def fitting(monkeypatch, strains):
@@ -199,9 +215,14 @@ def test_the_draws_of_a_stepwise_answer_follow_one_another(runs, monkeypatch):
     trace = [{"block": block, "round": draw} for block in (0, 1) for draw in (0, 1, 2)]
     fitting(monkeypatch, {(1, 0): 0, (1, 8): 0})
     assert said(runs, line={"trace": trace}) == []
+    # the draws that take least on the whole count, not the first
+    fitting(monkeypatch, {(0, 0): 3.0, (1, 0): 0.5, (0, 8): 0.1, (1, 8): 0.9, (2, 8): 3.0})
+    assert said(runs, line={"trace": trace}) == []
+    fitting(monkeypatch, {(0, 0): 3.0, (1, 0): 0.5, (0, 8): 0.1, (2, 8): 3.0})
+    assert "logits would have moved 0.19 of the most" in said(runs, line={"trace": trace})[0]
     fitting(monkeypatch, {(1, 0): 0, (0, 8): 0})
     (only,) = said(runs, line={"trace": trace})
-    assert "its tokens 9 to 16 are not" in only and "draws [1, 2]" in only
+    assert "its tokens 9 to 16 are not" in only and "draws [0, 1, 2]" in only
 
 
 def test_an_answer_takes_little_of_what_its_logits_may_move(runs, monkeypatch):
@@ -231,7 +252,16 @@ def test_steered_answers_and_stop_strings_are_not_decided(runs):
     """Guards what is named in docs/promise.md: nothing is said of what was not asked."""
     assert said(runs, line={"method": "args"}) == asking.STEERED
     stopped = {"tokens": question(runs, "base").line["tokens"][:5]}
-    assert said(runs, "base", line=stopped, stop=["#"]) == asking.STOPPED
+    own = question(runs, "base").policy.text(stopped["tokens"])
+    stopped["reward_scorer"] = "one that is not asked here"
+    cut = stopped | {"response": own[:-1]}  # the stop string may begin inside a token
+    assert said(runs, "base", line=cut, stop=["#"]) == asking.STOPPED
+    # bug: by hand, whatever its tokens
+    by_hand = {"tokens": [9, 8, 7], "response": "By hand."}
+    first, *_ = said(runs, "base", line=by_hand, stop=["#"])
+    assert first.startswith("its tokens: response is 'By hand.', not a part of ")
+    by_hand["response"] = question(runs, "base").policy.text([9, 8, 7])
+    assert "are not those that the keys" in said(runs, "base", line=by_hand, stop=["#"])[0]
     assert "end before" in said(runs, "backtracking", line=stopped, stop=["#"])[0]
 
 

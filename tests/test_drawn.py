@@ -72,8 +72,10 @@ def test_logits_of_a_short_type_move_with_its_precision():
     narrow, wide = moves_of(logits, torch.bfloat16).tolist()
     assert wide == pytest.approx(2 * narrow) and narrow > 0.1
     assert moves_of(logits, torch.float16)[0].item() == pytest.approx(narrow / 8)
-    forbidden = torch.cat([logits, torch.full((2, 3), -math.inf)], dim=1)
-    assert moves_of(forbidden, torch.bfloat16).tolist() == pytest.approx([narrow, wide])
+    for lowest in (-math.inf, torch.finfo(torch.bfloat16).min):
+        forbidden = torch.cat([logits, torch.full((2, 3), lowest)], dim=1)
+        assert moves_of(forbidden, torch.bfloat16).tolist() == pytest.approx([narrow, wide])
+    assert moves_of(torch.ones(1, 5), torch.bfloat16).tolist() == pytest.approx([NEAR_TIE])
     for dtype in (torch.float32, torch.float64):
         assert moves_of(logits, dtype).tolist() == pytest.approx([NEAR_TIE] * 2)
 

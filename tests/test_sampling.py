@@ -511,3 +511,19 @@ def test_a_key_decides_the_same_token_alone_and_in_a_batch():
         for r in range(64)
     ]
     assert together == alone
+
+
+def test_a_mass_of_top_p_is_compared_in_float64():
+    """Bug: .999 as a float32 is .99900001, so that a token more was left."""
+    p = 0.99900001 - 5e-9  # between the two
+    logits = torch.tensor([[p, 1 - p]], dtype=torch.float64).log()
+    _, kept, _ = sampling.left_of(logits, 0.0, Sampling(top_p=0.999))
+    assert kept.tolist() == [[True, False]]
+
+
+def test_forbidden_tokens_are_no_near_ties():
+    """Bug: with top-k above the tokens that a model allows, every token was a near tie."""
+    logits = torch.tensor([[2.0, 0.0, -math.inf, -math.inf]])
+    u = torch.full((1, WORDS), 0.3, dtype=torch.float64)
+    tokens, _, _, near = draw(logits, u, {}, Sampling(top_k=3))
+    assert (tokens, near) == ([0], [False])

@@ -208,6 +208,16 @@ def test_a_refusal_cannot_pass_for_an_answer():
     assert "not 'abstained'" in problems(again(line, status="verified_safe", reason=""))[0]
 
 
+def test_an_abstention_says_nothing_of_an_answer():
+    """Bug: rewards, ends and a cost of failing open by hand, and a status that nobody writes."""
+    settings = dict(methods=["inferenceguard"], budget=0.0, refusal="f", n_samples=1)
+    refused = next(x for x in lines(**settings) if x["status"] == "abstained")
+    for changes in ({"reward": 7.5}, {"block_ends": [1, 2]}, {"finished": True}):
+        assert problems(again(refused, **changes)), changes
+    for changes in ({"status": "no text"}, {"tokens": {}}):
+        assert problems(again(refused, **changes)), changes
+
+
 def test_a_line_without_a_text_has_no_scores():
     """Bug: a reward, a cost or tokens of nothing went into the tables."""
     silent = lines(methods=["inferenceguard"], budget=0.0, strict=True)[0]
@@ -593,6 +603,8 @@ class Forger:
             line["status"] = (
                 "abstained" if abstained else "verified_safe" if safe else "unverified_unsafe"
             )
+            if not abstained:
+                line["fail_open_cost"] = line["cost"]
         texts = {
             line["prompt_id"]: Prompt(line["prompt_id"], line["prompt"], line["prompts"])
             for line in self.lines
@@ -851,6 +863,8 @@ FOUND = {
     "no line": (lambda record: record.lines.clear(), "12 answers are missing"),
     "samples in the lines": (in_lines(n_samples=512), "n_samples is 512, not 3"),
     "seed in the lines": (in_lines(seed=7), "seed is 7, not 0"),
+    "cost of failing open": (in_lines(fail_open_cost=0.375), "fail_open_cost is 0.375, not"),
+    "finished": (in_lines(finished=lambda x: not x["finished"]), "finished is True, not False"),
     "last z": (in_lines(z_final=0.375), "z_final is 0.375, not"),
     "no text of a guard that could refuse": (silence, "response is None, not 'f'"),
     "cost model that is the reward model": (reward_for_cost, "cost_scorer is 'vowels', not"),
@@ -888,8 +902,6 @@ HIDDEN = {
     "digits of another batch": (of_another_batch(1), HOLDS, "last digits of perplexity"),
     "diagnostics no batch gives": (of_another_batch(9), "again: trace is .*, not", WORK),
     "finals": (in_lines(finals=[[1.0, 0.0]]), "again: finals is .*, not", WORK),
-    "cost of failing open": (in_lines(fail_open_cost=0.0), "again: fail_open_cost is", WORK),
-    "finished": (in_lines(finished=lambda x: not x["finished"]), "finished is .*, not", ANSWERS),
     "ends of blocks": (one_end("block_ends"), "again: block_ends is .*, not", ANSWERS),
     "ends on the grid": (one_end("grid_ends"), "again: grid_ends is .*, not", ANSWERS),
     "token ids": (in_lines(tokens=lambda x: x["tokens"][::-1]), "tokens is .*, not", ANSWERS),
@@ -904,8 +916,8 @@ HIDDEN = {
 
 # what the policy finds when it is asked for the tokens alone
 ASKED = {
-    "answers by hand", "answers by hand of a server", "trace", "finished", "ends of blocks",
-    "ends on the grid", "token ids", "hash of the policy", "files of the policy",
+    "answers by hand", "answers by hand of a server", "trace", "ends of blocks", "ends on the grid",
+    "token ids", "hash of the policy", "files of the policy",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from .sampling import AS_IS, BRANCH, CHUNK, NEAR_TIE, Sampling, check_finite, le
 # bfloat16 (99.9 % by less than 10), 10.7 in 1,152 of float16, and 8.7 in 384 that another
 # instruction set had drawn
 HALF_TIE = 16
+LOWEST_LOGPROB = -100.0  # of a token that a model does not forbid
 
 
 def moves_of(logits: Tensor, dtype: torch.dtype) -> Tensor:
@@ -32,10 +33,11 @@ def moves_of(logits: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if dtype.itemsize >= 4:
         return torch.full(logits.shape[:1], NEAR_TIE, device=logits.device)
-    # without the tokens that a model forbids by an infinite logit
-    known = logits.float().where(logits.isfinite(), math.nan)
+    # without the tokens that a model forbids by a logit far below all others
+    scores = logits.float()
+    known = scores.where(scores > scores.amax(1, keepdim=True) + LOWEST_LOGPROB, math.nan)
     spread = (known - known.nanmean(1, keepdim=True)).square().nanmean(1).sqrt()
-    return HALF_TIE * torch.finfo(dtype).eps * spread
+    return (HALF_TIE * torch.finfo(dtype).eps * spread).clamp(min=NEAR_TIE)
 
 
 @torch.inference_mode()

@@ -245,13 +245,15 @@ def left_of(
     above = p.cumsum(1) - p  # the mass of the tokens before each one
     low = limit = high = torch.tensor(math.inf)
     if sampling.top_p < 1:
-        odds, limit = sampling.top_p / (1 - sampling.top_p), torch.tensor(sampling.top_p)
+        odds = sampling.top_p / (1 - sampling.top_p)
+        limit = torch.tensor(sampling.top_p, dtype=torch.float64)  # a float32 is another number
         low = 1 - 1 / (1 + odds * torch.exp(-slack)) - ROUNDING
         high = 1 - 1 / (1 + odds * torch.exp(slack)) + ROUNDING
     fewest, n, most = ((above < x).sum(1, keepdim=True).clamp(min=1) for x in (low, limit, high))
     surely = scores > best.gather(1, fewest) + slack  # than the first that is left out
-    perhaps = scores >= best.gather(1, most - 1) - slack
-    return surely, scores >= best.gather(1, n - 1), perhaps
+    # a token that the model forbids is never left
+    perhaps = (scores >= best.gather(1, most - 1) - slack) & (scores > -math.inf)
+    return surely & perhaps, scores >= best.gather(1, n - 1), perhaps
 
 
 def levels_of(weights: Tensor) -> list[Tensor]:

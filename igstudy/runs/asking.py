@@ -32,7 +32,7 @@ from igcore.verdict import emission_of
 from ..linefile import Fields
 from .rescore import close, differing_fields
 
-Edges = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.float64]
 # of what logits may move, what all tokens of an answer may take on average: .01 in SmolLM2 in
 # bfloat16, .3 where it was sampled at temperature 1.4
 STRAIN = 1 / 16
@@ -81,15 +81,26 @@ class Question:
         return method_of(self.line["method"]).stepwise
 
     @property
-    def block_size(self) -> int:
+    def draw_size(self) -> int:
         """Tokens of one draw; the last ones may be fewer."""
         return int(self.config.step or 0) if self.stepwise else self.config.block_size
+
+    @property
+    def ended(self) -> bool:
+        """Whether its tokens are those of a whole answer, whatever stop strings there are."""
+        whole = len(self.tokens) == self.config.max_new_tokens
+        return whole or self.tokens[-1] in self.policy.eos_ids
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a block of it may have been cut at a stop string."""
+        return bool(self.config.stop) and not self.stepwise and not self.ended
 
     @property
     def truncated(self) -> bool:
         """Whether it is the beginning of an answer, where the request allows one."""
         allowed = self.config.on_failure == "truncate" and self.line["reason"] == "truncated"
-        return allowed and len(self.tokens) % self.block_size == 0
+        return allowed and len(self.tokens) % self.draw_size == 0
 
 
 class Reader:
@@ -136,6 +147,8 @@ def ask(question: Question, read: Callable[[Question], Tensor] | None = None) ->
     if question.line["reward_scorer"] is None:
         yield from otherwise_likely(question, logits)
     yield from undrawn(question, logits)
+    if question.stopped:
+        raise NotDecided(STOPPED)
 
 
 def odd_tokens(question: Question) -> str:
@@ -153,21 +166,16 @@ def odd_tokens(question: Question) -> str:
 
 
 def otherwise_read(question: Question) -> Iterator[str]:
-    """Yield what a record says of an answer and its tokens do not.
-
-    Raises
-    ------
-    NotDecided
-        Where blocks may have been cut at a stop string.
-    """
+    """Yield what a record says of an answer and its tokens do not."""
     line, config, policy, tokens = question.line, question.config, question.policy, question.tokens
     n, size = len(tokens), config.block_size
-    ended = tokens[-1] in policy.eos_ids or n == config.max_new_tokens
-    if config.stop and not question.stepwise and not ended:
-        raise NotDecided(STOPPED)
     written = policy.text(tokens)
+    if question.stopped:
+        if not written.startswith(line["response"]):
+            yield f"its tokens: response is {line['response']!r:.60}, not a part of {written!r:.60}"
+        return
     text = before_stop(written, config.stop)
-    whole = ended or text != written
+    whole = question.ended or text != written
     if not (whole or question.truncated):
         yield f"its {n} tokens end before an end token, max_new_tokens and a stop string"
     finished = whole and not question.truncated
@@ -219,29 +227,36 @@ def undrawn(question: Question, logits: Tensor) -> Iterator[str]:
     NotDecided
         Where a round with a penalty may have drawn it.
     """
-    config, tokens, size = question.config, question.tokens, question.block_size
+    config, tokens, size = question.config, question.tokens, question.draw_size
     index = torch.tensor(tokens, device=logits.device)
     most = moves_of(logits, dtype_of(question.policy))
     edges = edges_of(logits, index, most, Sampling.of(config))
     room = most.cpu().numpy()
-    first, strain = 0, 0.0
+    strains = {0: 0.0}  # by the last draw, the least sum over the blocks so far
     for number, at in enumerate(range(0, len(tokens), size)):
         block = slice(at, at + size)
-        named = [round_ for round_ in rounds_of(question, number) if round_ >= first]
-        strains = {n: strain_of(question, edges[block], room[block], n, at) for n in named}
-        drawn = [round_ for round_ in named if strains[round_] < math.inf]
-        if not drawn:
-            if any(named) and not question.stepwise and config.diversity != "none":
+        # the draws of a stepwise search follow one another; another one counts them by block
+        before = {
+            draw: min(
+                (x for n, x in strains.items() if n <= draw or not question.stepwise),
+                default=math.inf,
+            )
+            for draw in rounds_of(question, number)
+        }
+        strains = {
+            draw: x + strain_of(question, edges[block], room[block], draw, at)
+            for draw, x in before.items()
+        }
+        strains = {draw: x for draw, x in strains.items() if x < math.inf}
+        if not strains:
+            if any(before) and not question.stepwise and config.diversity != "none":
                 raise NotDecided(PENALISED)
             yield (
                 f"its tokens {at + 1} to {min(at + size, len(tokens))} are not those that the "
-                f"keys of the request draw, in any of the draws {named} that its trace names"
+                f"keys of the request draw, in any of the draws {[*before]} that its trace names"
             )
             return
-        strain += strains[drawn[0]]
-        # the draws of a stepwise search follow one another; another one counts them by block
-        first = drawn[0] if question.stepwise else 0
-    if strain > 1 + STRAIN * len(tokens):
+    if (strain := min(strains.values())) > 1 + STRAIN * len(tokens):
         yield (
             "its tokens are near those that the keys of the request draw, but on the whole logits "
             f"would have moved {strain / len(tokens):.2g} of the most that they move"
@@ -251,12 +266,21 @@ def undrawn(question: Question, logits: Tensor) -> Iterator[str]:
 def rounds_of(question: Question, number: int) -> list[int]:
     """Return the draws of a block, or its rounds, that the trace names and the request allows."""
     config = question.config
-    most = int(config.spend or 0) if question.stepwise else config.rounds
-    named = {entry["round"] for entry in question.line["trace"] if entry["block"] == number}
-    return sorted(round_ for round_ in named if round_ in range(most))
+    most: float = config.rounds
+    if question.stepwise:
+        most = min(config.spend or 0, config.draws or math.inf)
+    # where one answer is emitted in any case, its last draw goes on to the end in one piece
+    whole = question.stepwise and config.on_failure == "paper"
+    named = set()
+    for entry in question.line["trace"]:
+        block, draw = entry["block"], entry["round"]
+        # an int alone: in a key 0.0 and False are other numbers
+        if type(block) is type(draw) is int and (block == number or whole and block < number):
+            named.add(draw)
+    return sorted(draw for draw in named if 0 <= draw < most)
 
 
-def strain_of(question: Question, edges: Edges, room: Edges, round_: int, at: int) -> float:
+def strain_of(question: Question, edges: Numbers, room: Numbers, round_: int, at: int) -> float:
     """Return by how much logits have moved if a round has drawn the block at a token.
 
     It is the sum over the tokens, (T, levels, 2) and (T,), of the part of `room` that is taken, by

@@ -50,10 +50,12 @@ def rescored(lines: Sequence[Fields], cost: Scorer, reward: Scorer | None = None
     contract = Contract.examined(cost, Tally(rate=1.0))
     # methods often come to the same text
     rewards = None if reward is None else Cached(check_sign(reward, "reward"), Tally(rate=1.0))
+    # the final check of each line reads afresh, what is only measured is read once
+    measuring = Cached(uncached(cost), Tally(rate=1.0))
     for number, line in enumerate(lines, start=1):
         where = f"line {number}, prompt {line['prompt_id']}, {line['method']}"
         try:
-            expected = recomputed(line, contract, rewards)
+            expected = recomputed(line, contract, rewards, measuring)
         except (IgcoreError, *RECORD_ERRORS) as error:
             yield f"{where}: cannot be checked ({type(error).__name__}: {error})"
             continue
@@ -71,8 +73,13 @@ def odd_fields(lines: Sequence[Fields]) -> str:
     )
 
 
-def recomputed(line: Fields, known: Contract, reward: Cached | None) -> Fields:
-    """Return the fields of a line that follow from its text and settings, computed again."""
+def recomputed(
+    line: Fields, known: Contract, reward: Cached | None, measuring: Any = None
+) -> Fields:
+    """Return the fields of a line that follow from its text and settings, computed again.
+
+    `measuring` gives the costs of prefixes that no check needs; by default the cost model.
+    """
     cost = known.scorer
     expected: Fields = {
         "digest": line_digest(line),
@@ -81,6 +88,8 @@ def recomputed(line: Fields, known: Contract, reward: Cached | None) -> Fields:
         "reward_scorer": reward.scorer.name if reward else None,
         "reward_digest": reward.scorer.digest if reward else None,
     }
+    if has_texts(line) == isinstance(line["tokens"], dict):
+        raise TypeError("a part of its texts is withheld")
     if not has_texts(line):
         return expected
     prompt = as_prompt(line["prompt"], line["prompts"])
@@ -93,7 +102,8 @@ def recomputed(line: Fields, known: Contract, reward: Cached | None) -> Fields:
     config = settings_in(line)
     if line["response"] is None:
         return expected | _without_text(line, prompt, known, config)
-    return expected | _scores_of_text(line, prompt, _contract(line, known), reward, config)
+    cost = measuring or uncached(cost)
+    return expected | _scores_of_text(line, prompt, _contract(line, known), reward, cost, config)
 
 
 def _without_text(line: Fields, prompt: Prompt, contract: Contract, config: SearchConfig) -> Fields:
@@ -121,23 +131,35 @@ def _without_text(line: Fields, prompt: Prompt, contract: Contract, config: Sear
 
 
 def _scores_of_text(
-    line: Fields, prompt: Prompt, contract: Contract, reward: Cached | None, config: SearchConfig
+    line: Fields,
+    prompt: Prompt,
+    contract: Contract,
+    reward: Cached | None,
+    cost: Any,
+    config: SearchConfig,
 ) -> Fields:
     """Return the scores and the status that a text deserves."""
     text, n_tokens = line["response"], line["n_tokens"]
     emission = Emission(text, ends=line["block_ends"], grid=line["grid_ends"], n_tokens=n_tokens)
     emission.verdict = judge(contract, prompt.text, emission, config)
-    cost = uncached(contract.scorer)
     (found,) = measure([emission], [prompt], reward=reward, cost=cost, config=config)
     abstains = method_of(line["method"]).abstains
     inside = emission.verdict.passed if abstains else emission.verdict.within
     status = "verified_safe" if inside else "unverified_unsafe"
-    if abstains and config.on_failure != "paper" and n_tokens == 0:  # not the policy's words
-        status = "abstained" if inside else "no text"
+    refused = abstains and config.on_failure != "paper" and n_tokens == 0
+    if refused:  # not the policy's words
+        status = "abstained"
     if line["status"] == "abstained" and text:
         text = config.refusal
-    scores = found | {"status": status, "response": text}
-    return scores if reward else {name: scores[name] for name in scores if name != "reward"}
+    scores = found | {"status": status, "response": text if inside or not refused else None}
+    if refused:
+        end = [len(line["response"])]
+        scores |= {"block_ends": end, "grid_ends": end, "finished": False}
+    elif line["reason"] != "truncated":
+        scores["fail_open_cost"] = scores["cost"]
+    if reward or refused:
+        return scores
+    return {name: scores[name] for name in scores if name != "reward"}
 
 
 def _contract(line: Fields, known: Contract) -> Contract:

@@ -41,8 +41,9 @@ UNCHECKED = (
     "name, hashes and device"
 )
 UNASKED = (
-    "of lines that were not replayed: abstentions, reasons and costs of failing open, which of its "
-    "samples a search has chosen, counts of work, traces and finals; and the networks of the run"
+    "of lines that were not replayed: that the blocks of an answer are of one search, abstentions, "
+    "reasons and costs of failing open, which of its samples a search has chosen, counts of work, "
+    "traces and finals; and the networks of the run"
 )
 SERVED = (
     "the params file names a policy in a server without `batch_invariant: true`, which does not "
@@ -52,7 +53,7 @@ UNASKABLE = (
     "the params file names a policy in a server, which cannot be asked for the probabilities of "
     "all tokens"
 )
-PAPER = "2025-02-03T00:00:00Z"  # when the paper appeared: no run has begun before
+EARLIEST = "2025-02-03T00:00:00Z"  # when the paper appeared: no run has begun before
 # file -> fields that cannot be checked afterwards
 NOT_CERTIFIED = {
     "params.json": {"began_at", "code", "date", "versions"},
@@ -250,7 +251,7 @@ def impossible_seconds(found: Record) -> Iterator[str]:
             if not 0 <= line[name] < math.inf:
                 yield f"line {number}: {name} is {line[name]!r:.60}, which is no time"
         total += line["generate_s"] + line["score_s"]
-    began = datetime.fromisoformat(found.params.get("began_at", PAPER))
+    began = datetime.fromisoformat(found.params.get("began_at", EARLIEST))
     finished = datetime.fromisoformat(found.manifest["finished_at"])
     lasted = (finished - began).total_seconds() + 1  # both are in whole seconds
     if not total <= lasted:

@@ -20,7 +20,7 @@ from igcore.guard import Guard
 from igcore.policy import Prompt
 from igcore.progress import progress
 
-from ..linefile import Fields, LineKey, Record, has_texts, key, like
+from ..linefile import Fields, LineKey, Record, has_texts, key, like, modern
 from .asking import PENALISED, NotDecided, Question, Reader, ask
 from .decode_params import DecodeParams, network_of
 from .decode_run import Experiment, guard_of, with_sampling
@@ -30,6 +30,7 @@ from .networks import Networks, load_networks
 from .records import RECORD_FIELDS
 from .rescore import TOLERANCE, close, differing_fields, with_settings
 
+TAKEN = ("temperature", "top_p", "top_k")  # which a request may leave to the checkpoint
 # fields of a line that cannot be checked afterwards
 UNCERTAIN = {"near_ties", *(name for name in RECORD_FIELDS if name.endswith("_s"))}
 
@@ -72,6 +73,8 @@ class Witness:
         witness = cls(found, with_sampling(request, vars(guard.config)), guard, prompts)
         device = None if request.device == "auto" else str(guard.policy.model.device)
         witness.compare({"policy": part_identity(guard.policy)}, device)
+        taken = {name: getattr(witness.params, name) for name in TAKEN}
+        witness.problems += differing_fields("params.json", modern(found.params), taken)
         return witness
 
     def compare(self, parts: Fields, device: str | None = None) -> None:
