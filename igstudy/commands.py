@@ -104,10 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("file", type=Path, help="responses.jsonl, with the files beside it")
     asked = "params file that requests the run: its settings, models, prompts and networks"
     check.add_argument("--params", type=Path, metavar="FILE", required=True, help=asked)
-    replay = (
-        "'tokens' asks the policy whether it gave every token, in one pass a line; a number or "
-        "'all' decodes so many groups of prompts again; by default 0"
-    )
+    replay = "groups of prompts to decode again, or 'all', or 'tokens' to ask for each token alone"
     check.add_argument("--replay", type=number_all_or_tokens, default=0, metavar="K", help=replay)
     add_allow_option(check)
     compare = command(_compare, f"{LINES} other/responses.jsonl")

@@ -91,7 +91,6 @@ def test_honest_answers_hold(runs, method, dtype):
         dict(step=8, choices=2),
         dict(back="doubling", spend=200),
         dict(block_size=5, checks="block"),
-        dict(on_failure="paper"),
         dict(on_failure="paper", strict=True),  # every check fails, and the last draw goes on
         dict(on_failure="paper", spend=18, block_size=4),
     ],
@@ -111,11 +110,7 @@ def test_what_nobody_sampled_is_refused(tmp_path, policy):
     assert [row for row in found if row[4] != "refused"] == []
 
 
-OTHERWISE = {
-    "date": "2020-01-01",
-    "began_at": "2026-01-01T00:00:00Z",
-    "finished_at": "2031-01-01T00:00:00Z",
-}
+OTHERWISE = {"date": "2020-01-01", "began_at": "2026-01-01", "finished_at": "2031-01-01T00:00:00Z"}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +143,6 @@ def test_the_origin_of_a_record_decides_nothing(tmp_path, runs, kind, expected):
         (lambda tokens: [2**31, *tokens[1:]], "not all whole numbers from 0 to 49151"),
         (lambda tokens: [-1, *tokens[1:]], "not all whole numbers"),
         (lambda tokens: [True, *tokens[1:]], "not all whole numbers"),
-        (lambda tokens: ["a", *tokens[1:]], "not all whole numbers"),
         (lambda tokens: [*tokens[:-1], 5], "response is "),
     ],
 )
@@ -257,7 +251,7 @@ def test_steered_answers_and_stop_strings_are_not_decided(runs):
     cut = stopped | {"response": own[:-1]}  # the stop string may begin inside a token
     assert said(runs, "base", line=cut, stop=["#"]) == asking.STOPPED
     # bug: by hand, whatever its tokens
-    by_hand = {"tokens": [9, 8, 7], "response": "By hand."}
+    by_hand = stopped | {"tokens": [9, 8, 7], "response": "By hand."}
     first, *_ = said(runs, "base", line=by_hand, stop=["#"])
     assert first.startswith("its tokens: response is 'By hand.', not a part of ")
     by_hand["response"] = question(runs, "base").policy.text([9, 8, 7])

@@ -17,13 +17,8 @@ def needed(logits, tokens, u, sampling=AS_IS, moves=0.0):
     return moved_by(edges, u.numpy(), sampling)
 
 
-DISTRIBUTIONS = [
-    AS_IS,
-    Sampling(temperature=0.7),
-    Sampling(temperature=1.3, top_p=0.9),
-    Sampling(top_p=0.5, top_k=7),
-    Sampling(temperature=0.8, top_k=5),
-]
+SHAPED = [Sampling(0.7), Sampling(1.3, top_p=0.9), Sampling(1.0, 0.5, 7), Sampling(0.8, top_k=5)]
+DISTRIBUTIONS = [AS_IS, *SHAPED]
 
 
 @pytest.mark.parametrize("sampling", DISTRIBUTIONS)

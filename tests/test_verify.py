@@ -173,7 +173,7 @@ def test_a_changed_line_fails_by_name(field):
         ({"cost_scorer": "vowels"}, "cost_scorer is 'vowels', not 'letters'"),
         (
             {"note": "x"},
-            "its fields are not those of a line, see note; .* 0 more",
+            "its fields are not those of a line, see note",
         ),
         ({"prompt_id": "0123456789abcdef"}, "prompt_id is '0"),
         ({"budget": None}, "cannot be checked .ParameterError: parameter budget"),
@@ -212,10 +212,9 @@ def test_an_abstention_says_nothing_of_an_answer():
     """Bug: rewards, ends and a cost of failing open by hand, and a status that nobody writes."""
     settings = dict(methods=["inferenceguard"], budget=0.0, refusal="f", n_samples=1)
     refused = next(x for x in lines(**settings) if x["status"] == "abstained")
-    for changes in ({"reward": 7.5}, {"block_ends": [1, 2]}, {"finished": True}):
-        assert problems(again(refused, **changes)), changes
-    for changes in ({"status": "no text"}, {"tokens": {}}):
-        assert problems(again(refused, **changes)), changes
+    forged = dict(reward=7.5, block_ends=[1, 2], finished=True, status="no text", tokens={})
+    for name, value in forged.items():
+        assert problems(again(refused, **{name: value})), name
 
 
 def test_a_line_without_a_text_has_no_scores():
@@ -1232,7 +1231,7 @@ def test_whether_a_policy_is_served_is_the_requests_word(
     command = [str(forger.path), *asking(tmp_path, tiny, policy=policy)]
     assert verdict(capsys, *command)[0] == 0
     status, said = verdict(capsys, *command, "--replay", "tokens")
-    assert status == 2 and verify.UNASKABLE in said  # it gives no probabilities of all tokens
+    assert status == 2 and verify.SERVED in said  # it gives no probabilities of all tokens
     if promised:
         with pytest.raises(pytest.fail.Exception, match="loaded"):
             commands.main(["verify", *command, "--replay", "1"])

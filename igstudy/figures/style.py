@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import matplotlib.style
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -23,15 +23,7 @@ from matplotlib.patheffects import withStroke
 from igcore.errors import RunError
 from igcore.files import replace_file
 
-RC: dict[Any, Any] = {  # how every picture looks, whether it is drawn or written
-    "font.size": 11,
-    "axes.titlesize": 12,
-    "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-}
+RC = str(files("igstudy") / "data/pictures.mplstyle")  # whether they are drawn or written
 METADATA = {"Software": None}  # matplotlib would write its own version by itself
 
 # One hue per family (after seaborn's "colorblind"), one shade and one marker per method, whatever
@@ -59,13 +51,13 @@ INK = "#222222"
 # seaborn's "colorblind", written out: a figure in these colours need not load seaborn
 PALETTE = "#0173b2 #de8f05 #029e73 #d55e00 #cc78bc #ca9161 #fbafe4 #949494 #ece133 #56b4e9".split()
 MARKERS = "osD^vPX*"  # of lines that are no methods
-styled = matplotlib.rc_context(RC)
+styled = matplotlib.style.context(RC)
 
 
 def save(fig: Figure, stem: Path | str) -> None:
     """Write ``stem.png``, with 200 dots per inch."""
     content = io.BytesIO()
-    with matplotlib.rc_context(RC):
+    with matplotlib.style.context(RC):
         fig.savefig(content, format="png", dpi=200, metadata=METADATA)
     replace_file(Path(f"{stem}.png"), content.getvalue())
 

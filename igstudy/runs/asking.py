@@ -8,7 +8,7 @@ The caller loads the policy, see `igstudy.runs.verify`.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,12 +70,6 @@ class Question:
     grid: int
 
     @property
-    def tokens(self) -> list[int]:
-        """The recorded tokens."""
-        found: list[int] = self.line["tokens"]
-        return found
-
-    @property
     def stepwise(self) -> bool:
         """Whether its method draws one sample at a time."""
         return method_of(self.line["method"]).stepwise
@@ -88,8 +82,8 @@ class Question:
     @property
     def ended(self) -> bool:
         """Whether its tokens are those of a whole answer, whatever stop strings there are."""
-        whole = len(self.tokens) == self.config.max_new_tokens
-        return whole or self.tokens[-1] in self.policy.eos_ids
+        whole = len(self.line["tokens"]) == self.config.max_new_tokens
+        return whole or self.line["tokens"][-1] in self.policy.eos_ids
 
     @property
     def stopped(self) -> bool:
@@ -100,21 +94,7 @@ class Question:
     def truncated(self) -> bool:
         """Whether it is the beginning of an answer, where the request allows one."""
         allowed = self.config.on_failure == "truncate" and self.line["reason"] == "truncated"
-        return allowed and len(self.tokens) % self.draw_size == 0
-
-
-class Reader:
-    """Reads answers, equal ones that follow one another once."""
-
-    def __init__(self) -> None:
-        self.last: tuple[tuple[Sequence[int], list[int]], Tensor] | None = None
-
-    def __call__(self, question: Question) -> Tensor:
-        """Return the logits of an answer, see `logits_of`."""
-        name = question.ids, question.tokens
-        if self.last is None or self.last[0] != name:
-            self.last = name, logits_of(question)
-        return self.last[1]
+        return allowed and len(self.line["tokens"]) % self.draw_size == 0
 
 
 def ask(question: Question, read: Callable[[Question], Tensor] | None = None) -> Iterator[str]:
@@ -135,7 +115,7 @@ def ask(question: Question, read: Callable[[Question], Tensor] | None = None) ->
     method = method_of(question.line["method"])
     if method.search and not method.stepwise:
         raise NotDecided(STEERED)
-    if not question.tokens:
+    if not question.line["tokens"]:
         if question.line["status"] != "abstained":
             yield "its text has no tokens, as only an abstention has none"
         return
@@ -153,7 +133,7 @@ def ask(question: Question, read: Callable[[Question], Tensor] | None = None) ->
 
 def odd_tokens(question: Question) -> str:
     """Say why no answer has such tokens; return "" where one may."""
-    tokens, policy = question.tokens, question.policy
+    tokens, policy = question.line["tokens"], question.policy
     vocabulary = policy.model.config.get_text_config(decoder=True).vocab_size
     most = question.config.max_new_tokens
     if not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
@@ -167,7 +147,8 @@ def odd_tokens(question: Question) -> str:
 
 def otherwise_read(question: Question) -> Iterator[str]:
     """Yield what a record says of an answer and its tokens do not."""
-    line, config, policy, tokens = question.line, question.config, question.policy, question.tokens
+    line, config, policy = question.line, question.config, question.policy
+    tokens = line["tokens"]
     n, size = len(tokens), config.block_size
     written = policy.text(tokens)
     if question.stopped:
@@ -182,22 +163,18 @@ def otherwise_read(question: Question) -> Iterator[str]:
     blocks = [*range(size, n, size), n]
     beam = Beam(tokens, text, finished, start(config.budget), blocks, row=0)
     emission = emission_of(beam, policy, question.grid)
-    expected = {
-        "response": text,
-        "finished": finished,
-        "block_ends": emission.ends,
-        "grid_ends": emission.grid,
-    }
+    ends = {"block_ends": emission.ends, "grid_ends": emission.grid}
+    expected = {"response": text, "finished": finished} | ends
     yield from differing_fields("its tokens", line, expected)
 
 
 def logits_of(question: Question) -> Tensor:
     """Return the logits (n, V) from which each of the n tokens of an answer was drawn."""
-    model, tokens = question.policy.model, question.tokens
+    model, tokens = question.policy.model, question.line["tokens"]
     ids, mask = padded([[*question.ids, *tokens[:-1]]], device_of(model))
-    options = {"use_cache": False, "logits_to_keep": len(tokens)}
+    inputs = inputs_of(ids, mask) | {"use_cache": False, "logits_to_keep": len(tokens)}
     with use_prepacked(model):
-        _, logits = forward(model, None, **inputs_of(ids, mask), **options)
+        _, logits = forward(model, None, **inputs)
     return logits[0, -len(tokens) :]
 
 
@@ -210,7 +187,7 @@ def dtype_of(policy: Policy) -> torch.dtype:
 
 def otherwise_likely(question: Question, logits: Tensor) -> Iterator[str]:
     """Yield a sentence unless the recorded reward is the mean log-probability of the tokens."""
-    index = torch.tensor(question.tokens, device=logits.device)[:, None]
+    index = torch.tensor(question.line["tokens"], device=logits.device)[:, None]
     log_p = logits.log_softmax(-1, dtype=torch.float32).gather(1, index)
     reward = float(log_p.mean())
     # a log-probability moves by its logit and by the sum of all
@@ -227,7 +204,7 @@ def undrawn(question: Question, logits: Tensor) -> Iterator[str]:
     NotDecided
         Where a round with a penalty may have drawn it.
     """
-    config, tokens, size = question.config, question.tokens, question.draw_size
+    config, tokens, size = question.config, question.line["tokens"], question.draw_size
     index = torch.tensor(tokens, device=logits.device)
     most = moves_of(logits, dtype_of(question.policy))
     edges = edges_of(logits, index, most, Sampling.of(config))
@@ -235,25 +212,19 @@ def undrawn(question: Question, logits: Tensor) -> Iterator[str]:
     strains = {0: 0.0}  # by the last draw, the least sum over the blocks so far
     for number, at in enumerate(range(0, len(tokens), size)):
         block = slice(at, at + size)
-        # the draws of a stepwise search follow one another; another one counts them by block
-        before = {
-            draw: min(
-                (x for n, x in strains.items() if n <= draw or not question.stepwise),
-                default=math.inf,
-            )
-            for draw in rounds_of(question, number)
+        named = rounds_of(question, number)
+        taken = {
+            draw: least_before(strains, draw, question.stepwise)
+            + strain_of(question, edges[block], room[block], draw, at)
+            for draw in named
         }
-        strains = {
-            draw: x + strain_of(question, edges[block], room[block], draw, at)
-            for draw, x in before.items()
-        }
-        strains = {draw: x for draw, x in strains.items() if x < math.inf}
+        strains = {draw: strain for draw, strain in taken.items() if strain < math.inf}
         if not strains:
-            if any(before) and not question.stepwise and config.diversity != "none":
+            if any(named) and not question.stepwise and config.diversity != "none":
                 raise NotDecided(PENALISED)
             yield (
                 f"its tokens {at + 1} to {min(at + size, len(tokens))} are not those that the "
-                f"keys of the request draw, in any of the draws {[*before]} that its trace names"
+                f"keys of the request draw, in any of the draws {named} that its trace names"
             )
             return
     if (strain := min(strains.values())) > 1 + STRAIN * len(tokens):
@@ -261,6 +232,13 @@ def undrawn(question: Question, logits: Tensor) -> Iterator[str]:
             "its tokens are near those that the keys of the request draw, but on the whole logits "
             f"would have moved {strain / len(tokens):.2g} of the most that they move"
         )
+
+
+def least_before(strains: Mapping[int, float], draw: int, stepwise: bool) -> float:
+    """Return the least strain of the blocks before one of a draw."""
+    # the draws of a stepwise search follow one another; another one counts them by block
+    allowed = [strain for n, strain in strains.items() if n <= draw or not stepwise]
+    return min(allowed, default=math.inf)
 
 
 def rounds_of(question: Question, number: int) -> list[int]:
@@ -271,13 +249,10 @@ def rounds_of(question: Question, number: int) -> list[int]:
         most = min(config.spend or 0, config.draws or math.inf)
     # where one answer is emitted in any case, its last draw goes on to the end in one piece
     whole = question.stepwise and config.on_failure == "paper"
-    named = set()
-    for entry in question.line["trace"]:
-        block, draw = entry["block"], entry["round"]
-        # an int alone: in a key 0.0 and False are other numbers
-        if type(block) is type(draw) is int and (block == number or whole and block < number):
-            named.add(draw)
-    return sorted(draw for draw in named if 0 <= draw < most)
+    blocks = range(number + 1) if whole else [number]
+    named = {entry["round"] for entry in question.line["trace"] if entry["block"] in blocks}
+    # an int alone: in a key 0.0 and False are other numbers
+    return sorted(draw for draw in named if type(draw) is int and 0 <= draw < most)
 
 
 def strain_of(question: Question, edges: Numbers, room: Numbers, round_: int, at: int) -> float:

@@ -63,14 +63,11 @@ def rescored(lines: Sequence[Fields], cost: Scorer, reward: Scorer | None = None
 
 
 def odd_fields(lines: Sequence[Fields]) -> str:
-    """Say which lines have other fields than a line of any version; return "" if none has."""
-    odd = {n: (line.keys() ^ {*RECORD_FIELDS}) - LATER.keys() for n, line in enumerate(lines, 1)}
-    if not (numbers := [number for number, names in odd.items() if names]):
-        return ""
-    return (
-        f"line {numbers[0]}: its fields are not those of a line, see "
-        f"{', '.join(sorted(odd[numbers[0]])[:4])}; so are those of {len(numbers) - 1} more lines"
-    )
+    """Say which line has other fields than one of any version; return "" if none has."""
+    for number, line in enumerate(lines, start=1):
+        if odd := sorted((line.keys() ^ {*RECORD_FIELDS}) - LATER.keys()):
+            return f"line {number}: its fields are not those of a line, see {', '.join(odd[:4])}"
+    return ""
 
 
 def recomputed(
@@ -103,7 +100,7 @@ def recomputed(
     if line["response"] is None:
         return expected | _without_text(line, prompt, known, config)
     cost = measuring or uncached(cost)
-    return expected | _scores_of_text(line, prompt, _contract(line, known), reward, cost, config)
+    return expected | _scores_of_text(line, prompt, _contract(line, known), reward, cost)
 
 
 def _without_text(line: Fields, prompt: Prompt, contract: Contract, config: SearchConfig) -> Fields:
@@ -131,15 +128,10 @@ def _without_text(line: Fields, prompt: Prompt, contract: Contract, config: Sear
 
 
 def _scores_of_text(
-    line: Fields,
-    prompt: Prompt,
-    contract: Contract,
-    reward: Cached | None,
-    cost: Any,
-    config: SearchConfig,
+    line: Fields, prompt: Prompt, contract: Contract, reward: Cached | None, cost: Any
 ) -> Fields:
     """Return the scores and the status that a text deserves."""
-    text, n_tokens = line["response"], line["n_tokens"]
+    text, n_tokens, config = line["response"], line["n_tokens"], settings_in(line)
     emission = Emission(text, ends=line["block_ends"], grid=line["grid_ends"], n_tokens=n_tokens)
     emission.verdict = judge(contract, prompt.text, emission, config)
     (found,) = measure([emission], [prompt], reward=reward, cost=cost, config=config)

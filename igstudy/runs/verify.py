@@ -1,10 +1,10 @@
 """Check a run against the params file that asks for it, without trusting whoever made the record.
 
 The params file is the request, and the record is only an answer: nothing in it decides what is
-loaded, compared, decoded again or excused. Every setting is compared with the request, and
-`rescore` scores every line again. The policy is the `witness`: it is asked whether it gave every
-token, or decodes random groups again. The report says what was certified and what was not, and
-claims no more.
+loaded, compared, decoded again or excused, but for the date that chat templates write. Every
+setting is compared with the request, and `rescore` scores every line again. The policy is the
+`witness`: it is asked whether it gave every token, or decodes random groups again. The report says
+what was certified and what was not, and claims no more.
 """
 
 import math
@@ -46,12 +46,8 @@ UNASKED = (
     "traces and finals; and the networks of the run"
 )
 SERVED = (
-    "the params file names a policy in a server without `batch_invariant: true`, which does not "
-    "promise the same tokens again"
-)
-UNASKABLE = (
-    "the params file names a policy in a server, which cannot be asked for the probabilities of "
-    "all tokens"
+    "the params file names a policy in a server, which gives no probabilities of all tokens and, "
+    "without `batch_invariant: true`, does not promise the same tokens again"
 )
 EARLIEST = "2025-02-03T00:00:00Z"  # when the paper appeared: no run has begun before
 # file -> fields that cannot be checked afterwards
@@ -168,9 +164,8 @@ def _check(found: Record, request: DecodeParams, replay: Replay, report: Report)
         return
     asked, again = set[LineKey](), set[LineKey]()
     options = request.policy.options
-    if replay == TOKENS and "server" in options:
-        report.undecided.append(UNASKABLE)
-    elif replay != 0 and "server" in options and options.get("batch_invariant") is not True:
+    repeats = options.get("batch_invariant") is True and replay != TOKENS
+    if replay != 0 and "server" in options and not repeats:
         report.undecided.append(SERVED)
     elif replay != 0:
         witness = Witness.of(found, request, chosen)
@@ -251,8 +246,8 @@ def impossible_seconds(found: Record) -> Iterator[str]:
             if not 0 <= line[name] < math.inf:
                 yield f"line {number}: {name} is {line[name]!r:.60}, which is no time"
         total += line["generate_s"] + line["score_s"]
-    began = datetime.fromisoformat(found.params.get("began_at", EARLIEST))
-    finished = datetime.fromisoformat(found.manifest["finished_at"])
-    lasted = (finished - began).total_seconds() + 1  # both are in whole seconds
+    times = found.params.get("began_at", EARLIEST), found.manifest["finished_at"]
+    began, finished = (datetime.fromisoformat(time).timestamp() for time in times)
+    lasted = finished - began + 1  # both are in whole seconds
     if not total <= lasted:
         yield f"the lines took {total:.6g} s, but the run {lasted:.6g} s"

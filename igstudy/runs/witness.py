@@ -9,8 +9,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from igcore.beams import method_of
 from igcore.engine.prepack import use_prepacked
@@ -21,7 +23,7 @@ from igcore.policy import Prompt
 from igcore.progress import progress
 
 from ..linefile import Fields, LineKey, Record, has_texts, key, like, modern
-from .asking import PENALISED, NotDecided, Question, Reader, ask
+from .asking import PENALISED, NotDecided, Question, ask, logits_of
 from .decode_params import DecodeParams, network_of
 from .decode_run import Experiment, guard_of, with_sampling
 from .folders import changes
@@ -62,7 +64,7 @@ class Witness:
     def __post_init__(self) -> None:
         self.lines = {key(line): line for line in self.found.lines}
         self.prompt = {prompt.id: prompt for prompt in self.prompts}
-        self.read = Reader()
+        self.last: tuple[Any, Tensor] = None, Tensor()
 
     @classmethod
     def of(cls, found: Record, request: DecodeParams, prompts: list[Prompt]) -> "Witness":
@@ -71,19 +73,18 @@ class Witness:
         # a pool may hold samples of others
         guard = guard_of(replace(request, pool=None))
         witness = cls(found, with_sampling(request, vars(guard.config)), guard, prompts)
-        device = None if request.device == "auto" else str(guard.policy.model.device)
-        witness.compare({"policy": part_identity(guard.policy)}, device)
+        witness.compare({"policy": part_identity(guard.policy)})
         taken = {name: getattr(witness.params, name) for name in TAKEN}
+        if request.device != "auto":
+            taken["device"] = str(guard.policy.model.device)
         witness.problems += differing_fields("params.json", modern(found.params), taken)
         return witness
 
-    def compare(self, parts: Fields, device: str | None = None) -> None:
-        """Note where params.json has other parts than were loaded, or another device."""
-        given = self.found.params
-        old = {"parts": {name: given["parts"].get(name) for name in parts}}
+    def compare(self, parts: Fields) -> None:
+        """Note where params.json has other parts than were loaded."""
+        given = self.found.params["parts"]
+        old = {"parts": {name: given.get(name) for name in parts}}
         new = {"parts": json.loads(json.dumps(parts))}
-        if device:
-            old, new = old | {"device": given["device"]}, new | {"device": device}
         if names := ", ".join(list(changes(old, new))[:4]):
             self.problems.append(f"{names} of params.json differ from those loaded here")
 
@@ -96,11 +97,8 @@ class Witness:
         undecided: Counter[str] = Counter()
         lines = [line for line in self.found.lines if has_texts(line)]
         lines.sort(key=lambda line: (line["prompt_id"], line["tokens"]))  # equal answers together
-        # one view of the model for all lines
-        with (
-            progress(len(lines), "asking the policy") as bar,
-            use_prepacked(self.guard.policy.model),
-        ):
+        model = self.guard.policy.model  # one view of it for all lines
+        with progress(len(lines), "asking the policy") as bar, use_prepacked(model):
             for line in lines:
                 problems, why = self.ask(line)
                 self.problems += problems
@@ -128,6 +126,13 @@ class Witness:
         except NotDecided as why:
             return problems, "" if problems else str(why)
         return problems, ""
+
+    def read(self, question: Question) -> Tensor:
+        """Return the logits of an answer; equal ones that follow one another are read once."""
+        name = question.ids, question.line["tokens"]
+        if self.last[0] != name:
+            self.last = name, logits_of(question)
+        return self.last[1]
 
     def decode_again(self, wanted: set[LineKey]) -> set[LineKey]:
         """Decode the groups of some lines again, and return the keys of all their lines."""
