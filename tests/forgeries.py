@@ -146,14 +146,11 @@ def verdict_on(path, params, replay="tokens"):
 
 def chosen_lines(lines, *others):
     """Return the numbers of a line without a near tie and of one with near ties, if there is one:
-    lines whose answer is long enough to be forged, and which `others` answer, too.
+    answers that are long enough to be forged, as those of `others` to this prompt are.
     """
-    answered = [{line["prompt_id"] for line in known if line["tokens"]} for known in others]
-    long = [
-        i
-        for i, line in enumerate(lines)
-        if len(line["tokens"]) > 8 and all(line["prompt_id"] in ids for ids in answered)
-    ]
+    known = (lines, *others)
+    answered = [{x["prompt_id"] for x in some if len(x["tokens"]) > 8} for some in known]
+    long = [i for i, line in enumerate(lines) if line["prompt_id"] in set.intersection(*answered)]
     tied = [i for i in long if lines[i]["near_ties"]]
     untied = [i for i in long if not lines[i]["near_ties"]]
     return untied[:1] + (tied or untied[1:])[:1]
