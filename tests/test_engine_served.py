@@ -702,7 +702,7 @@ def test_a_served_run_is_not_decoded_again(tokenizer, run_home):
         report = verify(folder / "responses.jsonl", params, replay=None)
         assert report.problems == [] and report.replayed.startswith("0 of 6 lines were replayed")
         (said,) = report.undecided
-        assert "a policy in a server without `batch_invariant: true`" in said
+        assert "a policy in a server" in said and "`batch_invariant: true`" in said
         assert len(stub.asked) == asked
     lines = read(folder / "responses.jsonl")
     assert {line["policy"] for line in lines} == {"letters@vLLM"}
