@@ -200,7 +200,7 @@ def test_a_request_may_limit_its_draws(runs):
 def fitting(monkeypatch, strains):
     """Let draws fit blocks of tokens as a mapping from (draw, first token) to strain says."""
     monkeypatch.setattr(
-        asking, "strain_of", lambda *given: strains.get((given[3], given[4]), math.inf)
+        asking, "measure_strain", lambda *given: strains.get((given[3], given[4]), math.inf)
     )
 
 
@@ -280,7 +280,7 @@ def test_a_block_of_a_penalised_round_is_decoded_again(tmp_path, runs):
 
 def test_a_lowered_precision_of_float32_counts(runs, monkeypatch):
     """Bug: a GPU that multiplies float32 in TF32 is held to what float32 moves."""
-    policy = question(runs).policy
-    assert asking.dtype_of(policy) == torch.float32
+    model = question(runs).policy.model
+    assert asking.dtype_of(model) == torch.float32
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
-    assert asking.dtype_of(policy) == torch.bfloat16
+    assert asking.dtype_of(model) == torch.bfloat16

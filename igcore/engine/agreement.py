@@ -125,10 +125,15 @@ def _try(model: PreTrainedModel, kind: Kind) -> str:
     )
 
 
+def dtype_of(model: PreTrainedModel) -> torch.dtype:
+    """Return the type that a model computes in; users lower that of float32 for speed."""
+    lowered = PRECISIONS[torch.get_float32_matmul_precision()]
+    return lowered if model.dtype == torch.float32 else model.dtype
+
+
 def rounding(model: PreTrainedModel) -> float:
     """Return the largest error of a model, relative to the spread, that may come from rounding."""
-    dtype = PRECISIONS[torch.get_float32_matmul_precision()]
-    eps = torch.finfo(dtype if model.dtype == torch.float32 else model.dtype).eps
+    eps = torch.finfo(dtype_of(model)).eps
     # more than rounding, which adds up over layers (5e-5 in float32, 0.2 in bfloat16), and less
     # than a wrong position or a token that reads later ones
     return float(8 * eps**0.75)

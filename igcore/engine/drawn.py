@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .agreement import LOWEST_LOGPROB
 from .sampling import AS_IS, BRANCH, CHUNK, NEAR_TIE, Sampling, check_finite, left_of, levels_of
 
 # How far logits of a type shorter than float32 move, as `NEAR_TIE` is for float32, in units of its
@@ -20,7 +21,6 @@ from .sampling import AS_IS, BRANCH, CHUNK, NEAR_TIE, Sampling, check_finite, le
 # bfloat16 (99.9 % by less than 10), 10.7 in 1,152 of float16, and 8.7 in 384 that another
 # instruction set had drawn
 HALF_TIE = 16
-LOWEST_LOGPROB = -100.0  # of a token that a model does not forbid
 
 
 def moves_of(logits: Tensor, dtype: torch.dtype) -> Tensor:
@@ -93,8 +93,7 @@ def _edges(logits: Tensor, tokens: Tensor, moves: Tensor, sampling: Sampling) ->
             fewer, more = fewer.gather(2, index)[:, :, 0], more.gather(2, index)[:, :, 0]
         found.append(_log_odds(fewer.double(), more.double(), digit[:, None]))
     edges = torch.stack(found[::-1], dim=1)
-    left_out = ~perhaps.gather(1, tokens[:, None])
-    edges[:, :, 0].masked_fill_(left_out, math.inf)
+    edges[:, :, 0].masked_fill_(~perhaps.gather(1, tokens[:, None]), math.inf)
     return edges
 
 
@@ -120,8 +119,7 @@ def moved_by(
     It is 0 where u (R, WORDS) lies between the edges (R, levels, 2). Logits that move by e move the
     odds of an edge by a factor of at most exp(2 e / temperature).
     """
-    u = u[:, : edges.shape[1]]
-    place = np.log(u / (1 - u))
+    place = np.log(u / (1 - u))[:, : edges.shape[1]]
     beyond = np.maximum(edges[:, :, 0] - place, place - edges[:, :, 1]).max(1)
     # NaN, of a token without weight, is no way to draw it
     beyond = np.where(np.isnan(beyond), np.inf, beyond.clip(min=0))

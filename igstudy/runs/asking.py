@@ -19,7 +19,7 @@ from torch import Tensor
 from igcore.beams import Beam, method_of
 from igcore.budget import start
 from igcore.config import SearchConfig
-from igcore.engine.agreement import PRECISIONS
+from igcore.engine.agreement import dtype_of
 from igcore.engine.device import device_of
 from igcore.engine.drawn import edges_of, moved_by, moves_of
 from igcore.engine.kv_cache import forward, inputs_of, padded
@@ -33,8 +33,8 @@ from ..linefile import Fields
 from .rescore import close, differing_fields
 
 Numbers = npt.NDArray[np.float64]
-# of what logits may move, what all tokens of an answer may take on average: .01 in SmolLM2 in
-# bfloat16, .3 where it was sampled at temperature 1.4
+# of what logits may move, the part that all tokens of an answer may take on average: .01 in SmolLM2
+# in bfloat16, .7 where it was sampled at temperature 1.4
 STRAIN = 1 / 16
 STEERED = "its method changes the policy's logits by itself"
 STOPPED = "it may end at a stop string that the policy has not been asked for"
@@ -119,19 +119,19 @@ def ask(question: Question, read: Callable[[Question], Tensor] | None = None) ->
         if question.line["status"] != "abstained":
             yield "its text has no tokens, as only an abstention has none"
         return
-    if odd := odd_tokens(question):
+    if odd := check_tokens(question):
         yield odd
         return
-    yield from otherwise_read(question)
+    yield from compare_text(question)
     logits = (read or logits_of)(question)
     if question.line["reward_scorer"] is None:
-        yield from otherwise_likely(question, logits)
-    yield from undrawn(question, logits)
+        yield from compare_likelihood(question, logits)
+    yield from find_undrawn(question, logits)
     if question.stopped:
         raise NotDecided(STOPPED)
 
 
-def odd_tokens(question: Question) -> str:
+def check_tokens(question: Question) -> str:
     """Say why no answer has such tokens; return "" where one may."""
     tokens, policy = question.line["tokens"], question.policy
     vocabulary = policy.model.config.get_text_config(decoder=True).vocab_size
@@ -145,7 +145,7 @@ def odd_tokens(question: Question) -> str:
     return ""
 
 
-def otherwise_read(question: Question) -> Iterator[str]:
+def compare_text(question: Question) -> Iterator[str]:
     """Yield what a record says of an answer and its tokens do not."""
     line, config, policy = question.line, question.config, question.policy
     tokens = line["tokens"]
@@ -178,25 +178,18 @@ def logits_of(question: Question) -> Tensor:
     return logits[0, -len(tokens) :]
 
 
-def dtype_of(policy: Policy) -> torch.dtype:
-    """Return the type that a policy computes in; users lower that of float32 for speed."""
-    dtype: torch.dtype = policy.model.dtype
-    lowered = PRECISIONS[torch.get_float32_matmul_precision()]
-    return lowered if dtype == torch.float32 else dtype
-
-
-def otherwise_likely(question: Question, logits: Tensor) -> Iterator[str]:
+def compare_likelihood(question: Question, logits: Tensor) -> Iterator[str]:
     """Yield a sentence unless the recorded reward is the mean log-probability of the tokens."""
     index = torch.tensor(question.line["tokens"], device=logits.device)[:, None]
     log_p = logits.log_softmax(-1, dtype=torch.float32).gather(1, index)
     reward = float(log_p.mean())
     # a log-probability moves by its logit and by the sum of all
-    most = 2 * float(moves_of(logits, dtype_of(question.policy)).mean())
+    most = 2 * float(moves_of(logits, dtype_of(question.policy.model)).mean())
     if not close(question.line["reward"], reward, most):
         yield f"its reward is {question.line['reward']!r:.60}, not its log-likelihood {reward:.6f}"
 
 
-def undrawn(question: Question, logits: Tensor) -> Iterator[str]:
+def find_undrawn(question: Question, logits: Tensor) -> Iterator[str]:
     """Yield a sentence for the first block that none of the allowed draws gives.
 
     Raises
@@ -206,7 +199,7 @@ def undrawn(question: Question, logits: Tensor) -> Iterator[str]:
     """
     config, tokens, size = question.config, question.line["tokens"], question.draw_size
     index = torch.tensor(tokens, device=logits.device)
-    most = moves_of(logits, dtype_of(question.policy))
+    most = moves_of(logits, dtype_of(question.policy.model))
     edges = edges_of(logits, index, most, Sampling.of(config))
     room = most.cpu().numpy()
     strains = {0: 0.0}  # by the last draw, the least sum over the blocks so far
@@ -215,7 +208,7 @@ def undrawn(question: Question, logits: Tensor) -> Iterator[str]:
         named = rounds_of(question, number)
         taken = {
             draw: least_before(strains, draw, question.stepwise)
-            + strain_of(question, edges[block], room[block], draw, at)
+            + measure_strain(question, edges[block], room[block], draw, at)
             for draw in named
         }
         strains = {draw: strain for draw, strain in taken.items() if strain < math.inf}
@@ -255,8 +248,8 @@ def rounds_of(question: Question, number: int) -> list[int]:
     return sorted(draw for draw in named if type(draw) is int and 0 <= draw < most)
 
 
-def strain_of(question: Question, edges: Numbers, room: Numbers, round_: int, at: int) -> float:
-    """Return by how much logits have moved if a round has drawn the block at a token.
+def measure_strain(question: Question, edges: Numbers, room: Numbers, draw: int, at: int) -> float:
+    """Return by how much logits have moved if a draw or a round has given the block at a token.
 
     It is the sum over the tokens, (T, levels, 2) and (T,), of the part of `room` that is taken, by
     the sample of the round that takes least; infinite where all of them take more than there is.
@@ -264,7 +257,7 @@ def strain_of(question: Question, edges: Numbers, room: Numbers, round_: int, at
     config, line, places = question.config, question.line, range(at, at + len(room))
     least = math.inf
     for sample in range(config.choices if question.stepwise else config.n_samples):
-        keys = [random_key(question.seed, line["prompt_id"], round_, sample, t) for t in places]
+        keys = [random_key(question.seed, line["prompt_id"], draw, sample, t) for t in places]
         taken = moved_by(edges, uniforms(keys), Sampling.of(config)) / room
         if (taken <= 1).all():
             least = min(least, float(taken.sum()))

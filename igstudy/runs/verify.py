@@ -170,7 +170,7 @@ def _check(found: Record, request: DecodeParams, replay: Replay, report: Report)
     elif replay != 0:
         witness = Witness.of(found, request, chosen)
         if replay == TOKENS and not witness.problems:
-            asked, again = witness.asked()
+            asked, again = witness.ask_all()
         elif not witness.problems:
             again = witness.decode_again(_sampled(request, chosen, replay))
         report.problems += witness.problems

@@ -88,7 +88,7 @@ class Witness:
         if names := ", ".join(list(changes(old, new))[:4]):
             self.problems.append(f"{names} of params.json differ from those loaded here")
 
-    def asked(self) -> tuple[set[LineKey], set[LineKey]]:
+    def ask_all(self) -> tuple[set[LineKey], set[LineKey]]:
         """Ask for the tokens of every line, and decode groups again where a penalty hides them.
 
         Return the keys of the lines whose tokens the policy gives, and of those decoded again.
