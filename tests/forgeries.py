@@ -1,9 +1,9 @@
 """Answers that nobody sampled, written into honest records, and honest records of other kinds of
 processors: how many of each `igstudy verify --replay tokens` accepts.
 
-``python -m tests.forgeries`` decodes with SmolLM2 and prints the counts. The forger knows this
-package: everything that anybody can compute is mended after a change, and every record claims to
-come from elsewhere.
+``python -m tests.forgeries`` decodes with SmolLM2 and prints the counts; ``--moves`` measures
+`igcore.engine.drawn.HALF_TIE` instead. The forger knows this package: everything that anybody can
+compute is mended after a change, and every record claims to come from elsewhere.
 """
 
 import argparse
@@ -17,11 +17,15 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import torch
 
 from igcore.beams import Beam, method_of
 from igcore.budget import start
 from igcore.contract import Contract
+from igcore.engine.agreement import dtype_of
+from igcore.engine.drawn import HALF_TIE, edges_of, moves_of
+from igcore.engine.sampling import Sampling
 from igcore.errors import IgcoreError
 from igcore.guard import as_policy
 from igcore.policy import as_prompt
@@ -30,12 +34,14 @@ from igcore.verdict import emission_of
 from igstudy import linefile
 from igstudy.linefile import SETTINGS
 from igstudy.runs import decode_run, rescore, verify
-from igstudy.runs.asking import Question, logits_of
+from igstudy.runs.asking import Question, logits_of, measure_strain, rounds_of
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.trust import loaded
 
 METHODS = ["backtracking", "rejection", "inferenceguard"]
 DTYPES = ["float32", "bfloat16"]
+LONG = dict(methods=["backtracking"], prompts="rtp", limit=128, group_size=32)
+HALVES = [("bfloat16", ""), ("float16", ""), ("bfloat16", "default")]  # type, instruction set
 RUN = dict(
     profile="x", run="r", policy="smollm2-raw", prompts="mild", limit=8, cost="new-numbers",
     reward=None, budget=0, n_samples=2, keep=1, rounds=4, block_size=8, max_new_tokens=24, seed=3,
@@ -197,21 +203,57 @@ def honest(folder, records, **changes):
         capability = "default" if n // 6 % 2 else ""
         asked = changes | {"dtype": dtype, "methods": [method], "seed": 100 + n, "limit": 2}
         place = folder / f"honest-{n}"
-        # in a process of its own, where torch chooses its instruction set
-        env = os.environ | ({"ATEN_CPU_CAPABILITY": capability} if capability else {})
-        code = f"from tests.forgeries import decode; decode({str(place)!r}, **{asked!r})"
-        subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)
-        params = DecodeParams(**RUN | asked)
-        yield method, dtype, capability, *verdict_on(place / "responses.jsonl", params)
+        path, params = decode_apart(place, capability, **asked)
+        yield method, dtype, capability, *verdict_on(path, params)
+
+
+def decode_apart(folder, capability, **asked):
+    """Decode in a process of its own, where torch chooses its instruction set: path and request."""
+    lowered = {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    env = os.environ | (lowered if capability else {})
+    code = f"from tests.forgeries import decode; decode({str(folder)!r}, **{asked!r})"
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)
+    return folder / "responses.jsonl", DecodeParams(**RUN | asked)
+
+
+# --- how far logits move --------------------------------------------------------------------------
+
+
+def moved(path, params):
+    """Return how far an edge on the way to each token of an honest record has moved, in the unit of
+    `HALF_TIE`, where the answers are read again one by one.
+    """
+    policy, numbers = as_policy(params.policy, dtype=params.dtype), []
+    for line in linefile.read(path):
+        config = method_of(line["method"]).settings_under(params.search())
+        ids = policy.ids_of(as_prompt(line["prompt"], line["prompts"]))
+        question = Question(policy, ids, line, config, params.seed, params.block_size)
+        logits = logits_of(question)
+        room = moves_of(logits, dtype_of(policy.model))
+        edges = edges_of(logits, torch.tensor(line["tokens"]), room, Sampling.of(config))
+        for at in range(len(line["tokens"])):
+            one = slice(at, at + 1)
+            draws = rounds_of(question, at // question.draw_size)
+            found = [measure_strain(question, edges[one], room[one].numpy(), n, at) for n in draws]
+            numbers.append(HALF_TIE * min(found))
+    return numbers
 
 
 def main():
     """Print every verdict, and the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--honest", type=int, default=40, help="honest records")
+    parser.add_argument("--moves", action="store_true", help="how far logits move, and no counts")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
+        for dtype, capability in HALVES if given.moves else ():
+            asked = LONG | {"dtype": dtype}
+            found = moved(*decode_apart(folder / dtype / capability, capability, **asked))
+            most, usual = np.quantile(found, [1, 0.999])
+            print(dtype, capability, f"{len(found)} tokens, most {most:.1f}, 99.9 % {usual:.1f}")
+        if given.moves:
+            return
         for name, found in (
             ("forged", forged(folder, seeds=range(3, 60, 2))),
             ("honest", honest(folder, given.honest)),
