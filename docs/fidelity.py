@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from igstudy.paper import read
+from igstudy.runs.paramfiles import defaults_of, kind_of
 from igstudy.yamlfile import read_yaml
 
 KINDS_OF_ROWS = ("faithful", "repaired", "option", "not run")
@@ -37,9 +38,10 @@ def wrong_settings(params: Path) -> list[str]:
         if row["files"] and not files:
             found.append(f"{row['printed']}: no file of {params} is called {row['files']}")
         for path in files:
-            settings = read_yaml(path)
+            given = read_yaml(path)
+            whole = defaults_of(kind_of(path)) | given
             for name, value in zip(row["setting"].split(), wanted, strict=True):
-                has = _value(settings, name)
+                has = _value(whole if value else given, name)
                 if has != value:
                     found.append(f"{path}: {name} is {has or 'not set'}, not {value or 'left out'}")
     return found

@@ -18,10 +18,10 @@ from igcore.files import writing
 
 from .linefile import Fields, comparable, key, read, read_record
 from .runs.folders import changes
-from .runs.paramfiles import Given, runs_of
+from .runs.paramfiles import Given, read_recipe, runs_of
 from .runs.params import PARAMS, class_of
 from .trust import MODULES, add_allow_option, admit, named_modules
-from .yamlfile import parsed, read_yaml
+from .yamlfile import parsed
 
 DECODE, LINES = "notebooks/30_decode.ipynb", "runs/ci/decode-raw/responses.jsonl"
 TAGGED = "; its cell with the tag 'parameters' sets what is allowed"
@@ -128,7 +128,7 @@ def _run(
     # `_checked` knows the settings that the notebook's cell does not have, of which papermill warns
     logging.getLogger("papermill").setLevel("ERROR")
     own = {name: parsed(text, f"-p {name} {text!r:.100}") for name, text in given}
-    values = read_yaml(params) if params else own
+    values = read_recipe(params) if params else own
     runs = _runs(values, params or notebook, output)
     kernel_name = _checked(papermill, notebook, params, [given | own for _, given in runs])
     # what the user has typed is allowed
@@ -236,7 +236,7 @@ def _verify(file: Path, params: Path, replay: Any, allow: list[str]) -> Result:
     machine cannot decide, and 3 if a file is wrong, so that nothing was decided.
     """
     # first, as what follows loads torch: files of somebody else are refused within a second
-    admit(read_yaml(params), params, allow)
+    admit(read_recipe(params), params, allow)
     read_record(file)
     from .runs.verify import request_of, verify
 

@@ -14,7 +14,7 @@ from igcore.beams import method_of
 from igstudy.linefile import SETTINGS
 from igstudy.report import statistics as metrics
 from igstudy.runs.decode_params import Settings
-from igstudy.runs.paramfiles import ParamFiles
+from igstudy.runs.paramfiles import ParamFiles, defaults_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,7 +25,8 @@ def imaginary(path: Path, limit: int = 4) -> dict[str, list[dict]]:
     """
     profile = ParamFiles(path.parent.name, base=path.parents[1])
     runs = {}
-    for run, point in profile.points(path):
+    for run, given in profile.points(path):
+        point = defaults_of("decode") | given
         config = Settings(**{name: point[name] for name in SETTINGS if name in point})
         runs[run] = [
             imagined(point, method_of(method).settings_under(config), method, k)

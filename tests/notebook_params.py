@@ -3,15 +3,9 @@
 from pathlib import Path
 
 # notebook -> the params file of continuous integration, whose settings are its defaults
-PARAMS = {
-    "20_train_critic": "critic-raw", "30_decode": "decode-raw", "40_tables": "tables",
-    "45_ablations": "tables", "50_figures": "figures", "60_judge": "judge-scorers",
-}  # fmt: skip
+PARAMS = {"20_train_critic": "critic-raw", "30_decode": "decode-raw", "60_judge": "judge-scorers"}
 # kind of a params file -> its notebook
-KINDS = {path.split("-")[0]: name for name, path in PARAMS.items()} | {
-    "regime": "30_decode", "claims": "80_claims", "card": "25_train_harm_cost",
-    "tables": "40_tables", "ablations": "45_ablations", "harm": "65_harm",
-}  # fmt: skip
+KINDS = {path.split("-")[0]: name for name, path in PARAMS.items()} | {"regime": "30_decode"}
 
 
 def kind(path: Path) -> str:

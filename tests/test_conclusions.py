@@ -11,7 +11,7 @@ import pytest
 
 from igstudy.prompts import load_prompts
 from igstudy.report.claims import load_claims
-from igstudy.runs.paramfiles import ParamFiles
+from igstudy.runs.paramfiles import ParamFiles, defaults_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,7 +25,7 @@ def test_the_regimes_have_the_prompts_that_they_name(profile):
     """Bug: `make quick` decoded six prompts and its claims asked for twelve. Guards claims about
     more prompts than a set holds, or others than its runs have.
     """
-    runs = ParamFiles(profile).runs()
+    runs = {run: defaults_of("decode") | given for run, given in ParamFiles(profile).runs().items()}
     for name, regime in load_claims(ROOT / f"params/{profile}/claims.yaml").regimes.items():
         begins = f"regime-{name}"
         of_regime = [run for run in runs.values() if run["run"].startswith(begins)]

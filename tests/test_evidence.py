@@ -23,9 +23,10 @@ import pytest
 import yaml
 
 from docs.records import WITHHELD, known_hashes, unpack_job
+from igcore.settings import written
 from igstudy.linefile import modern
 from igstudy.runs.decode_params import DecodeParams
-from igstudy.runs.paramfiles import ParamFiles
+from igstudy.runs.paramfiles import ParamFiles, defaults_of
 
 ROOT = Path(__file__).parent.parent
 ARCHIVES = sorted((ROOT / "records").glob("*.tar.xz"))
@@ -35,7 +36,7 @@ OF_NO_RUN = {
     "bench", "bench_ratios", "served", "first_hour", "harm_answers", "harm_answers_attack",
     "harm_answers_qwen", "harm_answers_curve", "harm_labelled",
 }  # fmt: skip
-WITHOUT_RUNS = ("tables", "figures", "ablations", "harm", "claims")  # kinds of params files
+WITHOUT_RUNS = ("profile", "harm", "claims")  # kinds of params files
 KEPT = (  # fields of a line that the tests below read
     "prompt_id policy method prompts seed status reward cost peak_cost word_peak_cost "
     "trace policy_tokens scorer_calls samples_drawn forward_tokens scorer_tokens "
@@ -162,13 +163,15 @@ def test_packed_settings_are_those_of_the_params_files(packed):
             kind = path.stem.split("-")[0]
             below = {"critic": "critics/", "judge": "judge/"}.get(kind, "")
             for run, given in files.points(path) if kind not in WITHOUT_RUNS else ():
-                wanted[f"{archive.profile}/{below}{run}"] = given
+                wanted[f"{archive.profile}/{below}{run}"] = defaults_of(kind) | given
         # a network lies in the folder of the run that trained it
         made = {run for run in archive.manifests if run.rpartition("/")[0] not in archive.manifests}
         assert made == wanted.keys(), archive.profile
         for run, given in wanted.items():
             kept = settings_of(archive, run)
-            assert given == {name: kept.get(name, "absent") for name in given}, run
+            names = kept.keys() & given.keys() - {"device"}  # which is found when a run starts
+            asked = {name: written(given[name]) for name in names}
+            assert asked == {name: kept[name] for name in names}, run
 
 
 def git(*arguments):

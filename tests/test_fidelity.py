@@ -33,14 +33,14 @@ def test_the_papers_files_keep_to_the_table():
     ("file", "old", "new", "sentence"),
     [
         ("decode-main-vicuna-hex", "vicuna-hh/terminal", "vicuna-pku/terminal", "critic is runs"),
-        ("decode-main-alpaca-pku", "diversity: half", "diversity: paper", "not half"),
-        ("decode-main-beaver-pku", "seed: 0", "threshold: 0.5", "threshold is 0.5, not left out"),
+        ("decode-main-alpaca-pku", "keep: 32", "keep: 32\ndiversity: paper", "not half"),
+        ("decode-main-beaver-pku", "keep: 32", "keep: 32\nthreshold: 0.5", "threshold is 0.5, not"),
         ("critic-alpaca-pku", "limit: 2000", "limit: null", "limit is not set, not 2000"),
         ("critic-alpaca-pku", "batch_size: 8", "batch_size: 9", "critics.terminal.batch_size is 9"),
         ("critic-beaver-pku", "features: o,", "features: m,",
          "critics.terminal.features is m, not o"),
         ("critic-llama-pku", "lr: 1.0e-4", "lr: 1.0e-3", "value.lr is 0.001, not 0.0001"),
-        ("decode-main-llama-pku", "seed: 0", "temperature: 0.7",
+        ("decode-main-llama-pku", "keep: 32", "keep: 32\ntemperature: 0.7",
          "temperature is 0.7, not left out"),
     ],
 )  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from igcore.errors import ParameterError
-from igstudy.runs.paramfiles import ParamFiles, merged
+from igstudy.runs.paramfiles import ParamFiles, merged, read_recipe
 
 
 def folder(tmp_path, **files) -> Path:
@@ -35,6 +35,25 @@ def test_a_grid_has_a_run_for_every_point(tmp_path):
         "profile": "paper", "run": "decode-a-keep-2-budget-0_5", "seed": 3, "keep": 2,
         "budget": 0.5,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "placed"),
+    [
+        ("decode-a", {"run": "decode-a"}),
+        ("regime-a", {"run": "regime-a"}),
+        ("critic-a", {"run": "a"}),
+        ("judge-a", {"run": "a", "figures": "runs/paper/figures"}),
+        ("harm", {"figures": "runs/paper/figures"}),
+    ],
+)
+def test_the_place_of_a_file_says_what_it_leaves_out(tmp_path, name, placed):
+    """Guards recipes: a file has what differs from a default, and no path of its own."""
+    path = folder(tmp_path, **{name: {"seed": 3}}) / f"paper/{name}.yaml"
+    assert read_recipe(path) == {"profile": "paper", "seed": 3} | placed
+    given = {"profile": "other", "run": "b", "figures": "runs/x"}
+    path.write_text(yaml.safe_dump(given))
+    assert read_recipe(path) == given
 
 
 def test_a_named_point_has_settings_of_its_own(tmp_path):
@@ -82,6 +101,7 @@ def test_changes_reach_the_settings_they_name_and_move_the_runs(tmp_path):
         "profile": "tried",
         "run": "x",
         "epochs": 50,
+        "limit": 2,
         "critics": {},
     }
     assert files.read(base / "small" / "critic-raw.yaml") == {
@@ -108,11 +128,11 @@ def test_kinds_are_told_apart_by_the_whole_word(tmp_path):
     """Bug: "critic-search.yaml" of another kind, or "decoder-x.yaml", taken for a run."""
     base = folder(
         tmp_path,
-        **{name: {"run": name} for name in ("decode-b", "decode-a", "decoder-x", "tables")},
+        **{name: {"run": name} for name in ("decode-b", "decode-a", "decoder-x", "harm")},
     )
     files = ParamFiles("paper", base=base)
     assert [path.stem for path in files.files("decode")] == ["decode-a", "decode-b"]
-    assert [path.stem for path in files.files("tables")] == ["tables"]
+    assert files.named("harm") == {"harm": base / "paper/harm.yaml"}
 
 
 def test_a_limit_keeps_the_share_of_the_hardest_and_whole_sets_whole(tmp_path):
@@ -153,9 +173,7 @@ def test_a_bad_name_of_a_run_of_any_kind_is_refused_with_its_file(tmp_path, kind
     assert f"{tmp_path}/paper/{kind}-a.yaml: parameter run is {run!r}" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "kind", ["critic", "decode", "regime", "judge", "tables", "figures", "ablations"]
-)
+@pytest.mark.parametrize("kind", ["critic", "decode", "regime", "judge", "harm"])
 def test_a_file_belongs_to_its_folder(tmp_path, kind):
     """Bug: a file copied into a profile of one's own that goes on writing into the old one, or a
     name that is a command.
@@ -229,5 +247,5 @@ def test_a_share_of_nothing_is_left_to_the_notebook(tmp_path, limit):
 def test_changes_are_of_files_that_there_are(changes):
     """Bug: a misspelt kind changed nothing, and a number ended in a traceback."""
     name = next(iter(changes))
-    with pytest.raises(ParameterError, match=f"unknown change, .*: '{name}'; .* every, figures"):
+    with pytest.raises(ParameterError, match=f"unknown change, .*: '{name}'; .* decode, every"):
         ParamFiles("paper", changes)

@@ -58,12 +58,13 @@ def write_params(place, name, sample, **lines):
     """Write params/mine/<name>.yaml: a file of params/ci, with some settings as YAML texts of their
     own.
     """
-    given = yaml.safe_load((ROOT / f"params/ci/{sample}.yaml").read_text()) | {"profile": "mine"}
+    given = yaml.safe_load((ROOT / f"params/ci/{sample}.yaml").read_text())
     kept = {setting: value for setting, value in given.items() if setting not in lines}
     text = yaml.safe_dump(kept, sort_keys=False)
     text += "".join(f"{setting}: {value}\n" for setting, value in lines.items())
     path = place / f"params/mine/{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name("profile.yaml").write_text("notebooks: {}\n")
     path.write_text(text, encoding="utf-8")
 
 
@@ -92,26 +93,21 @@ def planned(place, profile, **config) -> dict[str, list[str]]:
 
 def shipped(place, profile):
     """Yield the notebook's name and the settings of every run of a profile, as the files say."""
-    if profile == "tune":  # the pilot of the claims of another profile
-        given = {"profile": profile, "claims": "params/small/claims.yaml", "harm": None}
-        given |= {"pilot": True, "figures": "runs/tune/figures"}
-        given |= {"power_table": "runs/tune/figures/tables/claims_power.csv"}
-        yield "80_claims", given | {"suffix": ""}
-    for path in sorted((place / "params" / profile).glob("*.yaml")):
+    figures = f"runs/{profile}/figures"
+    about, harm = place / "params" / profile / "profile.yaml", {}
+    for path in sorted(about.parent.glob("*.yaml")):
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if path.stem.startswith("claims-"):  # of notebook 65 alone
+        if path.stem == "harm":
+            harm = {"profile": profile, "figures": figures} | given
+        if kind(path) not in KINDS:
             continue
-        if path.stem == "claims":  # no settings of a notebook, but what it reads
-            figures = f"runs/{profile}/figures"
-            harm = f"params/{profile}/harm.yaml" if (path.parent / "harm.yaml").exists() else None
-            given = {"profile": profile, "claims": f"params/{profile}/claims.yaml", "harm": harm}
-            given |= {"pilot": False, "figures": figures}
-            power = "figures" if profile == "small" else figures  # the committed one
-            given |= {"power_table": f"{power}/tables/claims_power.csv"}
-            given |= {"suffix": "_qwen" if profile == "qwen" else ""}
+        placed = {"profile": profile, "run": path.stem}
+        if kind(path) in ("critic", "judge"):
+            placed["run"] = path.stem.partition("-")[2]
+        if kind(path) == "judge":
+            placed["figures"] = figures
+        given, notebook = placed | given, KINDS[kind(path)]
         grid = given.pop("grid", {})
-        walks = "figures.yaml" in {other.name for other in path.parent.iterdir()}
-        notebook = "45_ablations" if kind(path) == "tables" and not walks else KINDS[kind(path)]
         points = given.pop("points", {None: {}}).items()
         for (point, own), *values in itertools.product(points, *grid.values()):
             names = [point] if point else []
@@ -119,8 +115,16 @@ def shipped(place, profile):
                 f"{name}-{value}".replace(".", "_")
                 for name, value in zip(grid, values, strict=True)
             ]
-            run = {"run": "-".join([given["run"], *names])} if "run" in given else {}
+            run = {"run": "-".join([given["run"], *names])}
             yield notebook, given | own | dict(zip(grid, values, strict=True)) | run
+    told = yaml.safe_load(about.read_text()) if about.exists() else {"notebooks": {}}
+    for notebook, asked in told["notebooks"].items():
+        given = asked.get("given", {})
+        if notebook == "80_claims":
+            given = {"claims": told["claims"], "pilot": told.get("pilot", False)} | given
+        yield notebook, harm if given == "harm.yaml" else {
+            "profile": profile, "figures": figures, **given
+        }  # fmt: skip
 
 
 def reached(command, monkeypatch) -> list[tuple[str, dict]]:
@@ -210,11 +214,13 @@ def test_a_shard_is_told_its_number(place, monkeypatch):
 @pytest.mark.parametrize(("kept", "job"), [("decode-raw", "decode_raw"), ("critic-raw", "critic")])
 def test_a_profile_needs_no_critic_and_a_critic_no_decoding(place, kept, job):
     """Guards profiles of one's own: only what they have is planned."""
-    for name in (kept, "tables", "figures"):
-        write_params(place, name, name)
+    write_params(place, kept, kept)
+    (place / "params/mine/profile.yaml").unlink()
     printed = snakemake(place, "mine", "--dry-run", "--quiet", "rules")
     counts = dict(re.findall(r"^(\w+) +(\d+)$", printed, re.M))
     assert counts[job] == "1" and not {"decode_raw", "critic"} - {job} & counts.keys()
+    # without a profile.yaml a run has tables and pictures
+    assert ({"tables", "figures"} <= counts.keys()) == (kept == "decode-raw")
 
 
 def test_a_number_without_a_dot_is_text_and_named(place, monkeypatch):
@@ -350,6 +356,8 @@ def archived(place) -> Path:
     claims = place / "params/mine/claims.yaml"
     shutil.copy(ROOT / "params/ci/claims.yaml", claims)
     claims.write_text(claims.read_text().replace("{method:", "{run: regime-few-one, method:"))
+    decided = "claims: params/mine/claims.yaml\nnotebooks: {80_claims: {}}\n"
+    claims.with_name("profile.yaml").write_text(decided)
     (place / "docs").symlink_to(ROOT / "docs")
     for run, settings in ParamFiles("mine", base=place / "params").runs().items():
         packed = place / "runs/mine" / run
@@ -373,10 +381,6 @@ def test_runs_that_no_claim_compares_are_read_from_the_records(archived):
     """
     made = ["runs/mine/decode-raw/manifest.json", "runs/mine/regime-few-two/manifest.json"]
     assert decoded(archived) == {"regime-few-one"}
-    job = yaml.safe_load((archived / "runs/mine/.jobs/rescored-lines.yaml").read_text())
-    assert [*job["runs"]] == [
-        "runs/mine/regime-few-one"
-    ]  # lines of older code are not scored again
     snakemake(archived, "mine", *made)
     assert all((archived / path).with_name(UNPACKED).exists() for path in made)
     assert "Nothing to be done" in snakemake(archived, "mine", *made)
@@ -431,7 +435,7 @@ def everything(folder: Path) -> dict:
         (
             "profile",
             "../../x",
-            "profile of params/mine/decode-raw.yaml is '../../x'; set it to 'mine', the folder",
+            "profile of params/mine/decode-raw.yaml is '../../x'; leave it out, or set it",
         ),
     ],
 )
@@ -509,7 +513,7 @@ def test_jobs_of_a_cluster_ask_for_what_the_profile_says(place):
     assert (tables["mem_mb"], tables["runtime"], tables.get("gpu")) == ("4000", "60", None)
     assert jobs_of["critic"]["gpu"] == "2"
     rules = yaml.safe_load(SLURM.read_text())["set-resources"].keys()
-    assert rules < jobs_of.keys() | {"experiments"}
+    assert rules < jobs_of.keys() | {"ablations"}
     alone = resources_of(place)
     assert {frozenset(given) for given in alone.values()} == {frozenset({"tmpdir"})}
 

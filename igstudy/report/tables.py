@@ -54,12 +54,14 @@ DISPENSABLE = [
 INTEGER_SETTINGS = "n_samples keep block_size rounds seed".split()
 
 
-def by_prompt_set(records: pd.DataFrame) -> pd.DataFrame:
+def by_prompt_set(records: pd.DataFrame, by_run: bool = False) -> pd.DataFrame:
     """Return records with a policy's name for each prompt set that it answered.
 
     A policy that answered several is called ``vicuna-7b on hex-phi``, one that did not keeps its
-    name.
+    name. With `by_run` each run has its own name in place of the policy's.
     """
+    if by_run:
+        return records.assign(policy=records["run"])
     several = records.groupby("policy")["prompts"].transform("nunique") > 1
     return records.assign(
         policy=records["policy"].where(~several, records["policy"] + " on " + records["prompts"])

@@ -35,7 +35,7 @@ from ..report.harm import RefusalPhrases, in_half, judges_table, row_digest
 from ..report.load import load_finished
 from ..settings import FolderName, InsideFolder
 from ..trust import admit, loaded
-from ..yamlfile import read_yaml
+from .paramfiles import read_recipe
 
 ANSWERS, LABELLED = "harm_answers", "harm_labelled.csv"
 AT_ONCE = 8  # texts that a judge scores before the scores are written down
@@ -87,7 +87,7 @@ class HarmParams:
 
 def harm_params(path: Path, allow: Collection[str] = ()) -> HarmParams:
     """Return the parameters in a file, as notebook 65 reads them; see `igstudy.trust.admit`."""
-    given = read_yaml(path)
+    given = read_recipe(path)
     admit(given, path, allow)
     return HarmParams(**given)
 

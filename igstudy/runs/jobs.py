@@ -7,16 +7,19 @@ a notebook's outputs restart nothing. No model is imported: Snakemake loads this
 
 import json
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from igcore.config import SearchConfig
 from igcore.errors import ParameterError, RunError, shown, unknown_name
-from igcore.files import locked, replace_file
+from igcore.files import file_digest, locked, replace_file
 from igcore.models.registry import first_on_path
 
 from ..paper import MAIN_PROFILES
@@ -25,7 +28,8 @@ from ..sources import package_digest
 from ..trust import admitted, named_modules
 from ..yamlfile import read_yaml
 from .identity import code_of, notebook_digest
-from .paramfiles import ParamFiles
+from .paramfiles import Given, ParamFiles
+from .profiles import Profile
 
 # the keys after --config: texts, and numbers
 TEXT_KEYS = ("profile", "with", "hub", "allow")
@@ -88,10 +92,78 @@ def code(kind: str, settings: Mapping[str, Any]) -> dict[str, str]:
     return own | whole
 
 
+# --- what the jobs of a profile are asked ---------------------------------------------------------
+
+
+def decode_jobs(files: ParamFiles, read: Collection[str]) -> dict[str, Given]:
+    """Return the settings of the jobs of notebook 30 by name.
+
+    A params file is one job, or two where only some of its runs are read from records.
+
+    Parameters
+    ----------
+    read : collection of str
+        See `packed_runs`.
+    """
+    jobs: dict[str, Given] = {}
+    for path in files.decoded():
+        shared = files.read(path)["run"]
+        for run, settings in files.points(path):
+            packed = f"{files.profile}/{run}" in read
+            name = f"{path.stem}-packed" if packed else path.stem
+            job = {"profile": files.profile, "run": shared, "points": {}}
+            if packed:
+                job |= archive_of(files.profile)
+            points = jobs.setdefault(name, job)["points"]
+            points[run.removeprefix(shared).removeprefix("-")] = settings
+    return jobs
+
+
+def critic_settings(files: ParamFiles, profile: str, run: str, read: Collection[str] = ()) -> Given:
+    """Return the settings of a run of notebook 20; `read` as in `decode_jobs`."""
+    settings = files.read(files.critic_file(profile, run))
+    if f"{profile}/critics/{run}" in read:
+        settings |= archive_of(profile)
+    return settings
+
+
+def archive_of(profile: str) -> Given:
+    """Return the setting of jobs that read packed records: they run again when these change."""
+    return {"records": file_digest(Path(f"records/{profile}.tar.xz"))}
+
+
+def own_files(settings: Given) -> list[str]:
+    """Return the files of a user that a run reads: prompts, a list of ids, a model's folder.
+
+    The run is made again when one of them changes.
+    """
+    named = [settings.get(role) for role in ("prompts", "policy", "cost", "reward")]
+    values = [
+        value for one in named for value in (one.values() if isinstance(one, dict) else [one])
+    ]
+    paths = [Path(value) for value in values if value and isinstance(value, str)]
+    return sorted(
+        {str(file) for path in paths for file in [path, *path.glob("*")] if file.is_file()}
+    )
+
+
+def check_claims(path: str, folder: Path, start: bool) -> None:
+    """Refuse claims that were edited since they were registered; at the start, register them."""
+    from ..report import claims  # pandas, which the file of a job does not need
+
+    file = claims.load_claims(Path(path))
+    if start:
+        claims.register(file, folder)
+        about = f"{len(file.claims)} claims of {path}, registered as {file.digest[:12]}"
+        print(about, file=sys.stderr)
+    elif folder.exists():
+        claims.check_registered(file, folder)
+
+
 # --- runs that are there --------------------------------------------------------------------------
 
 
-def packed_runs(files: ParamFiles, claims: Path) -> set[str]:
+def packed_runs(files: ParamFiles, asked: Profile) -> set[str]:
     """Return the runs that are read from the packed records of the profile, and not made.
 
     Where the profile has claims and an archive, a run is made if a claim compares its lines, so
@@ -108,16 +180,20 @@ def packed_runs(files: ParamFiles, claims: Path) -> set[str]:
     ParameterError
         See `igstudy.report.claims.load_claims`.
     """
-    from ..report.claims import load_claims  # pandas, which the file of a job does not need
-
-    if not claims.is_file() or not Path("records", f"{files.profile}.tar.xz").is_file():
+    packed = Path("records", f"{files.profile}.tar.xz")
+    if asked.claims is None or asked.pilot or not packed.is_file():
         return set()
-    decoded, file = files.runs(), load_claims(claims)
+    from ..report.claims import load_claims
+
+    # an arm may name what a params file leaves out; the whole class would load torch
+    left_out = {setting.name: setting.default for setting in fields(SearchConfig)} | {"seed": 0}
+    decoded = {run: left_out | given for run, given in files.runs().items()}
+    file = load_claims(Path(asked.claims))
     made = file.compared(decoded)
     home = Path("runs", files.profile)
     made |= {run for run in decoded if _begun(home / run)}
     used = json.dumps([decoded[run] for run in made])
-    critics = {f"critics/{run}" for path in files.files("critic") for run, _ in files.points(path)}
+    critics = {f"critics/{run}" for run in files.named("critic")}
     made |= {run for run in critics if f"{home / run}/" in used or _begun(home / run)}
     return {f"{files.profile}/{run}" for run in (decoded.keys() | critics) - made}
 
@@ -167,6 +243,13 @@ def check_finished(profile: str, base: Path) -> None:
                 f"{len(missing)} runs have not finished, the first {of}/{missing[0]}; run "
                 "`make reproduce` and then `make ablations`"
             )
+
+
+def finished(profile: str | None, base: Path) -> list[str]:
+    """Return the signs of success of a profile's decode runs, once all of them have finished."""
+    if profile is None or unfinished(profile, base):
+        return []
+    return sorted(map(str, (base / "runs" / profile).glob("decode-*/manifest.json")))
 
 
 def unfinished(profile: str, base: Path) -> list[str]:

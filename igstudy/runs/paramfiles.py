@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,10 +20,10 @@ from igcore.settings import Options, settings
 from ..settings import FolderName, check_name
 from ..trust import admit
 from ..yamlfile import read_yaml
+from .params import class_of
 
-OUTPUT = ("tables", "figures", "ablations", "harm")  # kinds of files that name no run
 DECODED = ("decode", "regime")  # of notebook 30
-KINDS = ("every", *OUTPUT, *DECODED, "critic", "judge")
+KINDS = ("every", *DECODED, "critic", "judge", "harm")
 Given = dict[str, Any]  # the settings of a file or a run
 MOST_RUNS = 10_000  # that the grid and the points of one file may make
 
@@ -48,9 +48,9 @@ class ParamFiles:
     folder : str
         Name of the folder, such as ``paper``.
     changes : mapping
-        Overrides of their settings. Those under ``every`` apply to all files that have a setting of
-        that name; those under a kind of file (its name up to the first hyphen) apply to all files
-        of the kind, see `merged`; ``profile`` sends all runs to another folder.
+        Overrides of their settings. Those under ``every`` apply to all files whose kind has a
+        setting of that name; those under a kind of file (its name up to the first hyphen) apply to
+        all files of the kind, see `merged`; ``profile`` sends all runs to another folder.
     limit : int
         Number of prompts of each run that takes a share of hardest prompts; the share stays the
         same. 0 changes nothing.
@@ -89,7 +89,26 @@ class ParamFiles:
     def files(self, kind: str) -> list[Path]:
         """Return all files of a kind: ``critic``, ``decode``, ``judge``, ``tables``, ..."""
         paths = sorted((self.base / self.folder).glob(f"{kind}*.yaml"))
-        return [path for path in paths if _kind(path) == kind]
+        return [path for path in paths if kind_of(path) == kind]
+
+    def named(self, kind: str) -> dict[str, Path]:
+        """Return all files of a kind by the name after it: ``raw`` of ``critic-raw.yaml``."""
+        return {path.stem.removeprefix(f"{kind}-"): path for path in self.files(kind)}
+
+    def critic_file(self, profile: str, run: str) -> Path:
+        """Return the file of a run of notebook 20, of this or another profile."""
+        folder = self.folder if profile == self.profile else profile
+        return self.base / folder / f"critic-{run}.yaml"
+
+    def trained(self, folder: str | None) -> list[str]:
+        """Return the sign of success of the run of notebook 20 that makes a folder of networks.
+
+        A run without a params file was trained by hand and must be there.
+        """
+        # runs/<profile>/critics/<run>[/<critic>]
+        profile, _, run = [*Path(folder or "").parts, "", "", "", ""][1:4]
+        made = self.critic_file(profile, run).is_file()
+        return [f"runs/{profile}/critics/{run}/manifest.json"] if made else []
 
     def read(self, file: Path | str) -> Given:
         """Return the settings of a file, with the changes and within `limit`.
@@ -102,17 +121,17 @@ class ParamFiles:
         """
         file = Path(file)
         check_name(f"the name of {file} without .yaml", file.stem)
-        given = read_yaml(file)
-        home = file.parent.name
-        if given.get("profile") != home:
+        given, home = read_recipe(file), file.parent.name
+        if given["profile"] != home:
             raise ParameterError(
-                f"profile of {file} is {shown(given.get('profile'))}; set it to {home!r}, the "
-                "folder that the file lies in"
+                f"profile of {file} is {shown(given['profile'])}; leave it out, or set it to "
+                f"{home!r}, the folder that the file lies in"
             )
         if home == self.folder and self.changes:
-            every = self.changes.get("every", {})
-            given |= {name: every[name] for name in every.keys() & given.keys()}
-            given = merged(given, self.changes.get(_kind(file), {})) | {"profile": self.profile}
+            every, kind = self.changes.get("every", {}), kind_of(file)
+            known = defaults_of(kind) if every else {}
+            given |= {name: every[name] for name in every.keys() & known.keys()}
+            given = merged(given, self.changes.get(kind, {})) | {"profile": self.profile}
             moved = json.dumps(given).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
             given = json.loads(moved)
         admit(given, file, self.allow)
@@ -143,9 +162,8 @@ class ParamFiles:
         ParameterError
             See `points`, and when two runs would write into one folder.
         """
-        for kind in OUTPUT:
-            for file in self.files(kind):
-                self.read(file)
+        for file in self.files("harm"):
+            self.read(file)
         for kind in ("critic", "judge"):  # their runs have folders of their own
             self._made(self.files(kind))
         return self._made(self.decoded())
@@ -169,6 +187,37 @@ class ParamFiles:
                     )
                 runs[run] = given
         return runs
+
+
+def read_recipe(path: Path) -> Given:
+    """Return the settings of a params file, and those that its place decides.
+
+    By default ``profile`` is the name of the folder that the file lies in, ``run`` the name of the
+    file, of a critic or a judge without its kind, and ``figures`` the folder of that name in the
+    folder of runs. What else is left out has the default of its class in `igstudy.runs.params`. A
+    file whose name is of no kind names all that it needs.
+    """
+    kind, given = kind_of(path), read_yaml(path)
+    placed = {"profile": path.resolve().parent.name} if kind in KINDS else {}
+    if kind in DECODED:
+        placed["run"] = path.stem
+    elif kind in ("critic", "judge"):
+        placed["run"] = path.stem.removeprefix(f"{kind}-")
+    given = placed | given
+    if kind in ("judge", "harm"):
+        given = {"figures": f"runs/{given['profile']}/figures"} | given
+    return given
+
+
+def kind_of(file: Path) -> str:
+    """Return the kind of a file: its name up to the first hyphen."""
+    return file.stem.split("-")[0]
+
+
+def defaults_of(kind: str) -> Given:
+    """Return the default of each setting of a kind of file, or ``MISSING`` of `dataclasses`."""
+    known = class_of("decode" if kind in DECODED else kind)
+    return {setting.name: setting.default for setting in fields(known)}
 
 
 def runs_of(given: Mapping[str, Any], file: object) -> Iterator[tuple[str, Given]]:
@@ -221,8 +270,3 @@ def merged(old: object, new: object) -> Any:
     every = changes.pop("every", {})
     parts = {k: merged(part, every) if isinstance(part, dict) else part for k, part in old.items()}
     return parts | {name: merged(parts.get(name), part) for name, part in changes.items()}
-
-
-def _kind(file: Path) -> str:
-    """Return the kind of a file: its name up to the first hyphen."""
-    return file.stem.split("-")[0]

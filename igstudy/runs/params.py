@@ -5,10 +5,12 @@ frozen dataclass. Parameters that need model code live in modules of their own, 
 `igstudy.runs.decode_params`, and are imported when they are asked for.
 """
 
+import ast
 from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any
 
+from igcore.errors import ParameterError
 from igcore.settings import settings
 
 from ..settings import FolderName, InsideFolder
@@ -28,11 +30,14 @@ class OutputParams:
         ``tables``.
     pattern : str
         Glob pattern for the names of the runs that are read.
+    by_run : bool
+        Whether each run has rows and panels of its own, in place of each policy.
     """
 
     profile: FolderName
     figures: InsideFolder
     pattern: str = "*"
+    by_run: bool = False
 
 
 @settings(kw_only=True)
@@ -49,8 +54,9 @@ class ClaimsParams:
         Params file of notebook 65, seen from `igcore.files.root`, whose judges read the answers.
     pilot : bool
         Whether the runs are those from which power is computed; nothing is decided then.
-    power_table : str
+    power_table : str, optional
         Where that power is written and read, seen from `igcore.files.root`; it need not be there.
+        By default it is among the tables of `figures`.
     suffix : str
         How the names of its tables end, where two profiles have some.
     """
@@ -60,7 +66,7 @@ class ClaimsParams:
     harm: InsideFolder | None = None
     pilot: bool = False
     figures: InsideFolder
-    power_table: InsideFolder
+    power_table: InsideFolder | None = None
     suffix: str = ""
 
 
@@ -118,15 +124,13 @@ def notebook_parameters(namespace: Mapping[str, Any]) -> dict[str, Any]:
     """
     sources = [source for source in namespace.get("In", ()) if source.startswith("# Parameters")]
     if sources:
-        values: dict[str, Any] = {}
-        exec(sources[-1], {}, values)
+        values = assigned(sources[-1])
         if len(sources) > 1:
-            own: dict[str, Any] = {}
-            exec(sources[0], {}, own)
+            own = assigned(sources[0])
             admit(values, LATER, named_modules(own))
         if len(sources) > 1 and "profile" not in values:
             print(f"changed: {', '.join(values)}; all else is as this notebook sets it")
-            exec("\n".join(sources[-2:]), {}, values)
+            values = assigned(sources[-2]) | values
         return values
     data = (bool, int, float, str, list, dict, type(None))
     return {
@@ -134,3 +138,24 @@ def notebook_parameters(namespace: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in namespace.items()
         if isinstance(value, data) and name.islower() and not name.startswith("_")
     }
+
+
+def assigned(source: str) -> dict[str, Any]:
+    """Return the names that a cell of parameters assigns, each with its value.
+
+    Raises
+    ------
+    ParameterError
+        For anything but a number, text, true, false, none, list or mapping assigned to one name.
+    """
+    values: dict[str, Any] = {}
+    for statement in ast.parse(source).body:
+        try:
+            (target,) = statement.targets  # type: ignore[attr-defined]
+            values[target.id] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
+        except (AttributeError, ValueError):
+            raise ParameterError(
+                f"the cell of parameters has {ast.unparse(statement)!r:.100}; give plain values, "
+                "such as limit = 6, and compute others in a later cell"
+            ) from None
+    return values

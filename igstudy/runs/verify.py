@@ -25,12 +25,11 @@ from igcore.policy import Prompt
 from ..linefile import SETTINGS, Fields, LineKey, Record, has_texts, key, modern, read_record
 from ..prompts import load_prompts
 from ..trust import admit, loaded
-from ..yamlfile import read_yaml
 from .decode_params import DecodeParams
 from .decode_run import settings_of, summary, with_sampling
 from .folders import first_start
 from .identity import dated, part_identity, prompts_digest
-from .paramfiles import runs_of
+from .paramfiles import read_recipe, runs_of
 from .rescore import RECORD_ERRORS, differing_fields, odd_fields, rescored, with_settings
 from .witness import UNCERTAIN, Witness
 
@@ -94,7 +93,7 @@ def request_of(file: Path, params: Path) -> DecodeParams:
         When the params file cannot be read, makes no run of that name, asks for something invalid,
         or names a module that is not allowed, see `igstudy.trust.admit`.
     """
-    given = read_yaml(params)
+    given = read_recipe(params)
     admit(given, params)
     runs = dict(runs_of(given, params))
     # realpath, as resolve raises an error for a link to itself

@@ -1,0 +1,132 @@
+"""What a profile makes of its runs: the notebooks that read them, and the tables and pictures that
+these leave.
+
+``profile.yaml`` in a folder of params says it. Without that file a profile gets a table with a row
+per run and two pictures.
+"""
+
+from collections.abc import Iterator
+from dataclasses import field
+from pathlib import Path
+
+from igcore.errors import ParameterError, unknown_name
+from igcore.settings import Options, settings
+
+from ..settings import FolderName, InsideFolder
+from ..yamlfile import read_yaml
+from .paramfiles import Given, ParamFiles
+
+FILE, CLAIMS = "profile.yaml", "80_claims"  # the notebook that decides claims
+
+
+@settings(kw_only=True)
+class Made:
+    """What a notebook makes of finished runs.
+
+    Attributes
+    ----------
+    tables, pictures : list of str
+        Names of its files in the folder of figures, without ending.
+    given : str or mapping
+        Its settings, besides profile and folder of figures: a file of the same folder, or a
+        mapping.
+    after : list of str
+        Other notebooks of the profile, which it needs.
+    whole : bool
+        Whether it needs all prompts of the runs: it is left out where ``limit`` cuts them.
+    beside : str, optional
+        Another profile. Once all runs of that one have finished, the notebook also leaves
+        `tables_beside`.
+    tables_beside : list of str
+    """
+
+    tables: list[str] = field(default_factory=list)
+    pictures: list[str] = field(default_factory=list)
+    given: str | Options = field(default_factory=dict)
+    after: list[str] = field(default_factory=list)
+    whole: bool = False
+    beside: FolderName | None = None
+    tables_beside: list[str] = field(default_factory=list)
+
+    def files(self, figures: str, with_other: bool) -> Iterator[str]:
+        """Yield the paths of its files in a folder of figures.
+
+        Parameters
+        ----------
+        with_other : bool
+            Whether the runs of the profile `beside` have finished.
+        """
+        for name in (*self.tables, *(self.tables_beside if with_other else ())):
+            # its numbers, the same for people, and its sources
+            yield from (f"{figures}/tables/{name}.{end}" for end in ("csv", "md", "json"))
+        yield from (f"{figures}/{name}.png" for name in self.pictures)
+
+
+DEFAULT: Given = {
+    "notebooks": {
+        "40_tables": {"given": {"by_run": True}, "tables": ["main", "compute", "comparison"]},
+        "50_figures": {"given": {"by_run": True}, "pictures": ["tradeoff", "distributions"]},
+    }
+}
+
+
+@settings(kw_only=True)
+class Profile:
+    """What a profile makes.
+
+    Attributes
+    ----------
+    notebooks : mapping
+        Name of a notebook, without ending -> the fields of `Made`.
+    claims : str, optional
+        The file of the claims that notebook 80 decides.
+    pilot : bool
+        Whether these runs are those from which power is computed, and decide nothing.
+
+    Where it decides claims, runs that no claim compares are read from packed records, if there are
+    some, see `igstudy.runs.jobs.packed_runs`.
+    """
+
+    notebooks: dict[str, Options]
+    claims: InsideFolder | None = None
+    pilot: bool = False
+
+    def made(self) -> dict[str, Made]:
+        """Return what each notebook makes."""
+        return {name: Made(**given) for name, given in self.notebooks.items()}
+
+
+def load_profile(files: ParamFiles, notebooks: Path = Path("notebooks")) -> Profile:
+    """Read what a profile makes.
+
+    Raises
+    ------
+    ParameterError
+        When the file cannot be read, or names a setting or notebook that there is not.
+    """
+    path = files.base / files.folder / FILE
+    given = read_yaml(path) if path.is_file() else DEFAULT
+    try:
+        profile = Profile(**given)
+        made = profile.made()
+    except ParameterError as error:
+        raise ParameterError(f"{path}: {error}") from None
+    known = [book.stem for book in sorted(notebooks.glob("*.ipynb"))]
+    for name in made:
+        if name not in known:
+            raise unknown_name(f"notebook of {path}", name, known)
+        for other in made[name].after:
+            if other not in made:
+                raise unknown_name(f"notebook after which {name} of {path} runs", other, made)
+    return profile
+
+
+def settings_for(files: ParamFiles, profile: Profile, name: str) -> Given:
+    """Return the settings of a notebook of a profile: those of its file or mapping, with places."""
+    given = profile.made()[name].given
+    if isinstance(given, str):
+        return files.read(files.base / files.folder / given)
+    placed: Given = {"profile": files.profile, "figures": f"runs/{files.profile}/figures"}
+    if name == CLAIMS:
+        placed |= {"claims": profile.claims, "pilot": profile.pilot}
+    return placed | given
