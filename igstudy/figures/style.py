@@ -77,12 +77,12 @@ def style(method: str) -> tuple[str, Marker]:
 
 
 def shown_methods(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a picture: six methods and a user's own, or all where there are none.
+    """Return the rows of a picture: of more than six methods, six and a user's own.
 
     The column ``label`` has their names for readers.
     """
-    rows = table[[method in SIX or method not in NAMES for method in table["method"]]]
-    rows = rows if len(rows) else table
+    six = table["method"].isin(SIX) | ~table["method"].isin(NAMES)
+    rows = table[six] if table["method"].nunique() > len(SIX) else table
     return rows.assign(label=rows["method"].map(NAMES).fillna(rows["method"]))
 
 
