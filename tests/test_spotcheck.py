@@ -8,7 +8,7 @@ from tiny import letters
 
 from igcore.models import policies
 from igcore.models.registry import SCORERS
-from igcore.policy import as_prompt
+from igcore.prompt import as_prompt
 from igstudy.linefile import line_digest
 from igstudy.runs import decode_run, rescore, spotcheck
 from igstudy.runs.decode_params import DecodeParams
