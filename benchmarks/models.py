@@ -12,12 +12,10 @@ from itertools import count, islice
 import torch
 from transformers import BertConfig, BertForSequenceClassification, GenerationConfig
 
+from igcore import Policy, Scorer, load_policy, load_scorer
 from igcore.models.classifier import EncoderScorer
 from igcore.models.lm_scorer import Backbone, LMScorer
-from igcore.models.policies import load_policy
-from igcore.models.registry import load_scorer
-from igcore.policy import Policy
-from igcore.scorers import COST, FunctionScorer, Scorer, of_function
+from igcore.scorers import COST, FunctionScorer, of_function
 from igstudy.prompts import load_prompts
 
 SAMPLING = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0)

@@ -8,11 +8,10 @@ from torch import nn
 
 from benchmarks.measure import Case, Variant
 from benchmarks.models import Models, free
-from igcore.config import SearchConfig
+from igcore import Guard, SearchConfig, decode
 from igcore.contract import Contract
 from igcore.engine.prepack import prepacked, use_prepacked
 from igcore.engine.sampling import random_key
-from igcore.guard import Guard, decode
 
 BUDGET = 1e9  # above every cost: all texts are safe
 SQUARE = 512  # rows and columns of the matrices whose product is the measure of the processor

@@ -8,7 +8,7 @@ from typing import Any
 
 __version__ = "1.0.0"
 _HOME = {  # public name -> its module
-    "METHODS": "beams",
+    "METHODS": "methods",
     "POLICIES": "catalog",
     "SCORERS": "catalog",
     "AssetError": "errors",
@@ -17,14 +17,14 @@ _HOME = {  # public name -> its module
     "ParameterError": "errors",
     "Policy": "policy",
     "PolicyError": "errors",
-    "Prompt": "policy",
+    "Prompt": "prompt",
     "Response": "response",
     "RunError": "errors",
     "Scorer": "scorers",
     "ScorerError": "errors",
     "ScorerWarning": "errors",
     "SearchConfig": "config",
-    "decode": "guard",
+    "decode": "decoding",
     "labels_needed": "suggest",
     "load_policy": "models.policies",
     "load_prompts": "models.prompts",
@@ -35,23 +35,18 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "custom_generate":
-        return _of_igserve(name)
-    if name not in _HOME:
+    if name in _HOME:
+        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    if name != "custom_generate":
         raise AttributeError(f"module 'igcore' has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
-
-
-def _of_igserve(name: str) -> Any:
-    """Return a name that igserve adds; `hasattr` is False where it is missing."""
     from .catalog import room
     from .errors import ParameterError
 
     try:
         return room(name)
-    except ParameterError as missing:
+    except ParameterError as missing:  # without igserve `hasattr` is False
         raise AttributeError(str(missing)) from None
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -2,10 +2,10 @@
 
 from igserve.generate import custom_generate as custom_generate
 
-from .beams import METHODS as METHODS
 from .catalog import POLICIES as POLICIES
 from .catalog import SCORERS as SCORERS
 from .config import SearchConfig as SearchConfig
+from .decoding import decode as decode
 from .errors import AssetError as AssetError
 from .errors import IgcoreError as IgcoreError
 from .errors import ParameterError as ParameterError
@@ -14,12 +14,12 @@ from .errors import RunError as RunError
 from .errors import ScorerError as ScorerError
 from .errors import ScorerWarning as ScorerWarning
 from .guard import Guard as Guard
-from .guard import decode as decode
+from .methods import METHODS as METHODS
 from .models.policies import load_policy as load_policy
 from .models.prompts import load_prompts as load_prompts
 from .models.registry import load_scorer as load_scorer
 from .policy import Policy as Policy
-from .policy import Prompt as Prompt
+from .prompt import Prompt as Prompt
 from .response import Response as Response
 from .scorers import Scorer as Scorer
 from .suggest import labels_needed as labels_needed

@@ -17,20 +17,18 @@ an answer goes to 1 with `spend` wherever a plain answer is within budget with a
 Rejection sampling is the member of the family whose step is the whole answer.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from .beams import Beam, PromptSearch
+from .beams import Beam
 from .budget import SIGNED
+from .candidates import Candidate, PromptSearch, before_stop
 from .engine.sampling import random_key
 from .scoring import word_ends
-from .search import Batch, answers, ask_reward, before_stop, charge_costs, open_searches
+from .search import Batch, answers, ask_reward, charge_costs, open_searches
 from .verdict import Emission
-from .work import Candidate
 
 SPARE = 1.1  # tokens sampled for a token of an answer, steps back included
 

@@ -1,9 +1,8 @@
-"""The catalogue of optional rooms: by name, where each part of them is defined.
+"""The tables of what has a name: where each policy, method, scorer and prompt set is defined.
 
-The core imports no room: this module and the lazy front of the package are the only ones that know
-the optional ones. A room is imported on first use, so that importing igcore stays light. Other
-packages add policies, methods, scorers and prompt sets of their own to these tables; igserve, which
-may be missing, is imported when a name is used that it adds.
+A text is imported on first use, so that importing igcore stays light. Other packages add policies,
+methods, scorers and prompt sets of their own to these tables; igserve, which may be missing, is
+imported when a name is used that it adds. `PARTS` has what lower layers use of higher ones.
 """
 
 from importlib.metadata import entry_points
@@ -20,7 +19,7 @@ SCORERS: dict[str, Any] = {
     "classifier": "igcore.models.classifier:Classifier",
     "probe": "igcore.models.head:Probe",
     "guard": "igcore.models.guard:GenerativeGuard",
-    "maximum": "igcore.models.maximum:Maximum",
+    "maximum": "igcore.models.registry:Maximum",
 }
 PROMPT_SETS: dict[str, Any] = {  # name -> what returns its texts, or where that is
     "mild": "igcore.models.prompts:mild",
@@ -31,21 +30,14 @@ POLICIES: dict[str, Any] = {  # name -> a `igcore.models.policies.PolicyEntry`, 
     "smollm2-chat": "igcore.models.policies:SMOLLM2_CHAT",
     "qwen-0.5b": "igcore.models.policies:QWEN",
 }
-METHODS: dict[str, Any] = {}  # those besides the package's own, see `igcore.beams.METHODS`
-PARTS = {  # name used by the core -> where it is defined
-    "checkpoint_config": "igcore.models.generation:checkpoint_config",
+METHODS: dict[str, Any] = {}  # those besides the package's own, see `igcore.methods.METHODS`
+PARTS = {  # name used by a lower layer, by `room` -> where it is defined
     "explore": "igcore.watch.explore:explore",
     "Recorder": "igcore.watch.record:Recorder",
     "Tree": "igcore.watch.tree:Tree",
     "answer_html": "igcore.watch.html:answer_html",
-    "fetched": "igcore.models.assets:fetched",
-    "load_policy": "igcore.models.policies:load_policy",
-    "policy_of": "igcore.models.policies:policy_of",
     "rendered": "igcore.models.templates:rendered",
     "written_by": "igcore.models.templates:written_by",
-    "load_scorer": "igcore.models.registry:load_scorer",
-    "maximum_of": "igcore.models.maximum:maximum_of",
-    "kept_readings": "igcore.models.readings:kept_readings",
 }
 
 
@@ -71,7 +63,7 @@ def extend() -> None:
 
 
 def room(name: str) -> Any:
-    """Return a function or class of an optional room, and import the room.
+    """Return a function or class of `PARTS`, and import its module.
 
     Raises
     ------

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from .catalog import room
 from .contract import Contract
 from .errors import IgcoreError, ScorerError, ScorerWarning
-from .policy import PROBE
-from .scorers import FunctionScorer, Scorer, as_scorer, uncached
+from .models.assets import fetched
+from .models.registry import as_scorer
+from .prompt import PROBE
+from .scorers import FunctionScorer, Scorer, uncached
 from .scoring import Tally, checked_score
 
 TEXTS = {
@@ -108,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     own.add_argument("cost", help="module:function, or a name of igcore.SCORERS")
     about = "download the embedded models and check the hash of every file"
     models = commands.add_parser("fetch", help=about, description=f"{about}.")
-    models.set_defaults(run=room("fetched"))
+    models.set_defaults(run=fetched)
     add_fetch_options(models)
     given = vars(parser.parse_args(arguments))
     run = given.pop("run")

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .catalog import room
 from .config import SearchConfig
 from .errors import ParameterError, ScorerWarning
-from .policy import PROBE
+from .prompt import PROBE
 from .scorers import FunctionScorer, Scorer, Sessions, keeps_cache, uncached
 from .scoring import Cached, Tally, checked_score, score_once
 
@@ -128,14 +127,15 @@ def _readings(scorer: Scorer) -> npt.NDArray[np.float64]:
 
     # `load_scorer` says where a scorer comes from; a user's own is examined in every process
     if scorer.name in EMBEDDED and getattr(scorer, "home", "") == EMBEDDED[scorer.name]:
-        kept: npt.NDArray[np.float64] = room("kept_readings")(scorer, TEXTS, read)
-        return kept
+        from .models.readings import kept_readings  # here: it needs torch, and a function does not
+
+        return kept_readings(scorer, TEXTS, read)
     return read()
 
 
 def _read(scorer: Scorer, texts: Sequence[str], size: int) -> npt.NDArray[np.float64]:
     """Return the scores (n,) of texts in batches of a size; NaN where the scorer failed."""
-    from .engine.memory import halving  # here: it needs torch, and a function does not
+    from .engine.memory import halving  # here: it needs torch, too
 
     def score(part: Sequence[str]) -> list[float]:
         prompts, finished = [PROBE] * len(part), [True] * len(part)

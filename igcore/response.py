@@ -163,5 +163,4 @@ class Response:
     def _repr_html_(self) -> str | None:
         if self.guard is None:  # which knows the budget, and the words to be masked
             return None
-        html: str = room("answer_html")(self)
-        return html
+        return str(room("answer_html")(self))

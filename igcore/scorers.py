@@ -21,9 +21,7 @@ from functools import partial
 from inspect import Parameter, signature
 from typing import Any, Protocol, TypeGuard
 
-from .catalog import room
 from .errors import ParameterError
-from .settings import Named
 
 COST, REWARD = "higher is worse", "higher is better"
 SIGNS = {"cost": COST, "reward": REWARD}
@@ -131,31 +129,6 @@ class FunctionScorer:
         values = {"prompt": prompt, "response": response}
         given = {name: values[role] for name, role in self.takes.items()}
         return self.function(*given.values()) if self.by_place else self.function(**given)
-
-
-def as_scorer(scorer: Any, role: str) -> Scorer:
-    """Return the scorer for a role, ``cost`` or ``reward``.
-
-    Parameters
-    ----------
-    scorer : Scorer, callable, str, mapping or list
-        A text or a mapping is loaded by `igcore.load_scorer`. A list of costs is their maximum.
-
-    Raises
-    ------
-    ParameterError
-        For an unknown name, a function whose arguments say too little, an object that is no scorer,
-        or one whose sign does not fit the role: a reward given as a cost would make the search
-        prefer the worst text.
-    """
-    if isinstance(scorer, str | Mapping | Named):
-        scorer = room("load_scorer")(scorer, role)
-    elif isinstance(scorer, list) and role == "cost":
-        costs = [as_scorer(cost, role) for cost in scorer]
-        scorer = room("maximum_of")(costs)
-    elif callable(scorer) and (isinstance(scorer, type) or not hasattr(scorer, "score")):
-        scorer = of_function(scorer, role)
-    return check_sign(scorer, role)
 
 
 def check_sign(scorer: Scorer, role: str) -> Scorer:
@@ -282,3 +255,12 @@ def reads_prompts(scorer: Any) -> bool:
 def reads_tokens(scorer: Any) -> bool:
     """True if a scorer gives the cost after every token of a text in one pass."""
     return bool(getattr(scorer, "reads_tokens", False))
+
+
+def readers_of(*scorers: Scorer | None) -> set[Any]:
+    """Return the language models behind the scorers that keep a KV cache."""
+    parts: list[Any] = []
+    for scorer in scorers:
+        parts += getattr(scorer, "parts", [scorer])  # a maximum of several costs has parts
+    # a set: scorers may share a backbone, which takes memory once
+    return {part.backbone.model for part in parts if keeps_cache(part)}

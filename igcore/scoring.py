@@ -6,8 +6,6 @@ of every word, and ``token`` every token of the cost model, for language models 
 these costs in one pass.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

@@ -1,11 +1,9 @@
 """Algorithm 1 of the paper: blockwise beam search under a safety budget.
 
 The search works on candidates, their scores and their safety states. It handles no tensors: logits
-and KV caches belong to the engine. A method is a set of options of this loop (`igcore.beams`). An
+and KV caches belong to the engine. A method is a set of options of this loop (`igcore.methods`). An
 observer counts the work (`igcore.work.Work`); it decides nothing.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -13,19 +11,20 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .beams import Beam, Method, PromptSearch, why_unsafe
+from .beams import Beam
 from .budget import SIGNED, charge
+from .candidates import Candidate, PromptSearch, candidates_of, why_unsafe
 from .contract import Scoring
-from .engine.block import Block
 from .engine.diversity import DIVERSITIES, Penalty
 from .engine.local import LocalEngine
 from .engine.memory import CRITIC_ROWS
 from .engine.sampling import random_key
+from .methods import Method
 from .policy import Policy
 from .scorers import Scorer
 from .scoring import readings
 from .verdict import Emission, emission_of, final_check
-from .work import Candidate, Work
+from .work import Work
 
 
 @dataclass
@@ -218,55 +217,7 @@ def sample(batch: Batch, pending: Sequence[PromptSearch], round_: int) -> list[C
             penalties if any(penalties) else None,
             last=start + length == config.max_new_tokens,  # saves reading tokens at length T
         )
-    return candidates_of(batch, block, [(search, beam) for search, beam, _, _ in samples])
-
-
-def candidates_of(
-    batch: Batch, block: Block, origins: Sequence[tuple[PromptSearch, Beam]]
-) -> list[Candidate]:
-    """Return the candidates of a block: each beam of `origins` with its sampled tokens."""
-    candidates = []
-    for c, (search, parent) in enumerate(origins):
-        tokens = parent.tokens + block.tokens[c]  # a new list: siblings share their parent
-        # all tokens, not the new ones: a character may be split over two blocks
-        written = batch.policy.text(tokens)
-        # an end token or length T; E_critic and `terminal` treat both as the end
-        finished = block.ended[c] or len(tokens) == batch.config.max_new_tokens
-        text = before_stop(written, batch.config.stop)
-        if text != written:
-            finished = True
-            tokens = tokens_up_to(batch.policy, tokens, len(text), len(parent.tokens) + 1)
-        new = len(tokens) - len(parent.tokens)
-        beam = Beam(
-            tokens=tokens,
-            text=text,
-            finished=finished,
-            state=parent.state,  # before this block's cost, see `charge_costs`
-            ends=[*parent.ends, len(tokens)],
-            # the engine numbers candidates over all rounds of a block
-            row=block.first + c,
-            log_p=parent.log_p + sum(block.log_p[c][:new]),
-        )
-        candidates.append(
-            Candidate(
-                search, parent, beam, block.tokens[c], block.log_p[c], block.log_q[c],
-                sum(block.near[c]), block.encoded[c],
-            )
-        )  # fmt: skip
-    return candidates
-
-
-def before_stop(text: str, stops: Sequence[str]) -> str:
-    """Return a text up to the first stop string in it."""
-    return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]
-
-
-def tokens_up_to(policy: Policy, tokens: list[int], length: int, least: int) -> list[int]:
-    """Return the fewest tokens, but `least`, whose text has a length; the last may hold more."""
-    n = least
-    while len(policy.text(tokens[:n])) < length:
-        n += 1
-    return tokens[:n]
+    return candidates_of(batch.policy, block, [(search, beam) for search, beam, _, _ in samples])
 
 
 def scorable(method: Method, candidates: Sequence[Candidate]) -> list[Candidate]:

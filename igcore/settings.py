@@ -19,14 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self, dataclass_transform
 
 import pydantic.dataclasses
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-    ValidationInfo,
-)
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic import WrapValidator as Wrapped
 
 from .errors import ParameterError, shown, unknown_name
@@ -196,7 +189,7 @@ class Named:
         def read(value: Any, info: ValidationInfo) -> Named:
             return cls.of(value, f"parameter {info.field_name}")
 
-        return handler.generate_schema(Annotated[Any, PlainValidator(read)])
+        return handler.generate_schema(Annotated[Any, pydantic.PlainValidator(read)])
 
 
 def written(value: Any) -> Any:

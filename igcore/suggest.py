@@ -1,7 +1,5 @@
 """Choosing a budget: what each one would do to texts that a user has judged."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable, Sequence
@@ -10,8 +8,9 @@ from statistics import NormalDist
 from typing import Literal, TypeGuard
 
 from .errors import ParameterError, ScorerWarning, unknown_name
-from .policy import PROBE
-from .scorers import FunctionScorer, Scorer, TextFunction, as_scorer, keeps_cache, uncached
+from .models.registry import as_scorer
+from .prompt import PROBE
+from .scorers import FunctionScorer, Scorer, TextFunction, keeps_cache, uncached
 from .scoring import Cached, Reading, Tally, checked_score, readings
 
 Interval = tuple[float, float]

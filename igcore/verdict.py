@@ -5,8 +5,6 @@ It asks an uncached cost model for one text at a time, and fails closed: a text 
 scored is not within budget.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +16,8 @@ from .beams import Beam
 from .budget import SafetyState, is_safe, trace
 from .config import SearchConfig
 from .contract import Contract, Scoring
-from .policy import Policy, Prompt
+from .policy import Policy
+from .prompt import Prompt
 from .scorers import Scorer, Scores, keeps_cache, reads_tokens, uncached
 from .scoring import Tally, checked_score, checked_tokens, tokens_in, word_ends
 
@@ -251,10 +250,7 @@ def _worst_by_block(ends: Sequence[int], inside: Mapping[int, float], final: flo
 def emission_of(beam: Beam, policy: Policy, grid: int) -> Emission:
     """Return a beam as a text to emit, with the character offsets of its block ends.
 
-    Parameters
-    ----------
-    grid : int
-        Policy tokens between the prefixes at which every method is measured.
+    Every method is measured at the prefixes of `grid`, 2 `grid`, ... policy tokens.
     """
     n = len(beam.tokens)
     # one grid for all methods: Best-of-N checks once and would look safer on its own block ends

@@ -1,7 +1,5 @@
 """Accounting of a search: samples, scorer calls, tokens, rounds and seconds."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time
@@ -11,42 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from .beams import Beam, Method, PromptSearch
+from .beams import Beam
+from .candidates import Candidate, PromptSearch
 from .config import SearchConfig
-from .policy import Prompt
+from .methods import Method
+from .prompt import Prompt
 from .response import Counts
 from .scoring import tokens_in
 from .verdict import Emission
 
 OnBlock = Callable[[Prompt, Sequence[Beam]], None]
-
-
-@dataclass
-class Candidate:
-    """A beam with one more block, and the block as it was sampled.
-
-    Attributes
-    ----------
-    search : PromptSearch
-        The search that it belongs to.
-    parent, beam : Beam
-        Before and after the block.
-    tokens, log_p, log_q : list
-        Of the block: token ids, and their log-probabilities under the reference policy and under
-        the policy that they were sampled from (nats).
-    near_ties, encoded : int
-        See `igcore.engine.block.Block`.
-    """
-
-    search: PromptSearch
-    parent: Beam
-    beam: Beam
-    # kept by token, because the penalty of a retry needs each token's reference probability
-    tokens: list[int]
-    log_p: list[float]
-    log_q: list[float]  # differs from log_p where the policy itself was not sampled
-    near_ties: int
-    encoded: int
 
 
 @dataclass

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from transformers import generation
 
+from igcore.decoding import PromptLike
 from igcore.engine.sampling import Sampling
 from igcore.errors import ParameterError
-from igcore.guard import PromptLike
 from igcore.models.generation import SUPPORTED
-from igcore.policy import as_prompt
+from igcore.prompt import as_prompt
 from igcore.settings import Options
 
 # `generate` adds them itself

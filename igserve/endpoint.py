@@ -17,9 +17,9 @@ from igcore.errors import ParameterError, ScorerError, ScorerWarning, one_line
 from igcore.files import digest_of
 from igcore.models.probe import HELPFUL, probe
 from igcore.models.wording import SLOT, Wording, filled
-from igcore.policy import escape_special_tokens
 from igcore.scorers import COST
 from igcore.settings import Natural, Rows, Seconds, Threads, settings
+from igcore.template import escape_special_tokens
 
 from .client import SCORER, Client, Failed, Refused, Request, check_endpoint, key_in, without_key
 from .server import Form, Reply, Tokens

@@ -22,14 +22,15 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import generation
 
-from igcore.beams import Beam, method_of
-from igcore.config import SearchConfig
+from igcore import Guard, ParameterError, Policy, PolicyError, Prompt, Response, SearchConfig
+from igcore.beams import Beam
+from igcore.decoding import PromptLike, decode
 from igcore.engine.sampling import Sampling
-from igcore.errors import ParameterError, PolicyError
-from igcore.guard import Guard, PromptLike, decode, warn_of_unread
-from igcore.policy import RAW, Encoded, Policy, Prompt, as_prompt
-from igcore.response import Response
+from igcore.guard import warn_of_unread
+from igcore.methods import method_of
+from igcore.prompt import Encoded, as_prompt
 from igcore.scorers import reads_prompts
+from igcore.template import RAW
 from igcore.verdict import Emission, judge, within
 
 from .arguments import check_caller, check_inputs, check_processors, check_settings

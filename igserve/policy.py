@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 
-from igcore.beams import Method
-from igcore.catalog import POLICIES, found
-from igcore.config import SearchConfig
+from igcore import POLICIES, ParameterError, Policy, PolicyError, SearchConfig
+from igcore.catalog import found
 from igcore.engine.memory import cached_tokens
 from igcore.engine.sampling import Sampling
-from igcore.errors import ParameterError, PolicyError, no_latents
+from igcore.errors import no_latents
 from igcore.files import digest_of
+from igcore.methods import Method
 from igcore.models.policies import PolicyEntry, check_ending, eos_ids_of
 from igcore.models.pretrained import contents_of, load_tokenizer
 from igcore.models.templates import TextFormat, template_of
-from igcore.policy import Policy
 from igcore.settings import Count, Natural, Options, Seconds, settings
 
 from .client import SERVER, Client, check_endpoint, key_in

@@ -22,7 +22,7 @@ from igcore.errors import AssetError, ParameterError, needs, one_line, unknown_n
 from igcore.files import root
 from igcore.models import prompts as reading
 from igcore.models.hub import snapshot
-from igcore.policy import Prompt, as_prompt
+from igcore.prompt import Prompt, as_prompt
 from igcore.scorers import Scorer
 from igcore.scoring import checked_score
 from igcore.settings import Count, Named, Natural, one_of, settings

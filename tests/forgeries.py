@@ -2,7 +2,7 @@
 processors: how many of each `igstudy verify --replay tokens` accepts.
 
 ``python -m tests.forgeries`` decodes with SmolLM2 and prints the counts; ``--moves`` measures
-`igcore.engine.drawn.HALF_TIE` instead. The forger knows this package: everything that anybody can
+`igstudy.runs.drawn.HALF_TIE` instead. The forger knows this package: everything that anybody can
 compute is mended after a change, and every record claims to come from elsewhere.
 """
 
@@ -20,15 +20,15 @@ from random import Random
 import numpy as np
 import torch
 
-from igcore.beams import Beam, method_of
+from igcore.beams import Beam
 from igcore.budget import start
 from igcore.contract import Contract
 from igcore.engine.agreement import dtype_of
-from igcore.engine.drawn import HALF_TIE, edges_of, moves_of
 from igcore.engine.sampling import Sampling
 from igcore.errors import IgcoreError
-from igcore.guard import as_policy
-from igcore.policy import as_prompt
+from igcore.methods import method_of
+from igcore.models.policies import as_policy
+from igcore.prompt import as_prompt
 from igcore.scoring import Tally
 from igcore.verdict import emission_of
 from igstudy import linefile
@@ -36,6 +36,7 @@ from igstudy.linefile import SETTINGS
 from igstudy.runs import decode_run, rescore, verify
 from igstudy.runs.asking import Question, logits_of, measure_strain, rounds_of
 from igstudy.runs.decode_params import DecodeParams
+from igstudy.runs.drawn import HALF_TIE, edges_of, moves_of
 from igstudy.trust import loaded
 
 METHODS = ["backtracking", "rejection", "inferenceguard"]

@@ -10,7 +10,7 @@ import yaml
 from snakewalk import snakemake
 from synthetic import record
 
-from igcore.beams import method_of
+from igcore.methods import method_of
 from igstudy.linefile import SETTINGS
 from igstudy.report import statistics as metrics
 from igstudy.runs.decode_params import Settings

@@ -11,8 +11,8 @@ from forgeries import DTYPES, KINDS, METHODS, RUN, decode, forge, forged, verdic
 from tinymodels import tiny
 
 from igcore import load_policy
-from igcore.beams import method_of
-from igcore.policy import as_prompt
+from igcore.methods import method_of
+from igcore.prompt import as_prompt
 from igstudy import linefile
 from igstudy.runs import asking, verify
 from igstudy.runs.asking import NotDecided, Question, ask

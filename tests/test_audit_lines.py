@@ -9,11 +9,13 @@ import pytest
 from mockpolicy import LETTERS, LetterCost, LetterReward, mock_policy, unread
 
 from igcore import Guard, SearchConfig, decode
-from igcore.beams import Beam, method_of, new_search, why_unsafe
+from igcore.beams import Beam
 from igcore.budget import start, trace
+from igcore.candidates import new_search, why_unsafe
 from igcore.contract import Contract
 from igcore.errors import ScorerWarning
-from igcore.policy import Prompt
+from igcore.methods import method_of
+from igcore.prompt import Prompt
 from igcore.scoring import Tally
 from igcore.verdict import Emission, emission_of, judge
 from igserve.generate import _Shown, certified_prefix

@@ -16,7 +16,7 @@ import torch
 
 from igcore.budget import ACCOUNTINGS, trace
 from igcore.contract import Contract
-from igcore.scorers import as_scorer
+from igcore.models.registry import as_scorer
 from igcore.scoring import Tally
 from igcore.verdict import final_check, judge, measure
 from tests.audit import emissions
@@ -299,7 +299,7 @@ def test_a_reward_that_is_reported_stale_is_found(monkeypatch):
     """Bug: rewards were reported from a cache of the search, and nobody scored them again."""
     assert tallies("honest").counts["violations"] == 0
     stale = lambda *given: [{**metric, "reward": 7.5} for metric in measure(*given)]  # noqa: E731
-    monkeypatch.setattr("igcore.guard.measure", stale)
+    monkeypatch.setattr("igcore.decoding.measure", stale)
     found = [run_case(("honest", number, ""))[1] for number in range(4)]
     examples = [text for tally in found for text in tally.examples]
     assert any("is reported with the reward 7.5, and has" in text for text in examples)

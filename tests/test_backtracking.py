@@ -11,8 +11,8 @@ from wordpolicy import LastWordCost, last_word_cost, word_policy
 
 from igcore import Guard, ParameterError, SearchConfig, decode
 from igcore import search as search_module
-from igcore.beams import method_of
 from igcore.engine.agreement import cache_for
+from igcore.methods import method_of
 from igstudy.linefile import LATER, sealed
 from igstudy.runs.decode_params import Settings
 from igstudy.runs.records import record
@@ -184,7 +184,7 @@ def test_a_prompt_is_answered_alike_in_any_company(method, places, monkeypatch):
     """Guards rows at depths of their own against each other's state, and a place that is taken by
     the next prompt.
     """
-    monkeypatch.setattr("igcore.guard.max_batch", lambda *_: places)
+    monkeypatch.setattr("igcore.decoding.max_batch", lambda *_: places)
     alone = [r for prompt in PROMPTS for r in answers(method, prompts=[prompt])]
     together = answers(method, group_size=6)
     assert [(r.tokens, r.counts) for r in alone] == [(r.tokens, r.counts) for r in together]

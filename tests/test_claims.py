@@ -143,7 +143,7 @@ def test_claims_on_the_same_prompts_are_shown(written):
     file = claims.load_claims(written(claims_=named))
     parts = [cell("inferenceguard", ALL), cell("beam-lagrangian", [True] * 15 + [False] * 5)]
     lines = pd.concat([*parts, cell("best-of-n", [False] * 3 + [True] * 14 + [False] * 3)])
-    found = claims.overlaps(file, lines).set_index(["claim", "other"])
+    found = power.overlaps(file, lines).set_index(["claim", "other"])
     assert found.loc[("one", "two")].tolist() == [5, 6, 3]
     assert found.loc[("two", "three")].tolist() == [6, 0, 0]  # rewards are no verdicts
 

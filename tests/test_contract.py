@@ -12,8 +12,8 @@ from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
 from igcore import Guard, ParameterError, PolicyError, SearchConfig, decode
 from igcore.contract import ROUNDING, ROUNDING_SHARE, TEXTS, Contract, Scoring
 from igcore.errors import ScorerError, ScorerWarning
-from igcore.policy import PROBE
-from igcore.scorers import as_scorer
+from igcore.models.registry import as_scorer
+from igcore.prompt import PROBE
 from igcore.scoring import Tally
 
 SETTINGS = dict(budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=6, refusal="")
@@ -439,5 +439,5 @@ def test_a_scorer_of_no_module_is_examined(monkeypatch, home):
     """Bug: a user's scorer whose home is None was taken for an embedded one, and not examined."""
     scorer = LetterCost()
     monkeypatch.setattr(scorer, "home", home, raising=False)
-    monkeypatch.setattr("igcore.contract.room", lambda name: pytest.fail(f"asked {name}"))
+    monkeypatch.setattr("igcore.models.readings.kept_readings", lambda *_: pytest.fail("asked"))
     assert len(Contract.examined(scorer, Tally()).costs) == len(TEXTS)

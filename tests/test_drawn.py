@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from igcore import PolicyError
-from igcore.engine.drawn import edges_of, moved_by, moves_of
 from igcore.engine.sampling import AS_IS, NEAR_TIE, WORDS, Sampling, draw
+from igstudy.runs.drawn import edges_of, moved_by, moves_of
 
 
 def needed(logits, tokens, u, sampling=AS_IS, moves=0.0):

@@ -21,7 +21,7 @@ from igcore.critic.latent import shape_of
 from igcore.engine.diversity import Failures, Penalty, diversity_penalty
 from igcore.engine.sampling import Sampling, random_key
 from igcore.models.registry import SCORERS
-from igcore.policy import as_prompt
+from igcore.prompt import as_prompt
 from igserve import client as way
 from igserve.client import Client
 from igserve.engine import BAN, SEEDS, ServedEngine, bias_of

@@ -32,8 +32,8 @@ from igcore import (
     custom_generate,
     decode,
 )
-from igcore.beams import method_of
 from igcore.engine.kv_cache import cache_name
+from igcore.methods import method_of
 from igcore.policy import Policy
 from igserve.policy import RemoteModel
 

@@ -15,7 +15,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import igcore as ig
-from igcore import guard as guard_module
 from igcore.config import SearchConfig
 from igcore.engine import memory
 from igcore.engine.attention import Slab
@@ -238,12 +237,12 @@ def test_the_fullest_device_decides_how_many_prompts_fit(monkeypatch):
         "session_bytes": lambda *_: [GIB, 2 * GIB], "free_bytes": free.get,
         "missing_bytes": lambda *models: 0, "check_bytes": lambda *_: 0,
     }.items():  # fmt: skip
-        monkeypatch.setattr(guard_module, name, does)
+        monkeypatch.setattr(memory, name, does)
     monkeypatch.setattr(memory, "all_bytes", lambda: 130 * GIB)
     drawing = SimpleNamespace(model=policy, search_bytes=lambda *_: [GIB, 4 * GIB])
 
     def room(readers, memory_gb=None):
-        return guard_module.max_batch(drawing, set(readers), CONFIG, 3, memory_gb)
+        return memory.max_batch(drawing, set(readers), CONFIG, 3, memory_gb)
 
     share = memory.PLANNED_SHARE
     assert room([]) == int(share * 100 / 4)

@@ -9,7 +9,7 @@ from tiny import tiny_model, tiny_tokenizer
 import igcore as ig
 from igcore.errors import ParameterError
 from igcore.models.registry import load_scorer, prepared
-from igcore.policy import as_prompt
+from igcore.prompt import as_prompt
 from igcore.settings import Named
 from igstudy import commands, trust
 from igstudy.runs.decode_params import DecodeParams

@@ -16,10 +16,10 @@ from tiny import SCORERS, letters, untrained, value_network
 from tinymodels import numbers, tiny
 
 from igcore import Guard, ParameterError, RunError, decode, load_scorer
-from igcore.beams import METHODS, method_of
 from igcore.engine.diversity import Failures, diversity_penalty
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import Sampling
+from igcore.methods import METHODS, method_of
 from igcore.models.maximum import maximum_of
 from igstudy.baselines.args import ArgsConfig
 from igstudy.baselines.re_control import ReControlConfig

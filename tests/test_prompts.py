@@ -16,7 +16,7 @@ import pytest
 from igcore import load_prompts, load_scorer
 from igcore.errors import ParameterError
 from igcore.models.prompts import benign, mild
-from igcore.policy import Prompt
+from igcore.prompt import Prompt
 
 MILD = mild()
 

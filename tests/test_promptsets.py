@@ -21,7 +21,7 @@ from igcore.catalog import PROMPT_SETS
 from igcore.models.hub import MIRROR
 from igcore.models.prompts import mild
 from igcore.models.templates import turns_of
-from igcore.policy import Prompt, as_prompt
+from igcore.prompt import Prompt, as_prompt
 from igstudy import prompts
 from igstudy.assets import sound
 from igstudy.prompts import (

@@ -14,8 +14,8 @@ from tiny import tiny_model, tiny_tokenizer
 import igcore as ig
 from igcore.contract import TEXTS
 from igcore.errors import ScorerWarning
-from igcore.policy import Chat, as_prompt
-from igcore.scorers import as_scorer
+from igcore.models.registry import as_scorer
+from igcore.prompt import Chat, as_prompt
 from igserve.generate import ExactPolicy
 
 CHATML = (

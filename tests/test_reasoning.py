@@ -5,8 +5,9 @@ from mockpolicy import LETTERS, LetterCost, LetterReward, mock_policy
 from tiny import tiny_model, tiny_tokenizer
 
 import igcore as ig
-from igcore.beams import method_of
-from igcore.policy import Policy, as_prompt, role_and_content
+from igcore.methods import method_of
+from igcore.policy import Policy
+from igcore.prompt import as_prompt, role_and_content
 from igstudy.runs.records import record
 
 MARKS = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "[THINK]", "[/THINK]"]

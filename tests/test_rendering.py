@@ -14,7 +14,9 @@ from igcore import Guard, ParameterError
 from igcore.models.backbone import Backbone
 from igcore.models.templates import ANSWER, CHAT, left_out, reading_of, rendered
 from igcore.models.wording import Wording
-from igcore.policy import Policy, as_prompt, escape_special_tokens
+from igcore.policy import Policy
+from igcore.prompt import as_prompt
+from igcore.template import escape_special_tokens
 
 FAMILIES = yaml.safe_load((Path(__file__).parent / "data/chat_templates.yaml").read_text())
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"

@@ -6,8 +6,8 @@ import pytest
 from mockpolicy import LetterCost
 
 from igcore import ParameterError, load_scorer
-from igcore.models.registry import SCORERS, scorer_factory
-from igcore.scorers import as_scorer, of_function
+from igcore.models.registry import SCORERS, as_scorer, scorer_factory
+from igcore.scorers import of_function
 from igcore.scoring import Cached, checked_score
 
 

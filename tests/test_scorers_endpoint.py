@@ -16,7 +16,7 @@ from igcore import ParameterError, ScorerError, load_scorer
 from igcore.contract import Contract
 from igcore.errors import ScorerWarning
 from igcore.models.probe import HELPFUL, UNSAFE
-from igcore.scorers import as_scorer
+from igcore.models.registry import as_scorer
 from igcore.scoring import Tally, checked_score
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.decode_run import Experiment, identity_of

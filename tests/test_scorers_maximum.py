@@ -13,10 +13,10 @@ from igcore import Guard, ParameterError, load_scorer
 from igcore.contract import Contract, Scoring
 from igcore.engine.agreement import supports_shared_prefix
 from igcore.errors import ScorerWarning
-from igcore.guard import readers_of
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.models.maximum import maximum_of
-from igcore.scorers import as_scorer, keeps_cache, uncached
+from igcore.models.registry import as_scorer
+from igcore.scorers import keeps_cache, readers_of, uncached
 from igcore.scoring import Tally, checked_score
 from igstudy.runs.identity import modules_of
 

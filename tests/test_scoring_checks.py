@@ -16,8 +16,8 @@ from tinymodels import tiny
 from wordpolicy import WORDS, LastWordCost, last_word_cost, slow_checks, slow_worst, word_policy
 
 from igcore import METHODS, Guard, Prompt, SearchConfig, decode
-from igcore.beams import method_of
 from igcore.errors import ParameterError
+from igcore.methods import method_of
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.scoring import Cached, readings, tokens_in, word_ends
 from igstudy.runs.critic_params import RolloutConfig

@@ -28,14 +28,13 @@ from scipy.stats import binomtest
 from tiny import tiny_policy
 from transformers import DynamicCache
 
-from igcore import METHODS, Guard, ParameterError, Prompt, budget, decode
-from igcore import guard as guard_module
-from igcore.beams import method_of
+from igcore import METHODS, Guard, ParameterError, Prompt, budget, decode, decoding
 from igcore.contract import TEXTS as EXAMINED
 from igcore.critic.network import Critic
 from igcore.engine.agreement import cache_for
 from igcore.engine.kv_cache import History, cache_name
-from igcore.policy import PROBE
+from igcore.methods import method_of
+from igcore.prompt import PROBE
 from igstudy.runs.decode_params import Settings
 from igstudy.training.critic import CriticConfig, spec_of
 from igstudy.training.rollouts import Rollout, targets
@@ -795,11 +794,11 @@ def seen_by_scorers(monkeypatch, method, **more):
 
         return Watched()
 
-    def measure(*given, own=guard_module.measure):
+    def measure(*given, own=decoding.measure):
         measuring.append(1)
         return own(*given)
 
-    monkeypatch.setattr(guard_module, "measure", measure)
+    monkeypatch.setattr(decoding, "measure", measure)
     scorers = watched("cost", LetterCost), watched("reward", LetterReward)
     return answers(method, ids(PROMPTS), *scorers, **more), seen
 

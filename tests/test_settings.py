@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from igcore import ParameterError, SearchConfig
-from igcore.guard import check_seed
 from igcore.settings import (
     Count,
     Discount,
@@ -21,6 +20,7 @@ from igcore.settings import (
     settings,
     written,
 )
+from igcore.setup import check_seed
 from igstudy.settings import FolderName, InsideFolder
 
 TABLE = {"half": 1, "whole": 2}

@@ -12,7 +12,8 @@ import pytest
 
 from igcore import RunError, load_scorer
 from igcore.models.maximum import maximum_of
-from igcore.scorers import as_scorer, of_function
+from igcore.models.registry import as_scorer
+from igcore.scorers import of_function
 from igstudy.scorers.rules import LastWordsScorer
 from igstudy.sources import identified
 

@@ -17,7 +17,9 @@ from igcore.beams import Beam
 from igcore.budget import start
 from igcore.contract import Contract
 from igcore.models.templates import CHAT, SAFE_RLHF, VICUNA_1_1
-from igcore.policy import RAW, Policy, as_prompt
+from igcore.policy import Policy
+from igcore.prompt import as_prompt
+from igcore.template import RAW
 from igserve.generate import ExactPolicy, _Shown
 
 ANSWERS = 30  # of each kind of tokenizer

@@ -10,7 +10,7 @@ import pytest
 from igcore import ParameterError
 from igcore.models.pretrained import load_tokenizer
 from igcore.models.templates import TEMPLATES, turns_of
-from igcore.policy import escape_special_tokens, reserved_strings
+from igcore.template import escape_special_tokens, reserved_strings
 from tests.rehearsal.tokenizers import CHATML, chat_folder, llama3_folder, sentencepiece_folder
 
 DIALOGUE = (

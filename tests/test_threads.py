@@ -133,7 +133,7 @@ def test_no_number_is_held_while_the_user_has_the_answers(machine, monkeypatch):
     monkeypatch.setattr(module, "_faster", lambda model, most: there.set(1) or 1)
     model = tiny_model(TOKENIZER)
     guard = ig.Guard((model, TOKENIZER), cost, budget=1, group_size=1, **SETTINGS)
-    monkeypatch.setattr("igcore.guard.max_batch", lambda *_: inside.append(there.get()) or 9)
+    monkeypatch.setattr("igcore.decoding.max_batch", lambda *_: inside.append(there.get()) or 9)
     inside.clear()  # of the examination
     answers = ig.decode("backtracking", guard, PROMPTS)
     assert inside == [1]  # the test of the model is work, too

@@ -27,13 +27,13 @@ from tinymodels import tiny as tiny_model
 
 from docs.records import _verify_run, pack, unpack, verified, without_texts_of
 from igcore import METHODS, Guard, decode, load_policy
-from igcore.beams import method_of
 from igcore.catalog import PROMPT_SETS
 from igcore.contract import TEXTS, Contract
 from igcore.critic.network import Critic
 from igcore.errors import RunError
+from igcore.methods import method_of
 from igcore.models.registry import SCORERS
-from igcore.policy import Prompt, as_prompt
+from igcore.prompt import Prompt, as_prompt
 from igcore.verdict import Emission, judge, measure, within
 from igstudy import commands, linefile
 from igstudy.linefile import SETTINGS

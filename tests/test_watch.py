@@ -21,8 +21,8 @@ from mockpolicy import (
 
 import igcore as ig
 from igcore import budget as safety
-from igcore.beams import method_of
 from igcore.errors import ScorerWarning
+from igcore.methods import method_of
 from igcore.watch import explore as panel
 from igcore.watch.html import mask, mask_answer
 from igcore.watch.record import CHECK_FAILED, EMITTED, KEPT, OVER_BUDGET, RETRIED, rejudged

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..errors import ParameterError, PolicyError
 from ..settings import MOST
 from .agreement import supports_shared_prefix
-from .device import GIB, all_bytes, out_of_memory
+from .device import GIB, all_bytes, device_of, free_bytes, out_of_memory
+from .prepack import missing_bytes
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -146,6 +147,34 @@ def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None, fixed:
     # at least 1: the system may free some memory. The inner max avoids a division by 0 for a
     # model that keeps nothing here, and MOST an infinite float, which has no int
     return max(1, int(min(available / max(1, bytes_per_prompt), MOST)))
+
+
+def max_batch(
+    policy: Any, readers: Iterable[Any], config: Any, prompt_tokens: int, memory_gb: float | None
+) -> int:
+    """Return how many prompts fit in memory at once: the least over the devices of all models.
+
+    Parameters
+    ----------
+    readers : iterable of models
+        See `igcore.scorers.readers_of`.
+    """
+    model, scoring = policy.model, set(readers)
+    needed = {model: policy.search_bytes(config, prompt_tokens)}
+    for reader in scoring:
+        # added and not set: a scorer may read with the policy's own model
+        cached = session_bytes(reader, config, prompt_tokens)
+        drawn = needed.get(reader, [0] * len(cached))
+        needed[reader] = [sum(moment) for moment in zip(cached, drawn, strict=True)]
+    sizes = []
+    for device in {device_of(model) for model in needed}:
+        models = [model for model in needed if device_of(model) == device]
+        # prepacked copies of the weights are made later, when decoding starts: leave room for them
+        free = free_bytes(device) - missing_bytes(*models)
+        fixed = sum(check_bytes(model, config) for model in models if model in scoring)
+        moments = zip(*(needed[model] for model in models), strict=True)
+        sizes.append(batch_size(max(map(sum, moments)), free, memory_gb, fixed))
+    return min(sizes)
 
 
 def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]]) -> Iterator[R]:

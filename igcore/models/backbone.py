@@ -10,7 +10,8 @@ import torch
 
 from ..engine.kv_cache import forward, inputs_of, padded
 from ..errors import ParameterError
-from ..policy import broken_up, context_of, reserved_strings
+from ..policy import context_of
+from ..template import broken_up, reserved_strings
 from .texts import Text, Tokens
 
 # short responses: the ids that all of them share belong to the prompt
@@ -29,7 +30,7 @@ class Backbone:
 
     A text longer than the context raises ``ParameterError``; a text without tokens is read as the
     end token. Strings of special tokens inside prompts and responses are broken up, see
-    `igcore.policy.escape_special_tokens`.
+    `igcore.template.escape_special_tokens`.
 
     Parameters
     ----------

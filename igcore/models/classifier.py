@@ -20,9 +20,10 @@ from ..engine.agreement import rounding
 from ..engine.device import out_of_memory
 from ..engine.one_row import Text, one_row_view, read
 from ..errors import ParameterError
-from ..policy import broken_up, context_of, reserved_strings
+from ..policy import context_of
 from ..scorers import COST, REWARD
 from ..settings import one_of, settings
+from ..template import broken_up, reserved_strings
 from .backbone import Backbone
 from .lm_scorer import EXAMPLE, Checkpoint, HeadFunction, LMScorer, Pooling, Reader
 from .pretrained import tensors_of

@@ -5,37 +5,14 @@ If one of the costs fails on a text, the maximum is NaN, which is never safe.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from ..errors import ParameterError
 from ..files import digest_of
 from ..scorers import COST, Scorer, Sessions, check_sign, keeps_cache, reads_prompts, uncached
 from ..scoring import Tally, checked_score
-from ..settings import settings
-from .registry import ScorerName, load_scorer
-
-
-@settings(kw_only=True)
-class Maximum:
-    """The maximum of costs, higher is worse.
-
-    The numbers are not rescaled, so give costs of one scale, such as guards, which all return logit
-    gaps.
-
-    Attributes
-    ----------
-    costs : list of str or dict
-        At least two, see `igcore.load_scorer`.
-    """
-
-    costs: Annotated[list[ScorerName], Field(min_length=2)]
-
-    def load(self) -> "MaximumScorer":
-        """Return the scorer."""
-        return maximum_of([load_scorer(cost) for cost in self.costs])
 
 
 def maximum_of(costs: Sequence[Scorer]) -> "MaximumScorer":

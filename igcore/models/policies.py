@@ -14,23 +14,15 @@ from accelerate.utils import extract_model_from_parallel
 from ..catalog import POLICIES, found, room
 from ..errors import AssetError, ParameterError, unknown_name
 from ..files import digest_of
-from ..policy import PROBE, Policy
+from ..policy import Policy
+from ..prompt import PROBE
 from ..settings import Named, Options, settings, written
-from . import assets
+from . import assets, pretrained
 from .hub import PATHS, SMALL, snapshot
-from .pretrained import (
-    DTYPES,
-    automatic_dtype,
-    check_backend,
-    check_vocabulary,
-    contents_of,
-    files_of,
-    load_model,
-    load_tokenizer,
-)
 from .templates import TextFormat, template_of
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any] | Named | tuple[Any, Any]
 OUTSIDE = ("POLY", "SHADOW", "XLORA")  # kinds of adapters that act outside the wrapped model
 
 
@@ -119,29 +111,62 @@ def load_policy(
         return served
     name, options = chosen.name, PolicyOptions(**chosen.options)
     dtype = str(dtype).removeprefix("torch.")
-    if dtype not in ("auto", *DTYPES):
-        raise unknown_name("dtype", dtype, ("auto", *DTYPES))
+    if dtype not in ("auto", *pretrained.DTYPES):
+        raise unknown_name("dtype", dtype, ("auto", *pretrained.DTYPES))
     entry: PolicyEntry = found(POLICIES.get(name)) or _unnamed(name)
     folder = entry.folder(options.revision)
-    files_of(folder)  # refuses a folder without a model
-    tokenizer = load_tokenizer(folder)
+    pretrained.files_of(folder)  # refuses a folder without a model
+    tokenizer = pretrained.load_tokenizer(folder)
     if dtype == "auto":
-        dtype = automatic_dtype(folder, device)
+        dtype = pretrained.automatic_dtype(folder, device)
     chosen_template = options.template or entry.template
     template = template_of(tokenizer, chosen_template, f"policy {name!r}", options.chat_options)
-    model, _ = load_model(AutoModelForCausalLM, folder, dtype, device)
+    model, _ = pretrained.load_model(AutoModelForCausalLM, folder, dtype, device)
     policy = Policy(
         name=name if name in POLICIES else _last_part(name),
         model=model,
         tokenizer=tokenizer,
         template=template,
         eos_ids=eos_ids_of(model, tokenizer, entry.ends),
-        files=contents_of(folder),
+        files=pretrained.contents_of(folder),
     )
     _check_prompt(policy, str(folder))
     identity = policy.identity()
     decisive = {key: identity[key] for key in identity if key not in ("name", "digest")}
     return replace(policy, digest=digest_of(decisive))
+
+
+def as_policy(
+    policy: PolicyLike,
+    device: str = "auto",
+    dtype: Any = "auto",
+    chat_options: Mapping[str, Any] | None = None,
+) -> Policy:
+    """Return a `Policy`: itself, loaded by name or folder, or made of (model, tokenizer)."""
+    options = {"chat_options": dict(chat_options)} if chat_options else {}
+    if isinstance(policy, str | os.PathLike | Mapping | Named):
+        name = policy if isinstance(policy, Mapping | Named) else os.fspath(policy)
+        named = Named.of(name, "policy")
+        return load_policy(Named(named.name, named.options | options), dtype, device)
+    if (device, dtype) != ("auto", "auto"):
+        raise ParameterError(
+            f"device is {device!r} and dtype {dtype!r}, but the policy is a model that was loaded "
+            "before; move it yourself, such as by model.to(...)"
+        )
+    if isinstance(policy, Policy) and options:
+        raise ParameterError(
+            "chat_options is given, but the policy is an igcore.Policy; load it with these options"
+        )
+    if isinstance(policy, Policy):
+        return policy
+    if isinstance(policy, tuple) and len(policy) == 2:
+        return policy_of(*policy, **options)
+    if hasattr(policy, "model") and hasattr(policy, "tokenizer"):
+        raise ParameterError("policy is a pipeline; give (pipe.model, pipe.tokenizer)")
+    raise ParameterError(
+        f"policy is of type {type(policy).__name__}; give the name or folder of a model, a mapping "
+        "such as for a server, a pair (model, tokenizer), or an igcore.Policy"
+    )
 
 
 def _unnamed(name: str) -> PolicyEntry:
@@ -225,7 +250,7 @@ def _check_pair(model: Any, tokenizer: Any) -> None:
             f"policy is a pair ({kind}, {type(tokenizer).__name__}); give (model, tokenizer), both "
             "loaded by transformers and in this order, or the folder alone"
         )
-    check_backend(tokenizer, "the pair")
+    pretrained.check_backend(tokenizer, "the pair")
     wrong = ""
     if model.config.is_encoder_decoder:
         wrong = "is an encoder-decoder model; the search needs a decoder-only one"
@@ -238,7 +263,7 @@ def _check_pair(model: Any, tokenizer: Any) -> None:
 def _check_prompt(policy: Policy, place: str) -> None:
     """Raise ``AssetError`` unless a prompt reaches the model complete and as valid ids."""
     ids = _ids(policy, policy.template.special)
-    check_vocabulary(policy.tokenizer, policy.model, place, ids)
+    pretrained.check_vocabulary(policy.tokenizer, policy.model, place, ids)
     check_ending(policy, place)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..catalog import PROMPT_SETS, found
 from ..errors import ParameterError, needs, one_line, unknown_name
-from ..policy import Prompt, as_prompt
+from ..prompt import Prompt, as_prompt
 
 log = logging.getLogger("igcore")
 

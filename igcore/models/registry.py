@@ -10,13 +10,16 @@ from inspect import signature
 from pkgutil import resolve_name
 from typing import Annotated, Any
 
-from pydantic import PlainValidator, ValidationInfo
+from pydantic import Field, PlainValidator, ValidationInfo
 
 from ..catalog import SCORERS, extend, found
 from ..errors import ParameterError, one_line, unknown_name
-from ..scorers import FunctionScorer, Scorer, as_scorer
-from ..settings import Named
+from ..scorers import FunctionScorer, Scorer, TextFunction, check_sign, of_function
+from ..settings import Named, settings
+from .maximum import MaximumScorer, maximum_of
 
+ScorerLike = Scorer | TextFunction | str | Mapping[str, Any] | Named
+CostLike = ScorerLike | list[ScorerLike]
 OWN = re.compile(r"(\w+(?:\.\w+)*):\w+(?:\.\w+)*")  # a user's module:function
 ELSEWHERE = (
     ", or module:function of a module of your own; endpoint and llama-labels come with igserve "
@@ -136,3 +139,47 @@ def load_scorer(scorer: str | Mapping[str, Any] | list[Any] | Named, role: str =
     with suppress(AttributeError):  # a user's own class may have slots
         object.__setattr__(loaded, "home", home)  # the class may be frozen
     return loaded
+
+
+def as_scorer(scorer: Any, role: str) -> Scorer:
+    """Return the scorer for a role, ``cost`` or ``reward``.
+
+    Parameters
+    ----------
+    scorer : Scorer, callable, str, mapping or list
+        A text or a mapping is loaded by `igcore.load_scorer`. A list of costs is their maximum.
+
+    Raises
+    ------
+    ParameterError
+        For an unknown name, a function whose arguments say too little, an object that is no scorer,
+        or one whose sign does not fit the role: a reward given as a cost would make the search
+        prefer the worst text.
+    """
+    if isinstance(scorer, str | Mapping | Named):
+        scorer = load_scorer(scorer, role)
+    elif isinstance(scorer, list) and role == "cost":
+        scorer = maximum_of([as_scorer(cost, role) for cost in scorer])
+    elif callable(scorer) and (isinstance(scorer, type) or not hasattr(scorer, "score")):
+        scorer = of_function(scorer, role)
+    return check_sign(scorer, role)
+
+
+@settings(kw_only=True)
+class Maximum:
+    """The maximum of costs, higher is worse.
+
+    The numbers are not rescaled, so give costs of one scale, such as guards, which all return logit
+    gaps.
+
+    Attributes
+    ----------
+    costs : list of str or dict
+        At least two, see `igcore.load_scorer`.
+    """
+
+    costs: Annotated[list[ScorerName], Field(min_length=2)]
+
+    def load(self) -> MaximumScorer:
+        """Return the scorer."""
+        return maximum_of([load_scorer(cost) for cost in self.costs])

@@ -17,8 +17,9 @@ from typing import Annotated, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..errors import ParameterError, one_line
-from ..policy import CHAT_ROLES, RAW, Template
+from ..prompt import CHAT_ROLES
 from ..settings import Options, one_of
+from ..template import RAW, Template
 
 VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives "

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ..errors import ParameterError
-from ..policy import role_and_content
+from ..prompt import role_and_content
 from ..settings import Options, settings
 from .templates import ANSWER, check_chat, messages_of, rendered, turns_of
 

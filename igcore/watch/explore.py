@@ -8,9 +8,10 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
-from ..beams import READ, method_of
+from ..decoding import decode
 from ..errors import IgcoreError, needs
-from ..guard import Guard, decode
+from ..guard import Guard
+from ..methods import READ, method_of
 from .html import GREY, OVER, mask_answer
 from .tree import Tree
 

@@ -12,7 +12,7 @@ from html import escape
 
 import numpy as np
 
-from ..beams import method_of
+from ..methods import method_of
 from ..response import Response
 from ..scorers import Scorer, keeps_cache
 from ..scoring import Cached, checked_score, readings

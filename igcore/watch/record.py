@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..beams import Beam, PromptSearch
+from ..beams import Beam
 from ..budget import SafetyState, charge, start
+from ..candidates import Candidate, PromptSearch
 from ..config import SearchConfig
 from ..search import Batch
 from ..verdict import Emission
-from ..work import Candidate
 
 # fates of a candidate
 KEPT = "kept"  # the search continued from it

@@ -1,7 +1,5 @@
 """The candidates of a search as a picture: block under block, a line from parent to child."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from html import escape
@@ -51,7 +49,7 @@ class Tree:
     budget: float
 
     @classmethod
-    def of(cls, answer: Response, masked: bool = True) -> Tree:
+    def of(cls, answer: Response, masked: bool = True) -> "Tree":
         """Return the tree of a recorded answer.
 
         Parameters
@@ -80,7 +78,7 @@ class Tree:
         config = guard.config
         return cls(prompt, verdict_of(answer), nodes, guard.method, config, config.budget)
 
-    def rejudge(self, budget: float) -> Tree:
+    def rejudge(self, budget: float) -> "Tree":
         """Return the same candidates judged under another budget, without decoding."""
         before = rejudged(self.nodes, self.config, self.config.budget)
         after = rejudged(self.nodes, self.config, budget)

@@ -17,24 +17,16 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from igcore.beams import PENALISED, Beam, Method, lagrangian, task_cost
-from igcore.config import SearchConfig
+from igcore import ParameterError, SearchConfig
+from igcore.beams import Beam, lagrangian, task_cost
+from igcore.candidates import Candidate, candidates_of
 from igcore.engine.block import Block
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import AS_IS, NEAR_TIE, Sampling, check_finite, random_key, uniforms
-from igcore.errors import ParameterError
-from igcore.search import (
-    Batch,
-    answers,
-    ask_reward,
-    candidates_of,
-    charge_costs,
-    go_on,
-    open_searches,
-)
+from igcore.methods import PENALISED, Method
+from igcore.search import Batch, answers, ask_reward, charge_costs, go_on, open_searches
 from igcore.settings import Count, Weight, one_of, settings
 from igcore.verdict import Emission
-from igcore.work import Candidate
 
 from ..settings import upcast_settings
 
@@ -114,7 +106,7 @@ def args(batch: Batch) -> list[Emission]:
             block = propose(batch.engine, [beam.row for beam in beams], config.token_top_k)
         pairs = list(zip(going, beams, strict=True))
         candidates = candidates_of(
-            batch, block, [pair for pair in pairs for _ in range(config.token_top_k)]
+            batch.policy, block, [pair for pair in pairs for _ in range(config.token_top_k)]
         )
         charge_costs(batch, candidates)
         ask_promising(batch, candidates)

@@ -17,16 +17,14 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from igcore.beams import Method, one_sample, unranked
-from igcore.config import SearchConfig
+from igcore import Policy, PolicyError, Scorer, SearchConfig
+from igcore.beams import unranked
 from igcore.critic.files import Network, Origin, load_network
 from igcore.engine.agreement import CacheRows
 from igcore.engine.kv_cache import forward
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import Drawn, RowFactors, draw
-from igcore.errors import PolicyError
-from igcore.policy import Policy
-from igcore.scorers import Scorer
+from igcore.methods import Method, one_sample
 from igcore.search import Batch, guarded_beam_search
 from igcore.settings import Natural, Weight, settings
 from igcore.verdict import Emission

@@ -19,9 +19,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from igcore import Policy, Scorer
 from igcore.critic.latent import Latents
-from igcore.policy import Policy
-from igcore.scorers import Scorer
 from igcore.settings import Rows, Weight, settings
 
 from ..training.config import TrainingConfig

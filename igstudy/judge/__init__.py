@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from igcore.beams import METHODS
 from igcore.errors import ParameterError, unknown_name
+from igcore.methods import METHODS
 from igcore.models.registry import ScorerName
 from igcore.scorers import COST, Scorer
 from igcore.scoring import Cached

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from igcore import ParameterError, Policy, RunError, Scorer
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import Sampling
-from igcore.errors import ParameterError, RunError
 from igcore.files import root, writing
-from igcore.policy import Policy
-from igcore.scorers import FunctionScorer, Scorer
+from igcore.scorers import FunctionScorer
 from igcore.scoring import TextKey
 
 from ..provenance import versions

@@ -9,16 +9,16 @@ nothing.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
 from pydantic import Field
 
-from igcore.beams import METHODS
 from igcore.errors import ParameterError, RunError, unknown_name
 from igcore.files import file_digest, replace_file
+from igcore.methods import METHODS
 from igcore.settings import Budget, Count, Options, Positive, one_of, settings
 
 from ..linefile import SETTINGS
@@ -352,30 +352,6 @@ def gains(
         for label in (claim.arm, reference)
     )
     return ours.astype(float) - others.astype(float)
-
-
-def overlaps(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
-    """Return for each pair of claims how many prompts tell both apart, a row each.
-
-    A claim rests on its discordant prompts: those on which the verdicts of its arm and of one of
-    its references differ. Two claims that rest on the same prompts are one observation.
-    """
-    discordant: dict[str, set[str]] = {name: set() for name in file.claims}
-    for name, claim in file.claims.items():
-        for reference, outcome in claim.comparisons:
-            if CLAIM_OUTCOMES[outcome].verdict:
-                found = gains(file.regimes[claim.regime], claim, reference, outcome, lines)
-                discordant[name] |= set(found.index[found.fillna(0) != 0])
-    return pd.DataFrame(
-        {
-            "claim": one,
-            "other": other,
-            "discordant": len(discordant[one]),
-            "discordant_of_other": len(discordant[other]),
-            "both": len(discordant[one] & discordant[other]),
-        }
-        for one, other in combinations(file.claims, 2)
-    )
 
 
 # --- in words -------------------------------------------------------------------------------------

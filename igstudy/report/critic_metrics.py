@@ -8,9 +8,8 @@ import pandas as pd
 import torch
 from scipy.stats import ConstantInputWarning, spearmanr
 
+from igcore import Policy, Scorer
 from igcore.critic.network import Critic
-from igcore.policy import Policy
-from igcore.scorers import Scorer
 from igcore.scoring import checked_score
 
 from ..training.critic import SharedSources

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from igcore.beams import METHODS
-from igcore.errors import RunError
+from igcore import METHODS, RunError
 from igcore.files import root
 
 from ..linefile import SETTINGS, read

@@ -12,8 +12,7 @@ from typing import Any
 import pandas as pd
 from statsmodels.stats.contingency_tables import mcnemar
 
-from igcore.errors import ParameterError
-from igcore.scorers import Scorer
+from igcore import ParameterError, Scorer
 from igcore.scoring import Cached
 
 from . import statistics as metrics

@@ -1,7 +1,8 @@
-"""The power of the tests of claims, from pilot runs."""
+"""The power of the tests of claims, and the claims that rest on the same prompts."""
 
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -91,3 +92,27 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
             row |= {"n_needed": prompts_needed(power, n), "n_pilot": len(found)}
             rows.append(row | {"difference_pilot": float(found.mean())} | spread)
     return pd.DataFrame(rows)
+
+
+def overlaps(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
+    """Return for each pair of claims how many prompts tell both apart, a row each.
+
+    A claim rests on its discordant prompts: those on which the verdicts of its arm and of one of
+    its references differ. Two claims that rest on the same prompts are one observation.
+    """
+    discordant: dict[str, set[str]] = {name: set() for name in file.claims}
+    for name, claim in file.claims.items():
+        for reference, outcome in claim.comparisons:
+            if CLAIM_OUTCOMES[outcome].verdict:
+                found = gains(file.regimes[claim.regime], claim, reference, outcome, lines)
+                discordant[name] |= set(found.index[found.fillna(0) != 0])
+    return pd.DataFrame(
+        {
+            "claim": one,
+            "other": other,
+            "discordant": len(discordant[one]),
+            "discordant_of_other": len(discordant[other]),
+            "both": len(discordant[one] & discordant[other]),
+        }
+        for one, other in combinations(file.claims, 2)
+    )

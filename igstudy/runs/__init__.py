@@ -7,7 +7,7 @@ A run of notebook 30 passes through these steps::
 
 `DecodeParams` is checked data and holds names only. `resolve` loads what they name, once, and
 returns an `Experiment`: prompts in groups, and a guard with models and networks for each method.
-`igcore.guard.decode` answers one group by one method, `record` turns each response into a line,
+`igcore.decode` answers one group by one method, `record` turns each response into a line,
 and `igstudy.runs.folders.open_run` keeps the lines under an identity (`identity`), so that a
 stopped run resumes and a changed one starts again.
 

@@ -16,20 +16,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from igcore.beams import Beam, method_of
+from igcore import Policy, SearchConfig
+from igcore.beams import Beam
 from igcore.budget import start
-from igcore.config import SearchConfig
+from igcore.candidates import before_stop
 from igcore.engine.agreement import dtype_of
 from igcore.engine.device import device_of
-from igcore.engine.drawn import edges_of, moved_by, moves_of
 from igcore.engine.kv_cache import forward, inputs_of, padded
 from igcore.engine.prepack import use_prepacked
 from igcore.engine.sampling import Sampling, random_key, uniforms
-from igcore.policy import Policy
-from igcore.search import before_stop
+from igcore.methods import method_of
 from igcore.verdict import emission_of
 
 from ..linefile import Fields
+from .drawn import edges_of, moved_by, moves_of
 from .rescore import close, differing_fields
 
 Numbers = npt.NDArray[np.float64]

@@ -21,14 +21,11 @@ from typing import Any, TypeVar
 import pandas as pd
 import torch
 
+from igcore import ParameterError, Policy, Prompt, Scorer, load_policy
 from igcore.critic.files import Network
 from igcore.critic.network import Critic, load_critic
 from igcore.engine.prepack import use_prepacked
-from igcore.errors import ParameterError
 from igcore.files import digest_of, replace_file, root
-from igcore.models.policies import load_policy
-from igcore.policy import Policy, Prompt
-from igcore.scorers import Scorer
 from igcore.settings import written
 
 from ..baselines.re_control import ValueNetwork, load_value

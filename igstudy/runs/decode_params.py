@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from igcore.beams import method_of
 from igcore.errors import ParameterError, no_latents
+from igcore.methods import method_of
 from igcore.models.registry import ScorerName
-from igcore.policy import Prompt
+from igcore.prompt import Prompt
 from igcore.settings import Count, Named, Natural, Number, Threads, settings
 
 from ..baselines.args import ArgsConfig

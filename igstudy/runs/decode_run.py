@@ -1,6 +1,6 @@
 """One run of notebook 30: prompts decoded by several methods into a run folder.
 
-`decode_run` makes an `Experiment` of what `DecodeParams` name. It calls `igcore.guard.decode` for
+`decode_run` makes an `Experiment` of what `DecodeParams` name. It calls `igcore.decode` for
 each method and group, and appends a record of each response to the folder. The unit of work is one
 method on one group of prompts. The parameters alone fix the groups, so sharding and resuming never
 change a result.
@@ -12,11 +12,10 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from igcore.beams import method_of
+from igcore import Guard, Prompt, decode
 from igcore.catalog import found
 from igcore.files import root
-from igcore.guard import Guard, decode
-from igcore.policy import Prompt
+from igcore.methods import method_of
 from igcore.settings import written
 
 from ..linefile import Fields

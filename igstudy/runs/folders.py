@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from pathlib import Path
 
-from igcore.errors import RunError
+from igcore import Prompt, RunError
 from igcore.files import PART, locked, replace_file, writing
-from igcore.policy import Prompt
 from igcore.progress import progress
 
 from ..linefile import Fields, key, line_digest, read_mapping, root_of, sealed

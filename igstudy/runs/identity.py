@@ -15,10 +15,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from igcore import Policy, Prompt, Scorer
 from igcore.files import DIGITS, digest_of
 from igcore.models.templates import STRFTIME
-from igcore.policy import Policy, Prompt
-from igcore.scorers import Scorer
 
 from ..linefile import Fields
 from ..provenance import versions

@@ -6,8 +6,8 @@ it, `igstudy.runs.folders.Run` appends it. Nothing is read or written here.
 
 from dataclasses import asdict, fields
 
-from igcore.beams import method_of
 from igcore.guard import Guard
+from igcore.methods import method_of
 from igcore.response import Counts, Response
 
 from ..linefile import SETTINGS, Fields, sealed

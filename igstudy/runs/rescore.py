@@ -10,12 +10,11 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from igcore.beams import method_of
-from igcore.config import SearchConfig
+from igcore import IgcoreError, Prompt, Scorer, SearchConfig
 from igcore.contract import Contract
-from igcore.errors import IgcoreError
-from igcore.policy import Prompt, as_prompt
-from igcore.scorers import Scorer, check_sign, uncached
+from igcore.methods import method_of
+from igcore.prompt import as_prompt
+from igcore.scorers import check_sign, uncached
 from igcore.scoring import Cached, Tally
 from igcore.verdict import Emission, judge, measure
 

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from igcore import ParameterError, Policy, Prompt, RunError, Scorer
 from igcore.engine.block import Block
 from igcore.engine.local import LocalEngine
 from igcore.engine.memory import halving
 from igcore.engine.prepack import use_prepacked
 from igcore.engine.sampling import random_key
-from igcore.errors import ParameterError, RunError
-from igcore.policy import Policy, Prompt
-from igcore.scorers import Scorer, check_sign
+from igcore.scorers import check_sign
 from igcore.scoring import Cached, Tally, TextKey, checked_score, readings
 
 from ..linefile import Fields, read_record

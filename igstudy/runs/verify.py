@@ -18,9 +18,9 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Literal
 
-from igcore.beams import method_of
 from igcore.errors import IgcoreError, RunError, unknown_name
-from igcore.policy import Prompt
+from igcore.methods import method_of
+from igcore.prompt import Prompt
 
 from ..linefile import SETTINGS, Fields, LineKey, Record, has_texts, key, modern, read_record
 from ..prompts import load_prompts

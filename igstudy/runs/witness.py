@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from igcore.beams import method_of
+from igcore import Guard, Prompt
 from igcore.engine.prepack import use_prepacked
 from igcore.engine.sampling import NEAR_TIE
 from igcore.files import root
-from igcore.guard import Guard
-from igcore.policy import Prompt
+from igcore.methods import method_of
 from igcore.progress import progress
 
 from ..linefile import Fields, LineKey, Record, has_texts, key, like, modern

@@ -17,12 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from igcore import ParameterError, Policy, Scorer
 from igcore.critic.files import Network
 from igcore.critic.latent import Latents, shape_of
 from igcore.critic.network import Critic, Spec, load_critic
-from igcore.errors import ParameterError
-from igcore.policy import Policy
-from igcore.scorers import Scorer
 
 from .config import CriticConfig
 from .latents import Source

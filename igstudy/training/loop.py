@@ -19,10 +19,9 @@ from accelerate import Accelerator
 from safetensors.torch import save
 from torch import Tensor
 
+from igcore import ParameterError, Policy
 from igcore.critic.files import Network
-from igcore.errors import ParameterError
 from igcore.files import DIGITS, digest_of, replace_file
-from igcore.policy import Policy
 from igcore.progress import progress
 
 from .config import TrainingConfig

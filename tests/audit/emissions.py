@@ -21,15 +21,18 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from igcore.beams import method_of
 from igcore.budget import ACCOUNTINGS
 from igcore.config import SearchConfig
+from igcore.decoding import decode
 from igcore.engine.diversity import DIVERSITIES
 from igcore.errors import ScorerError
-from igcore.guard import Guard, decode
-from igcore.policy import Encoded, Policy
+from igcore.guard import Guard
+from igcore.methods import method_of
+from igcore.models.registry import as_scorer
+from igcore.policy import Policy
+from igcore.prompt import Encoded
 from igcore.response import Response
-from igcore.scorers import REWARD, Scorer, as_scorer
+from igcore.scorers import REWARD, Scorer
 from tests.audit.zoo import CRITICS, KINDS, EvilCritic, Honest, Hostile
 
 GUARDED = ("inferenceguard", "inferenceguard-critic", "inferenceguard-mix")

@@ -14,8 +14,9 @@ from typing import Any
 
 from igcore.contract import ROUNDING, Contract
 from igcore.errors import ScorerWarning
-from igcore.policy import PROBE
-from igcore.scorers import as_scorer, uncached
+from igcore.models.registry import as_scorer
+from igcore.prompt import PROBE
+from igcore.scorers import uncached
 from igcore.scoring import TextKey, checked_score, word_ends
 
 # its parts share a beginning, an end or a length, and differ in cost

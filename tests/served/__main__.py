@@ -20,9 +20,8 @@ import pandas as pd
 import torch
 
 import igcore as ig
-from igcore.errors import IgcoreError, PolicyError
+from igcore import IgcoreError, Policy, PolicyError, Prompt
 from igcore.files import replace_file, root
-from igcore.policy import Policy, Prompt
 from igserve.policy import ServedPolicy
 from igstudy.linefile import read
 from igstudy.prompts import load_prompts

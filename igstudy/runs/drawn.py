@@ -12,8 +12,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .agreement import LOWEST_LOGPROB
-from .sampling import AS_IS, BRANCH, CHUNK, NEAR_TIE, Sampling, check_finite, left_of, levels_of
+from igcore.engine.agreement import LOWEST_LOGPROB
+from igcore.engine.sampling import (
+    AS_IS,
+    BRANCH,
+    CHUNK,
+    NEAR_TIE,
+    Sampling,
+    check_finite,
+    left_of,
+    levels_of,
+)
 
 # How far logits of a type shorter than float32 move, as `NEAR_TIE` is for float32, in units of its
 # precision and of their standard deviation. SmolLM2-135M, decoded alone and beside up to 31 rows,
