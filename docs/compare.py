@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from docs.pages import BLOCK, PAGES
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.files import replace_file, root
 from igstudy.linefile import key, like, read, unpacked
@@ -109,6 +110,9 @@ def compare_profile(profile: str, base: Path) -> list[str]:
 def publish(profile: str, base: Path) -> None:
     """Copy the tables and pictures of a profile over the committed ones.
 
+    The sources of all tables lie in one file, and of the Markdown tables only those that a page
+    shows are kept.
+
     Raises
     ------
     ParameterError
@@ -121,7 +125,16 @@ def publish(profile: str, base: Path) -> None:
     made = base / "runs" / profile / "figures"
     if not made.is_dir():
         raise RunError(f"runs/{profile} has no figures; walk the profile first")
-    shutil.copytree(made, base / "figures", dirs_exist_ok=True)
+    text = "".join((base / page).read_text(encoding="utf-8") for page in PAGES)
+    shown = {name for _, kind, name, _ in BLOCK.findall(text) if kind == "table"}
+    kept = base / "figures/tables/sources.json"
+    sources = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    for path in sorted(made.rglob("*.*")):
+        if path.suffix == ".json":
+            sources[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+        elif path.suffix != ".md" or path.stem in shown:
+            shutil.copyfile(path, base / "figures" / path.relative_to(made))
+    replace_file(kept, json.dumps(sources, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 def main() -> None:

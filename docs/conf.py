@@ -18,7 +18,7 @@ extensions = [
 ]
 root_doc = FRONT
 # the whole repository is the source, of which these are pages
-include_patterns = ["[RCS]*.md", "docs/*.md", "notebooks/*.ipynb", "figures/tables/*.md"]
+include_patterns = ["[RCS]*.md", "docs/*.md", "notebooks/*.ipynb"]
 exclude_patterns = [".*", "runs"]  # large folders, through which Sphinx would look
 suppress_warnings = ["mystnb.unknown_mime_type"]
 

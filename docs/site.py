@@ -31,7 +31,6 @@ CONTENTS = {
     "Notebooks": ["notebooks/*"],
     "Results": [f"docs/{name}" for name in RESULTS],
     "Reference": ["docs/commands", "docs/reading", "docs/api", "[CS]*"],
-    "Tables": ["figures/tables/*"],
 }
 
 
@@ -50,8 +49,8 @@ def setup(app: Any) -> None:
 def as_shown(text: str, path: Path, base: Path) -> str:
     """Return the text of a page as the site shows it.
 
-    The pictures of a notebook are described. A table of results gets a title and its files, and the
-    front page the contents. A link to a folder becomes plain text. An interval keeps to one line.
+    The pictures of a notebook are described, and the front page gets the contents. A link to a
+    folder becomes plain text. An interval keeps to one line.
     """
     if path.suffix == ".ipynb":
         return json.dumps(with_descriptions(json.loads(text)))
@@ -62,10 +61,6 @@ def as_shown(text: str, path: Path, base: Path) -> str:
 
     text = INTERVAL.sub(lambda match: match.group().replace(" ", "\u00a0"), text)
     text = LINK.sub(without_folders, text)
-    if path.parent == base / "figures/tables":
-        files = [path.with_suffix(end) for end in (".csv", ".json")]
-        links = ", ".join(f"[{file.name}]({file.name})" for file in files if file.exists())
-        text = f"# {path.stem}\n\n{text}\n\nThe same as {links}.\n"
     if path == base / f"{FRONT}.md":
         text = "\n\n".join([text, *map(_toctree, CONTENTS, CONTENTS.values())])
     return text

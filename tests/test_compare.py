@@ -10,6 +10,7 @@ import pytest
 from synthetic import record
 
 from docs.compare import compare_profile, compared_answers, differing_cells, publish
+from docs.pages import PAGES
 from docs.records import pack
 from igcore.errors import ParameterError, RunError
 from igstudy.linefile import LATER, sealed
@@ -126,8 +127,20 @@ def test_publishing_copies_what_the_walk_left(base):
     the same names.
     """
     new = table(base / "runs/small", "main", unsafe=[2, 0])
+    (base / "docs").mkdir()
+    for page in PAGES:
+        (base / page).write_text("<!-- table main -->\n<!-- end -->\n")
+    for name in ("main", "other"):
+        new.with_name(f"{name}.md").write_text("| a |")
+        new.with_name(f"{name}.json").write_text('{"runs": {}}')
+    sources = base / "figures/tables/sources.json"
+    sources.write_text('{"harm": {"runs": {}}}')
     publish("small", base)
     assert (base / "figures/tables/main.csv").read_bytes() == new.read_bytes()
+    # Markdown that a page shows, and the sources of all tables in one file
+    assert {path.name for path in sources.parent.glob("*.md")} == {"main.md"}
+    assert {*json.loads(sources.read_text())} == {"harm", "main", "other"}
+    assert [*sources.parent.glob("*.json")] == [sources]
     with pytest.raises(RunError, match="^runs/tune has no figures; walk the profile first"):
         publish("tune", base)
     table(base / "runs/ci", "main", unsafe=[0, 0])

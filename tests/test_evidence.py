@@ -13,6 +13,7 @@ import re
 import subprocess
 import tarfile
 from collections import Counter, defaultdict
+from copy import deepcopy
 from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
@@ -30,7 +31,7 @@ from igstudy.runs.paramfiles import ParamFiles, defaults_of
 
 ROOT = Path(__file__).parent.parent
 ARCHIVES = sorted((ROOT / "records").glob("*.tar.xz"))
-SIDECARS = sorted((ROOT / "figures").rglob("*.json"))
+SOURCES = json.loads((ROOT / "figures/tables/sources.json").read_text())
 # tables that no run has made: of `make bench`, of a server, and scores by the digest of their text
 OF_NO_RUN = {
     "bench", "bench_ratios", "served", "first_hour", "harm_answers", "harm_answers_attack",
@@ -99,8 +100,8 @@ def test_every_run_that_a_table_or_picture_names_is_packed_with_its_root(packed)
     wrong, manifests = [], {}
     for archive in packed.values():
         manifests |= archive.manifests
-    for path in SIDECARS:
-        for run, said in json.loads(path.read_text())["runs"].items():
+    for table, made_of in deepcopy(SOURCES).items():
+        for run, said in made_of["runs"].items():
             facts = manifests.get(run, {"versions": {}})
             versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
             made = {"commit": facts.get("git_commit"), "processor": facts.get("processor")}
@@ -108,17 +109,17 @@ def test_every_run_that_a_table_or_picture_names_is_packed_with_its_root(packed)
             root = facts.get("root_with_texts", facts.get("root"))
             # a table that was made before sidecars said so has no origin
             if said.pop("from", "run here") not in ("run here", "records"):
-                wrong.append(f"{path.relative_to(ROOT)} names {run} with an unknown origin")
+                wrong.append(f"{table} names {run} with an unknown origin")
             if said != made | {"root": root, "versions": versions}:
-                wrong.append(f"{path.relative_to(ROOT)} names {run} with {said['root'][:12]}")
+                wrong.append(f"{table} names {run} with {said['root'][:12]}")
     assert not wrong
 
 
 def test_every_committed_table_says_what_it_was_made_of():
-    """Bug: a table without its file of sources, or with an empty one, is traced to nothing."""
+    """Bug: a table without sources, or with none, is traced to nothing."""
     tables = {path.stem for path in (ROOT / "figures/tables").glob("*.csv")}
-    assert tables - {path.stem for path in SIDECARS if path.parent.name == "tables"} <= OF_NO_RUN
-    empty = [path.stem for path in SIDECARS if not json.loads(path.read_text())["runs"]]
+    assert tables - SOURCES.keys() <= OF_NO_RUN and SOURCES.keys() <= tables
+    empty = [name for name, made_of in SOURCES.items() if not made_of["runs"]]
     assert all(name.startswith("harm_") for name in empty)  # of labels, not of runs
 
 
@@ -209,7 +210,7 @@ def test_a_run_of_an_earlier_version_is_unpacked_for_the_params_of_today(tmp_pat
 def test_the_claims_were_committed_before_their_runs():
     """Bug: claims made to fit their results. Git knows the file at the commit of a run."""
     digests = {row["claims_sha256"] for row in read_table("claims")}
-    runs = json.loads((ROOT / "figures/tables/claims.json").read_text())["runs"]
+    runs = SOURCES["claims"]["runs"]
     commits = {said["commit"] for run, said in runs.items() if "/regime-" in run}
     known = [commit for commit in commits if git("cat-file", "-e", commit).returncode == 0]
     for commit in known:  # a shallow clone may have none of them

@@ -47,14 +47,6 @@ def test_a_link_to_a_folder_becomes_text():
     assert shown == text.replace("[`c`](../igcore)", "`c`")
 
 
-def test_a_table_has_a_title_and_leads_to_its_files():
-    """Bug: a table without a name in the list of pages, which Sphinx refuses."""
-    table = ROOT / "figures/tables/main.md"
-    assert site.as_shown("| a |", table, ROOT) == (
-        "# main\n\n| a |\n\nThe same as [main.csv](main.csv), [main.json](main.json).\n"
-    )
-
-
 def test_what_needs_eyes_or_a_network_is_named(tmp_path):
     """Guards a page that is blank on a train, and a picture that a screen reader skips."""
     (tmp_path / "page.html").write_text(
@@ -78,6 +70,4 @@ def test_the_site_is_read_without_a_warning(tmp_path):
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     pages = {path.relative_to(tmp_path / "read") for path in tmp_path.glob("read/**/*.doctree")}
-    assert {
-        Path(f"{name}.doctree") for name in ("README", "docs/api", "figures/tables/main")
-    } <= pages
+    assert {Path(f"{name}.doctree") for name in ("README", "docs/api", "docs/results")} <= pages

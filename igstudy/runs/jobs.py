@@ -154,8 +154,7 @@ def check_claims(path: str, folder: Path, start: bool) -> None:
     file = claims.load_claims(Path(path))
     if start:
         claims.register(file, folder)
-        about = f"{len(file.claims)} claims of {path}, registered as {file.digest[:12]}"
-        print(about, file=sys.stderr)
+        print(f"{len(file.claims)} claims, registered as {file.digest[:12]}", file=sys.stderr)
     elif folder.exists():
         claims.check_registered(file, folder)
 
