@@ -24,7 +24,7 @@ from .trust import MODULES, add_allow_option, admit, named_modules
 from .yamlfile import parsed
 
 DECODE, LINES = "notebooks/30_decode.ipynb", "runs/ci/decode-raw/responses.jsonl"
-TAGGED = "; its cell with the tag 'parameters' sets what is allowed"
+LISTED = "; its cell with the tag 'parameters', or docs/runs.md, leads to all that are allowed"
 CHECKED = re.compile(rf'notebook_params\("({"|".join(PARAMS)})"')  # by a notebook, of its kind
 KERNEL_HELP = "; choose one in JupyterLab, or `python -m ipykernel install --user --name NAME`"
 # exit statuses: all holds or is done; a record does not hold, or two differ; this machine cannot
@@ -179,7 +179,8 @@ def _checked(papermill: Any, notebook: Path, params: Path | None, runs: list[Giv
     if known and checked and not given <= known:
         known |= {setting.name for setting in fields(class_of(checked[1]))}
     for name in given - known:
-        raise unknown_name(f"parameter of {notebook}", name, known, TAGGED)
+        why = unknown_name(f"parameter of {notebook}", name, known)
+        raise ParameterError(f"{why}{LISTED}")
     if params and "profile" in known - runs[0].keys():
         raise ParameterError(
             f"{params} sets no profile; a params file is whole, and -p alone changes single values"

@@ -38,7 +38,7 @@ def test_values_that_no_cell_takes_are_refused(place, capsys):
     """
     name = notebook(place, CELL, tag="")
     said = refused(capsys, name, "o.ipynb", "-p", "rounds", "3")
-    assert "'rounds'; allowed: none; its cell with the tag 'parameters' sets what is" in said
+    assert "'rounds'; allowed: none; its cell with the tag 'parameters', or docs" in said
     name = notebook(place, CELL)
     (place / "p.yaml").write_text("profile: x\nround: 3\n")
     for given in (["-p", "round", "3"], ["-f", "p.yaml"]):

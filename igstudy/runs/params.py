@@ -7,9 +7,9 @@ frozen dataclass. Parameters that need model code live in modules of their own, 
 
 import ast
 from collections.abc import Mapping
-from pkgutil import resolve_name
 from typing import Any
 
+from igcore.catalog import found
 from igcore.errors import ParameterError
 from igcore.settings import settings
 
@@ -110,8 +110,7 @@ def notebook_params(kind: str, namespace: Mapping[str, Any]) -> Any:
 
 def class_of(kind: str) -> Any:
     """Return the class of a kind of parameters, a key of `PARAMS`."""
-    known = PARAMS[kind]
-    return resolve_name(known) if isinstance(known, str) else known
+    return found(PARAMS[kind])
 
 
 def notebook_parameters(namespace: Mapping[str, Any]) -> dict[str, Any]:
