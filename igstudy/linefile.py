@@ -9,22 +9,17 @@ import json
 import lzma
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from igcore.errors import RunError
 from igcore.files import DIGITS, digest_of
 
-SETTINGS = tuple(  # the settings of a method, in the order of a line
-    """
-    n_samples keep block_size max_new_tokens rounds budget accounting checks gamma_safety strict
-    lagrange_multiplier threshold miss eta gamma_task diversity diversity_penalty on_failure refusal
-    probe_fail_open failure_rate group_size temperature top_p top_k score_threshold token_top_k
-    token_score policy_weight reward_weight token_temperature value_steps value_step_size
-    step back tries spend at_least draws answers choices margin keep_shown
-    """.split()
-)
+from .settings import Settings
+
+# the settings of a method in a line: `stop` and where sampling came from stand in params.json
+SETTINGS = [one.name for one in fields(Settings) if one.name not in ("stop", "sampling")]
 LineKey = tuple[str, str]
 Fields = dict[str, Any]  # of a line, of params.json or of a manifest
 PACKED: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}

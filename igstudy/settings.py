@@ -1,4 +1,6 @@
-"""What parameters of runs need besides `igcore.settings`: names of folders, parts of settings."""
+"""What parameters of runs need besides `igcore.settings`: the settings of all methods, names of
+folders, parts of settings.
+"""
 
 from dataclasses import fields
 from pathlib import PurePath
@@ -6,8 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
+from igcore.config import SearchConfig
 from igcore.errors import ParameterError, shown
-from igcore.settings import NAME
+from igcore.settings import NAME, Count, Natural, Weight, one_of, settings
 
 
 def check_name(kind: str, value: Any) -> None:
@@ -35,6 +38,57 @@ def _check_inside(folder: str, info: ValidationInfo) -> str:
             "seen from its root and without .., such as runs/mine/figures"
         )
     return folder
+
+
+TOKEN_SCORES = ("probability", "log-probability", "public")  # see `igstudy.baselines.args`
+
+
+@settings
+class ArgsConfig(SearchConfig):
+    """Settings of ARGS besides those of `SearchConfig`; the paper's symbol in brackets.
+
+    Attributes
+    ----------
+    token_top_k : int
+        Tokens that are proposed at each position [k].
+    token_score : str
+        How a token's probability and score are combined, one of
+        `TOKEN_SCORES`.
+    policy_weight : float
+        Weight of the policy's probability [omega].
+    reward_weight : float
+        Weight of the scores in the form of ARGS's public code [w].
+    token_temperature : float
+        The best token is taken at 0; above it one is sampled from softmax(-score / temperature) of
+        the `token_top_k`.
+    """
+
+    token_top_k: Count = 16
+    token_score: Annotated[str, one_of(TOKEN_SCORES)] = "probability"
+    policy_weight: Weight = 2.5
+    reward_weight: Weight = 1.0
+    token_temperature: Weight = 0.0
+
+
+@settings
+class ReControlConfig(SearchConfig):
+    """Settings of RE-Control besides those of `SearchConfig`; the paper's symbol in brackets.
+
+    Attributes
+    ----------
+    value_steps : int
+        Gradient steps on the hidden state of each token [n steps].
+    value_step_size : float
+        Size of a step [step size].
+    """
+
+    value_steps: Natural = 30
+    value_step_size: Weight = 0.5
+
+
+@settings
+class Settings(ArgsConfig, ReControlConfig):
+    """Settings of all methods: those of the search and of the baselines in `igstudy.baselines`."""
 
 
 FolderName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]

@@ -12,7 +12,7 @@ not look ahead and never abstains.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,61 +25,34 @@ from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import AS_IS, NEAR_TIE, Sampling, check_finite, random_key, uniforms
 from igcore.methods import PENALISED, Method
 from igcore.search import Batch, answers, ask_reward, charge_costs, go_on, open_searches
-from igcore.settings import Count, Weight, one_of, settings
 from igcore.verdict import Emission
 
-from ..settings import upcast_settings
+from ..settings import ArgsConfig, upcast_settings
 
 HIGHEST = 1 + 1e-9  # cosine of unit vectors, whose product is rounded
 
 
-def probability(log_p: float, score: float, config: "ArgsConfig") -> float:
+def probability(log_p: float, score: float, config: ArgsConfig) -> float:
     """Return -omega pi(token) + score, the form of the paper."""
     return -config.policy_weight * math.exp(log_p) + score
 
 
-def log_probability(log_p: float, score: float, config: "ArgsConfig") -> float:
+def log_probability(log_p: float, score: float, config: ArgsConfig) -> float:
     """Return -omega log pi(token) + score."""
     return -config.policy_weight * log_p + score
 
 
-def public(log_p: float, score: float, config: "ArgsConfig") -> float:
+def public(log_p: float, score: float, config: ArgsConfig) -> float:
     """Return -log pi(token) + w score, the form of ARGS's public code."""
     # that code adds w times the reward to the logit, which is log pi up to a constant
     return -log_p + config.reward_weight * score
 
 
-TOKEN_SCORES: dict[str, Callable[[float, float, "ArgsConfig"], float]] = {
+TOKEN_SCORES: dict[str, Callable[[float, float, ArgsConfig], float]] = {
     "probability": probability,
     "log-probability": log_probability,
     "public": public,
 }
-
-
-@settings
-class ArgsConfig(SearchConfig):
-    """Settings of ARGS besides those of `SearchConfig`; the paper's symbol in brackets.
-
-    Attributes
-    ----------
-    token_top_k : int
-        Tokens that are proposed at each position [k].
-    token_score : str
-        How a token's probability and score are combined, a key of `TOKEN_SCORES`.
-    policy_weight : float
-        Weight of the policy's probability [omega].
-    reward_weight : float
-        Weight of the scores in the form of ARGS's public code [w].
-    token_temperature : float
-        The best token is taken at 0; above it one is sampled from softmax(-score / temperature) of
-        the `token_top_k`.
-    """
-
-    token_top_k: Count = 16
-    token_score: Annotated[str, one_of(TOKEN_SCORES)] = "probability"
-    policy_weight: Weight = 2.5
-    reward_weight: Weight = 1.0
-    token_temperature: Weight = 0.0
 
 
 def args(batch: Batch) -> list[Emission]:

@@ -26,10 +26,10 @@ from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import Drawn, RowFactors, draw
 from igcore.methods import Method, one_sample
 from igcore.search import Batch, guarded_beam_search
-from igcore.settings import Natural, Weight, settings
+from igcore.settings import settings
 from igcore.verdict import Emission
 
-from ..settings import upcast_settings
+from ..settings import ReControlConfig, upcast_settings
 
 # o_t (R, H) and the reference logits W o_t (R, V) -> the logits (R, V) to sample from
 Steering = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -76,23 +76,7 @@ def re_control(batch: Batch) -> list[Emission]:
     return guarded_beam_search(batch)
 
 
-# --- settings and methods -------------------------------------------------------------------------
-
-
-@settings
-class ReControlConfig(SearchConfig):
-    """Settings of RE-Control besides those of `SearchConfig`; the paper's symbol in brackets.
-
-    Attributes
-    ----------
-    value_steps : int
-        Gradient steps on the hidden state of each token [n steps].
-    value_step_size : float
-        Size of a step [step size].
-    """
-
-    value_steps: Natural = 30
-    value_step_size: Weight = 0.5
+# --- methods -------------------------------------------------------------------------
 
 
 def one_steered_sample(config: SearchConfig) -> ReControlConfig:

@@ -14,10 +14,8 @@ from igcore.models.registry import ScorerName
 from igcore.prompt import Prompt
 from igcore.settings import Count, Named, Natural, Number, Threads, settings
 
-from ..baselines.args import ArgsConfig
-from ..baselines.re_control import ReControlConfig
 from ..prompts import check_prompts
-from ..settings import FolderName, InsideFolder, project_settings
+from ..settings import FolderName, InsideFolder, Settings, project_settings
 from .folders import groups_of
 
 # network that a method needs -> the parameter that names its folder
@@ -31,11 +29,6 @@ def _check_prompts(prompts: Named) -> Named:
 
 
 PromptSet = Annotated[Named, AfterValidator(_check_prompts)]
-
-
-@settings
-class Settings(ArgsConfig, ReControlConfig):
-    """Settings of all methods: those of the search and of the baselines in `igstudy.baselines`."""
 
 
 def network_of(method: str) -> str | None:

@@ -17,13 +17,13 @@ from typing import Any
 
 import yaml
 
-from igcore.config import SearchConfig
 from igcore.errors import ParameterError, RunError, shown, unknown_name
 from igcore.files import file_digest, locked, replace_file
 from igcore.models.registry import first_on_path
 
 from ..paper import MAIN_PROFILES
 from ..provenance import UNPACKED, versions
+from ..settings import Settings
 from ..sources import package_digest
 from ..trust import admitted, named_modules
 from ..yamlfile import read_yaml
@@ -185,7 +185,7 @@ def packed_runs(files: ParamFiles, asked: Profile) -> set[str]:
     from ..report.claims import load_claims
 
     # an arm may name what a params file leaves out; the whole class would load torch
-    left_out = {setting.name: setting.default for setting in fields(SearchConfig)} | {"seed": 0}
+    left_out = {setting.name: setting.default for setting in fields(Settings)} | {"seed": 0}
     decoded = {run: left_out | given for run, given in files.runs().items()}
     file = load_claims(Path(asked.claims))
     made = file.compared(decoded)

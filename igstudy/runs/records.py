@@ -11,8 +11,7 @@ from igcore.methods import method_of
 from igcore.response import Counts, Response
 
 from ..linefile import SETTINGS, Fields, sealed
-from ..settings import upcast_settings
-from .decode_params import Settings
+from ..settings import Settings, upcast_settings
 
 RECORD_FIELDS = (
     *"prompt_id prompt response tokens policy prompts method seed".split(),

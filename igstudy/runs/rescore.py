@@ -19,7 +19,7 @@ from igcore.scoring import Cached, Tally
 from igcore.verdict import Emission, judge, measure
 
 from ..linefile import LATER, SETTINGS, Fields, has_texts, line_digest, modern
-from .decode_params import Settings
+from ..settings import Settings
 from .records import RECORD_FIELDS
 
 TOLERANCE = 1e-5  # two kernels of one processor give float32 networks scores 1.2e-6 apart
