@@ -25,11 +25,11 @@ _HOME = {  # public name -> its module
     "ScorerWarning": "errors",
     "SearchConfig": "config",
     "decode": "decoding",
-    "labels_needed": "suggest",
+    "labels_needed": "tools.suggest",
     "load_policy": "models.policies",
     "load_prompts": "models.prompts",
     "load_scorer": "models.registry",
-    "suggest_budget": "suggest",
+    "suggest_budget": "tools.suggest",
 }
 __all__ = list(_HOME)
 

@@ -22,7 +22,7 @@ from .policy import Policy as Policy
 from .prompt import Prompt as Prompt
 from .response import Response as Response
 from .scorers import Scorer as Scorer
-from .suggest import labels_needed as labels_needed
-from .suggest import suggest_budget as suggest_budget
+from .tools.suggest import labels_needed as labels_needed
+from .tools.suggest import suggest_budget as suggest_budget
 
 __version__: str

@@ -12,9 +12,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from igcore.cli import add_fetch_options
 from igcore.errors import IgcoreError, ParameterError, RunError, needs, unknown_name
 from igcore.files import writing
+from igcore.tools.cli import add_fetch_options
 
 from .linefile import Fields, comparable, key, read, read_record
 from .runs.folders import changes

@@ -15,10 +15,10 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from igcore.cli import main
 from igcore.errors import AssetError, RunError
 from igcore.files import file_digest
 from igcore.models import assets
+from igcore.tools.cli import main
 from igstudy.assets import fetched
 from igstudy.commands import main as study
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from igcore import cli
-from igcore.cli import examine, longest
+from igcore.tools import cli
+from igcore.tools.cli import examine, longest
 from tests.audit.zoo import Hostile
 
 MINE = """

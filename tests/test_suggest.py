@@ -12,7 +12,7 @@ from igcore.engine.agreement import supports_shared_prefix
 from igcore.errors import ScorerWarning
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.scoring import word_ends
-from igcore.suggest import wilson
+from igcore.tools.suggest import wilson
 
 PAIRS = [("say", "so be it"), ("one", "two or three"), ("say", "no more of it")]
 

@@ -10,9 +10,9 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 
-from igcore.cli import check
 from igcore.errors import IgcoreError, ParameterError
 from igcore.progress import progress
+from igcore.tools.cli import check
 from igstudy.commands import printable
 from tests.audit.emissions import Tally, cases, tallies_of
 from tests.audit.processes import across_processes

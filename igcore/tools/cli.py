@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from .contract import Contract
-from .errors import IgcoreError, ScorerError, ScorerWarning
-from .models.assets import fetched
-from .models.registry import as_scorer
-from .prompt import PROBE
-from .scorers import FunctionScorer, Scorer, uncached
-from .scoring import Tally, checked_score
+from ..contract import Contract
+from ..errors import IgcoreError, ScorerError, ScorerWarning
+from ..models.assets import fetched
+from ..models.registry import as_scorer
+from ..prompt import PROBE
+from ..scorers import FunctionScorer, Scorer, uncached
+from ..scoring import Tally, checked_score
 
 TEXTS = {
     "plain text": "They need light and water.",

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal, TypeGuard
 
-from .errors import ParameterError, ScorerWarning, unknown_name
-from .models.registry import as_scorer
-from .prompt import PROBE
-from .scorers import FunctionScorer, Scorer, TextFunction, keeps_cache, uncached
-from .scoring import Cached, Reading, Tally, checked_score, readings
+from ..errors import ParameterError, ScorerWarning, unknown_name
+from ..models.registry import as_scorer
+from ..prompt import PROBE
+from ..scorers import FunctionScorer, Scorer, TextFunction, keeps_cache, uncached
+from ..scoring import Cached, Reading, Tally, checked_score, readings
 
 Interval = tuple[float, float]
 Judged = Sequence[str | tuple[str, str]]  # answers, or pairs of a prompt and its answer
@@ -169,7 +169,7 @@ def needs_prompts(scorer: Scorer, text: str) -> bool:
 
 def costs_of(scorer: Scorer, pairs: Sequence[tuple[str, str]], checks: str) -> list[float]:
     """Return the highest cost of each answer at its checks; each must be finite."""
-    from .engine.memory import halving  # here: it needs torch, and a function does not
+    from ..engine.memory import halving  # here: it needs torch, and a function does not
 
     tally = Tally()  # warns why a call failed
 

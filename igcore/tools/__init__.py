@@ -1,0 +1,1 @@
+"""What helps to set up a guard: the command ``igcore``, and the choice of a budget."""
