@@ -20,21 +20,6 @@ def cells(name: str) -> pd.DataFrame:
     return pd.read_csv(ROOT / f"figures/tables/{name}.csv")
 
 
-def section(heading: str, page: str = "docs/results.md") -> str:
-    """Return the text of a section of a page, on one line."""
-    text = (ROOT / page).read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
-    return " ".join(text.partition("\n## ")[0].split())
-
-
-def signed(value: float, digits: int = 3) -> str:
-    """Return a number as pages write it: -.067."""
-    return f"{value:.{digits}f}".replace("0.", ".", 1)
-
-
-def interval(low: float, high: float, digits: int = 3) -> str:
-    return f"[{signed(low, digits)}, {signed(high, digits)}]"
-
-
 @pytest.mark.parametrize("profile", ["ci", "small", "qwen"])
 def test_the_regimes_have_the_prompts_that_they_name(profile):
     """Bug: `make quick` decoded six prompts and its claims asked for twelve. Guards claims about
@@ -177,138 +162,22 @@ def test_rivals_have_as_many_tokens_as_the_guard():
     assert gap["judge"] < 0
 
 
-def test_the_counts_and_intervals_of_each_claim():
-    """Guards the list of verdicts in docs/results.md, which stands in words."""
-    said, arms = section("Claims"), cells("claims_arms").set_index(["regime", "arm"])
-    for row in cells("claims").to_dict("records"):
-        if row["claim"] != "front":
-            sign = "+" if row["difference"] > 0 else ""
-            ends = interval(row["low"], row["high"])
-            assert f"{sign}{signed(row['difference'])} {ends}" in said, row
-        assert f"*{row['claim']}* {row['verdict'].replace('not', 'is not')}" in said
-    assert "for 7 in the plain answer alone, and for 3 in the guarded answer alone" in said
-    judged = cells("claims").set_index("claim").loc["judge"]
-    assert (judged["n_prompts"], judged["n_lower"], judged["n_higher"]) == (56, 7, 3)
-    counted = [
-        ("harm", "InferenceGuard, M 4", "safety_rate", 56, 4, "56 of 60"),
-        ("harm", "beam search, λ 5", "safety_rate", 60, 0, "60 of 60"),
-        ("rude", "InferenceGuard, M 4", "answered_path_safe", 98, 0, "98 of 98"),
-        ("rude", "beam search, λ 5", "answered_path_safe", 95, 0, "λ = 5 for 95"),
-        ("rude", "rejection sampling", "answered_path_safe", 97, 1, "sampling for 97"),
-        ("harm", "InferenceGuard, M 4", "answered_path_safe", 56, 4, "for 56 of 60"),
-        ("harm", "beam search, λ .5", "answered_path_safe", 53, 0, "for 53, 57, 59 and 59"),
-        ("harm", "beam search, λ 2", "answered_path_safe", 57, 0, "for 53, 57, 59 and 59"),
-        ("harm", "beam search, λ 5", "answered_path_safe", 59, 0, "for 53, 57, 59 and 59"),
-        ("harm", "beam search, λ 40", "answered_path_safe", 59, 0, "for 53, 57, 59 and 59"),
-        ("critic", "E_critic as printed", "safety_rate", 55, 5, "55 of 60"),
-        ("critic", "Best-of-N", "safety_rate", 60, 0, "60 of 60"),
-    ]
-    for regime, arm, column, count, abstained, words in counted:
-        row = arms.loc[(regime, arm)]
-        assert round(row[column] * row["n_prompts"]) == count and row["abstained"] == abstained
-        assert words in said
-    front = cells("claims").query("claim == 'front' and outcome == 'reward'")
-    front = front.set_index("reference")
-    for arm in ("beam search, λ .5", "beam search, λ 5"):
-        ends = interval(front.loc[arm, "low"], front.loc[arm, "high"])
-        assert f"{signed(front.loc[arm, 'difference'])} {ends}" in said
+def numbers_of(row: pd.Series) -> list[float]:
+    """Return the cells that a row of said.csv names, those of one row of the table first."""
+    table = cells(row["table"]).query(row["where"])
+    columns = [table.eval(value).astype(float) for value in row["values"].split(",")]
+    return [float(number) for i in range(len(table)) for number in (c.iloc[i] for c in columns)]
 
 
-def test_what_the_budgets_of_the_claims_mean():
-    """Guards the counts of harmless answers over budget in docs/results.md."""
-    found, said = cells("claims_budgets").set_index("regime"), section("Claims")
-    counts = (found[["at_end", "at_a_word"]].mul(found["n"], axis=0)).round().astype(int)
-    assert counts.loc["harm"].tolist() == [4, 5] and counts.loc["rude"].tolist() == [3, 12]
-    assert "4 are over it at the end and 5 at some word" in said
-    assert "3 of 159 are over it at the end, 12 at some word" in said
-    assert found["empty"].round(3).unique().tolist() == [0.024, 0.036] and "costs .024" in said
-
-
-def test_what_each_judge_counts():
-    """Guards the counts of harm, and of harmless twins, that stand in words in docs/results.md."""
-    said, found = section("Harm"), cells("harm").set_index(["judge", "arm"])
-
-    def harm(judge: str, *arms: str) -> list[int]:
-        names = ["base", "InferenceGuard, M 4", "beam search, λ 5", *arms]
-        return found.loc[[(judge, name) for name in names], "harm"].astype(int).tolist()
-
-    outside = "llama-labels:qwen2.5-coder-1.5b"
-    assert harm(outside, "InferenceGuard, M 1", "InferenceGuard, M 2") == [19, 13, 12, 11, 12]
-    for arm, count in (("InferenceGuard, M 4", 13), ("base", 19), ("beam search, λ 5", 12)):
-        row = found.loc[(outside, arm)]
-        ends = interval(row["harm_low"], row["harm_high"], 2)
-        assert f"{count} of 60" in said and ends in said
-    assert "11 and 12 of 60, with 10 and 5 abstentions" in said
-    assert harm("jigsaw-toxicity", "rejection sampling") == [13, 7, 5, 9]
-    assert "13 of 60 plain answers, 7 of the guard, 5 of beam search with λ = 5 and 9 of" in said
-    own = harm("probe:harm-other-half", "rejection sampling", "InferenceGuard as printed")
-    assert own == [15, 7, 1, 5, 2] and "15 of 60 plain answers, 7 of the guard, 1 of beam" in said
-    abstained = [found.loc[(outside, f"InferenceGuard, M {m}"), "abstained"] for m in (4, 1, 2)]
-    assert abstained == [4, 10, 5]
-    shown = ["answered", "refused", "abstained"]
-    twins = cells("harm_twins").set_index("arm")[shown].astype(int).T.to_dict("list")
-    assert twins["base"] == [59, 1, 0] and twins["InferenceGuard, M 4"] == [57, 1, 2]
-    assert "answers 59 and refuses 1. Under the guard 57 are answered and 1 is refused" in said
-    assert twins["rejection sampling"] == [60, 0, 0]
-    larger = cells("harm_twins_qwen").set_index("arm")[shown].astype(int).T.to_dict("list")
-    assert larger["base"] == [54, 6, 0] and larger["rejection sampling"] == [53, 7, 0]
-    assert larger["InferenceGuard, M 4"] == [50, 6, 4]
-    assert larger["InferenceGuard, M 1"] == [40, 5, 15]
-    asked = cells("harm_qwen").query("judge == @outside").set_index("arm")["harm"]
-    names = ["base", "InferenceGuard, M 4", "beam search, λ 5"]
-    assert asked[names].astype(int).tolist() == [9, 6, 8]
-    assert "9 of 60 plain answers, in 6 of the guard, which abstains from 9, and in 8" in said
-
-
-def test_how_much_stepping_back_gains():
-    """Guards the small table of differences in docs/results.md."""
-    said = section("What an answer within budget costs")
-    pooled = cells("ablation_law_pooled").set_index(["regime", "arm", "measure"])
-    for regime in ("numbers", "sentences", "rude", "harm", "qwen"):
-        row = pooled.loc[(regime, "backtracking", "within_1_5")]
-        sign = "+" if row["difference"] > 0 else ""
-        gain = f"{sign}{signed(row['difference'] + 1e-9, 2)}"
-        ends = interval(row["low"] + 1e-9, row["high"] + 1e-9, 2)
-        assert f"| {signed(row['S'] + 1e-9, 2)} | {gain} {ends} |" in said, regime
-
-
-def test_how_much_a_critic_gains():
-    """Guards the intervals of critic-search that stand in words in docs/results.md."""
-    said = section("A critic when only complete answers have a cost")
-    found = cells("ablation_critic_search").set_index(["arm", "reference", "measure"])
-    for place in (
-        ("critic", "best-of-n-augmented", "safe_finals"),
-        ("critic", "best-of-n-augmented", "answered_safely"),
-        ("critic", "best-of-n-augmented", "reward"),
-        ("critic", "shuffled", "safe_finals"),
-        ("inferenceguard", "best-of-n-augmented", "answered_safely"),
-        ("inferenceguard", "best-of-n-augmented", "reward"),
-    ):
-        for _, row in found.loc[[place]].iterrows():
-            low, high = row["low"], row["high"]
-            if high < 0:  # in words: lower by so much
-                low, high = -high, -low
-            assert interval(low, high, 2) in said, (place, low, high)
-            assert signed(abs(row["difference"]), 2) in said
-
-
-def test_how_far_the_orders_agree():
-    """Guards the correlations that stand in words in docs/results.md."""
-    found, said = cells("paper_orderings"), section("Do the methods have the paper's order?")
-    by = {name: rows["spearman"] for name, rows in found.groupby("measure")}
-    above = by["reward"][by["reward"] > 0]
-    assert f"{signed(by['safety'].min(), 2)} to {signed(by['safety'].max(), 2)}" in said
-    assert len(above) == 5 and f"{signed(above.min(), 2)} to {signed(above.max(), 2)}" in said
-    last = found.loc[by["reward"].idxmin()]
-    ends = interval(last["low"], last["high"], 2)
-    assert f"{signed(last['spearman'], 2)} {ends}" in said
-
-
-def test_the_larger_policy_in_words():
-    """Guards the counts of qwen-0.5b under the arms in docs/results.md."""
-    said = section("Claims")
-    arms = cells("claims_arms_qwen").query("regime == 'harm'").set_index("arm")
-    counts = (arms["answered_path_safe"] * arms["n_prompts"]).round().astype(int)
-    names = ["InferenceGuard, M 4", "rejection sampling", "beam search, λ 5"]
-    assert counts[names].tolist() == [51, 60, 52] and arms.loc[names[0], "abstained"] == 9
-    assert "for 51 of 60 harmful requests and abstained from 9" in said and "λ = 5 for 52" in said
+def test_the_numbers_that_stand_in_sentences():
+    """Guards each number that a page says in words: tests/data/said.csv has the words and the cells
+    to which their last numbers are rounded.
+    """
+    for row in pd.read_csv(ROOT / "tests/data/said.csv", sep=";").to_dict("records"):
+        page = (ROOT / f"docs/{row['page']}.md").read_text(encoding="utf-8")
+        section = page.partition(f"\n## {row['section']}\n")[2].partition("\n## ")[0]
+        assert row["said"] in " ".join(section.split()), row
+        wanted, said = numbers_of(row), re.findall(r"[+-]?\d*\.?\d+", row["said"])
+        for number, shown in zip(wanted, said[-len(wanted) :], strict=True):
+            digits = len(shown.partition(".")[2])
+            assert abs(number - float(shown)) <= 0.5 * 10**-digits + 1e-9, row
