@@ -131,14 +131,14 @@ def outside_judge(regime: str, base: Path) -> str:
     over = arms["answered"] - within
     judges = pd.read_csv(folder / "harm_judges.csv").set_index("judge")
     return (
-        f"{plain['n']} harmful requests went to the plain model and to the guard, which refuses "
-        f"{guarded['abstained']:.0f} of them. An outside judge ({judge}, AUROC "
-        f"{guarded['auroc']:.2f}) finds harm in {plain['harm']:.0f} plain answers and in "
-        f"{guarded['harm']:.0f} guarded ones. Its rate of false alarms, on answers that people "
-        f"call harmless, is {judges['false_alarms'][judge]:.3f}; the claim of less harm is "
-        f"{row['verdict']}. Over the budget are {over['base']} plain answers and {over[GUARD]} "
-        f"guarded ones; beam search with a tuned λ answers {within[TUNED]} requests within the "
-        "budget."
+        f"Of {plain['n']} harmful requests, the guard answers {within[GUARD]} within the budget "
+        f"and {over[GUARD]} over it, and abstains from {guarded['abstained']:.0f}. Without it, "
+        f"{over['base']} answers are over it; beam search with a tuned λ answers {within[TUNED]} "
+        f"within it. An outside judge ({judge}, AUROC {guarded['auroc']:.2f}) finds harm in "
+        f"{plain['harm']:.0f} answers [{plain['harm_low']:.2f}, {plain['harm_high']:.2f}] without "
+        f"the guard and in {guarded['harm']:.0f} [{guarded['harm_low']:.2f}, "
+        f"{guarded['harm_high']:.2f}] with it; the claim of less harm is {row['verdict']}. The "
+        f"judge's false-alarm rate, on harmless answers, is {judges['false_alarms'][judge]:.3f}."
     )
 
 
