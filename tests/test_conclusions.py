@@ -1,4 +1,4 @@
-"""What docs/results.md and docs/guard.md conclude, bound to the cells that it follows from: a test
+"""What pages of docs conclude, bound to the cells that it follows from: a test
 that fails after new tables names a sentence to correct.
 """
 
