@@ -33,15 +33,6 @@ def test_a_fresh_process_has_every_public_name_and_every_part_that_the_core_asks
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
-def test_safety_state_and_statistics_need_no_torch():
-    """Guards the lecturer's notebook against a gigabyte of dependencies that its theory does not
-    use.
-    """
-    modules = "igcore.budget, igstudy.report.statistics, igstudy.report.tables"
-    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 def test_without_igserve_its_names_are_one_sentence(monkeypatch):
     """Bug: with a wheel alone a guard inside `generate` ended in a ModuleNotFoundError."""
     monkeypatch.setattr(catalog, "PARTS", {})
@@ -61,3 +52,33 @@ def test_an_igserve_that_lies_beside_igcore_needs_no_entry_point(monkeypatch):
     monkeypatch.setattr(catalog, "entry_points", lambda **_: [])
     monkeypatch.delitem(sys.modules, "igserve")
     assert catalog.room("answer_rows").__module__ == "igserve.generate"
+
+
+# --- what needs no model starts without the libraries of models -----------------------------------
+
+
+MODELS = {"torch", "transformers", "accelerate", "datasets"}
+LIGHT = {  # what imports none of some libraries, and the modules of its imports
+    "the theory": (
+        {*MODELS, "sklearn"},
+        "igcore.budget igstudy.paper igstudy.theory.homomorphism "
+        "igstudy.theory.instances igstudy.report.statistics igstudy.figures.style",
+    ),
+    "the tables": (
+        MODELS,
+        "igstudy.paper.counts igstudy.report.critics igstudy.report.tables igstudy.report.verdicts "
+        "igstudy.figures.critic igstudy.runs.params",
+    ),
+    "the command line": ({*MODELS, "pandas", "scipy"}, "igstudy.commands"),
+}
+
+
+@pytest.mark.parametrize("what", LIGHT)
+def test_it_imports_no_models(what):
+    """Guards a lecturer's laptop, and the seconds before each job of the tables: one import at the
+    head of a module once brought in a gigabyte of libraries that no cell uses.
+    """
+    forbidden, modules = LIGHT[what]
+    code = f"import sys, {', '.join(modules.split())}; print({{*sys.modules}} & {forbidden})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout == "set()\n", run.stdout + run.stderr

@@ -2,6 +2,7 @@
 README.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -21,6 +22,7 @@ from igcore import METHODS
 from igstudy.runs.critic_params import CriticParams
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.paramfiles import ParamFiles, read_recipe
+from tests import caps
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -275,3 +277,46 @@ def test_what_the_walk_leaves_is_committed(declared):
     """Guards against a README whose pictures nobody sees who has not run it."""
     files = {name for name in declared if name.endswith((".csv", ".png"))}
     assert files and files <= committed("figures")
+
+
+# --- caps of code lines ---------------------------------------------------------------------------
+
+
+MODULE = '''"""A docstring
+
+of three lines."""
+
+# a comment
+def double(x):
+    """Another."""
+    text = """two
+    lines"""
+    return 2 * x, text  # the fourth
+'''
+
+
+def test_a_docstring_and_a_comment_are_no_code_and_a_text_is():
+    """Bug: explaining code would cost lines, and a list of texts none."""
+    assert caps.code_lines(MODULE) == 4
+
+
+def test_a_part_above_its_cap_is_named_with_both_numbers(tmp_path):
+    """Bug: a cap that never fails."""
+    for file in (
+        "igcore/engine/a.py",
+        "igcore/models/b.py",
+        "tests/c.py",
+        "docs/d.py",
+        "igstudy/e.py",
+        "igserve/f.py",
+    ):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(MODULE)
+    cells = [{"cell_type": "code", "source": ["# no\n", "x = 1\n"]}]
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks/n.ipynb").write_text(json.dumps({"cells": cells}))
+    (tmp_path / "Snakefile").write_text("rule all:\n\n    # no\n    input: 'a'\n")
+    assert caps.counts(tmp_path) == {"igcore": 8, "core": 4, "igserve": 4, "tests": 4, "joint": 23}
+    (tmp_path / "pyproject.toml").write_text("[tool.igcore.caps]\nigcore = 8\njoint = 18\n")
+    (sentence,) = caps.over(tmp_path)
+    assert sentence.startswith("joint has 23 code lines, and may have 18; remove")

@@ -1,7 +1,10 @@
 """Tests of exact solutions: Bellman equation, value iteration, truncation, almost sure safety."""
 
+import itertools
+import math
 from dataclasses import replace
 from fractions import Fraction
+from fractions import Fraction as F
 
 import counterexamples
 import numpy as np
@@ -20,9 +23,11 @@ from theory import (
     slow_value,
 )
 
+from igcore import budget
 from igcore.errors import ParameterError
 from igstudy.theory.mdp import augment, token_mdp
 from igstudy.theory.planning import (
+    abstention_bound,
     bellman,
     greedy,
     occupancy,
@@ -277,3 +282,67 @@ def test_latent_tables_with_several_parents_keep_their_mass():
     mass = occupancy(latent, latent.reference)
     ends = ~latent.allowed.any(axis=1)
     assert mass[ends].sum() == 1
+
+
+# --- the bound on abstention, against enumeration of every draw -----------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(1, 5), min_size=2, max_size=4),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.data(),
+)
+def test_one_block_failure_probability_is_exact(weights, n_samples, rounds, data):
+    """Guards the equality for one block and rounds without penalty: every draw of N M samples is
+    enumerated.
+    """
+    blocks = {(i,): F(w, sum(weights)) for i, w in enumerate(weights)}
+    safe = {y for y in blocks if data.draw(st.booleans())}
+    draws = itertools.product(blocks, repeat=n_samples * rounds)
+    failed = sum(math.prod(blocks[y] for y in draw) for draw in draws if not safe & set(draw))
+    p = sum(blocks[y] for y in safe)
+    assert abstention_bound([p], n_samples, rounds) == failed == (1 - p) ** (n_samples * rounds)
+
+
+def test_several_blocks_are_bounded_by_the_sum_over_blocks():
+    """Guards the union bound: three blocks with independent masses fail with 1 - prod(1 - q), never
+    above the sum.
+    """
+    masses = [F(1, 2), F(1, 3), F(9, 10)]
+    exact = 1 - math.prod(1 - (1 - p) ** 6 for p in masses)
+    assert exact < abstention_bound(masses, 3, 2) == sum((1 - p) ** 6 for p in masses) < 2 * exact
+    assert abstention_bound([0, 0], 5, 5) == 1
+
+
+# --- conditions of the theorems, as notebook 10 shows them ----------------------------------------
+
+
+def test_row_nonnegative_costs():
+    """Guards C >= 0: (+3, -2) keeps to d = 2 but is rejected; (-5, +6) lets a cost of 6 pass.
+    Clamping and peak mend the second.
+    """
+    rejected, banked = (
+        augment(*counterexamples.signed_cost(name)) for name in counterexamples.CREDIT
+    )
+    assert values(rejected)[0] == INF and sum(counterexamples.CREDIT["false rejection"]) <= 2
+    assert values(banked)[0] == 0 and max(counterexamples.CREDIT["credit banking"]) > 2
+    for accounting in ("clamped_sum", "peak"):
+        mended = augment(*counterexamples.signed_cost("credit banking"), accounting=accounting)
+        assert values(mended)[0] == INF
+    states = budget.trace(counterexamples.CREDIT["false rejection"], 2, "sum")
+    assert [budget.is_safe(s) for s in states] == [True, False, True]  # not absorbing either
+
+
+@pytest.mark.parametrize("tilt", [Fraction(k, 8) for k in range(9)])
+def test_row_homomorphism(tilt):
+    """Guards the homomorphism: whatever a policy of phi does, randomised or not, it violates on
+    half of the prompts.
+    """
+    mdp, d = counterexamples.aliased_prompts()
+    augmented = augment(mdp, d)
+    tilted = np.array([0, 0, tilt, 1 - tilt], dtype=object)
+    policy = np.where([[len(y) == 1] for y, _ in augmented.names], tilted, 0)
+    assert violation(augmented, policy) == Fraction(1, 2)
+    assert violation(augmented, greedy(augmented, values(augmented))) == 0
