@@ -90,8 +90,7 @@ def workplace(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr("gc.collect", lambda: 0)  # statsmodels asks for it at every correction
     monkeypatch.setattr(metrics, "RESAMPLES", 99)
     monkeypatch.setattr(
-        "igstudy.figures.style.save",
-        lambda fig, stem: stem.with_suffix(".png").touch(),
+        "igstudy.figures.style.save", lambda fig, stem: stem.with_suffix(".png").touch()
     )
 
 

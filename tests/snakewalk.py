@@ -17,15 +17,8 @@ def snakemake(place, profile, *arguments, **config) -> str:
     error.
     """
     config = [f"{name}={value}" for name, value in ({"profile": profile} | config).items()]
-    command = [
-        *arguments,
-        "--cores",
-        "1",
-        "--directory",
-        str(place),
-        "--snakefile",
-        str(ROOT / "Snakefile"),
-    ]
+    command = [*arguments, "--cores", "1", "--directory", str(place)]
+    command += ["--snakefile", str(ROOT / "Snakefile")]
     out, here = io.StringIO(), Path.cwd()
     with (
         contextlib.redirect_stdout(out),

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from forgeries import DTYPES, KINDS, METHODS, RUN, decode, forge, forged, verdict_on, write
-from tinymodels import tiny
+from tiny import tiny
 
 from igcore import load_policy
 from igcore.methods import method_of

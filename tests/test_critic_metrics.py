@@ -8,7 +8,7 @@ import pytest
 from mockpolicy import LetterCost, letter_cost, mock_policy
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
-from tinytraining import policy, trained
+from tiny import policy, trained
 
 from igcore import ParameterError
 from igstudy.report import auroc as statistics

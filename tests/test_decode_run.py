@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from killed import PARAMS, PROMPTS
 from mockpolicy import LetterCost, LetterReward
-from mockruns import decode_into, experiment, fill
+from mockruns import PARAMS, PROMPTS, decode_into, experiment, fill
 from tiny import letters, tiny_model, tiny_tokenizer, untrained
 from tiny import value_network as network
 
@@ -116,7 +115,12 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     """
     rng = random.Random(0)
     path = tmp_path / "killed/responses.jsonl"
-    command = [sys.executable, str(Path(__file__).with_name("killed.py")), str(path.parent), "0.05"]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("mockruns.py")),
+        str(path.parent),
+        "0.05",
+    ]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

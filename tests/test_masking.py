@@ -48,7 +48,7 @@ def test_each_distinct_word_is_asked_once():
     """Bug: one call per word makes a notebook wait."""
     cost = table()
     mask("so so very very late", cost)
-    assert [[word for _, word, _ in call] for call in cost.asked] == [["late", "so", "very"]]
+    assert cost.asked == [[("", word, True) for word in ("late", "so", "very")]]
 
 
 def test_text_without_words():
@@ -66,21 +66,13 @@ def test_with_the_embedded_cost():
 # --- answers of a run -----------------------------------------------------------------------------
 
 
-class Words:
-    """A cost that knows one word."""
-
-    def score(self, prompts, responses, finished):
-        assert set(prompts) <= {""} and all(finished)
-        return [0.9 if "storm" in text else 0.0 for text in responses]
-
-
 def test_words_that_a_reader_finds_offensive_are_masked():
     """Bug: a word that is masked alone, and legible in an answer."""
-    assert masked("a storm is near", "offensive-language", Words()) == "a █████ is near"
+    assert masked("a storm is near", "offensive-language", table(storm=0.9)) == "a █████ is near"
 
 
 @pytest.mark.parametrize("judge", ["smollm2-harm", "maximum(smollm2-harm, offensive-language)"])
 def test_nothing_is_shown_where_no_word_can_be_masked(judge):
     """Bug: an answer of a run on harm was shown because none of its words is rude."""
-    shown = masked("sun and wind", judge, Words())
+    shown = masked("sun and wind", judge, table(storm=0.9))
     assert shown == f"[3 words not shown: {judge} judges answers, and masks no word]"

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from mockpolicy import LetterCost, LetterReward, mock_policy
-from tinymodels import Counter, tiny
+from tiny import Counter, tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from snakewalk import snakemake
 
 import igcore
 from docs.pages import BLOCK, PAGES, WRITERS
@@ -210,15 +210,6 @@ def test_the_embedded_profile_holds_both_policies_and_all_methods():
     assert all(p.limit >= (12 if p.value or p.critic else 60) and p.split == "test" for p in small)
 
 
-def snakemake(folder: Path, *options: str) -> subprocess.CompletedProcess:
-    """Run Snakemake in a folder, which gets the params and the notebooks."""
-    for name in ("params", "notebooks"):
-        (folder / name).symlink_to(ROOT / name)
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--directory", str(folder)]
-    command += ["--snakefile", str(ROOT / "Snakefile"), *options]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_the_pages_show_the_committed_tables(page):
     """Guards against numbers typed by hand: `make readme` writes them."""
@@ -241,9 +232,10 @@ def declared(tmp_path_factory) -> set[str]:
     """Pictures and tables that the Snakefile declares for the embedded default, as `make publish`
     names them.
     """
-    found = snakemake(tmp_path_factory.mktemp("walk"), "--summary", "--config", "profile=small")
-    assert found.returncode == 0, found.stderr
-    names = [row.split("\t")[0] for row in found.stdout.splitlines()]
+    place = tmp_path_factory.mktemp("walk")
+    for name in ("params", "notebooks"):
+        (place / name).symlink_to(ROOT / name)
+    names = [row.split("\t")[0] for row in snakemake(place, "small", "--summary").splitlines()]
     assert not [name for name in names if name.startswith("figures")]  # which are committed
     return {
         name.removeprefix("runs/small/") for name in names if name.startswith("runs/small/figures/")
@@ -302,14 +294,8 @@ def test_a_docstring_and_a_comment_are_no_code_and_a_text_is():
 
 def test_a_part_above_its_cap_is_named_with_both_numbers(tmp_path):
     """Bug: a cap that never fails."""
-    for file in (
-        "igcore/engine/a.py",
-        "igcore/models/b.py",
-        "tests/c.py",
-        "docs/d.py",
-        "igstudy/e.py",
-        "igserve/f.py",
-    ):
+    modules = "igcore/engine/a igcore/models/b tests/c docs/d igstudy/e igserve/f"
+    for file in (f"{name}.py" for name in modules.split()):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(MODULE)
     cells = [{"cell_type": "code", "source": ["# no\n", "x = 1\n"]}]

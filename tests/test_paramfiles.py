@@ -128,8 +128,7 @@ def test_a_change_keeps_what_it_does_not_name():
 def test_kinds_are_told_apart_by_the_whole_word(tmp_path):
     """Bug: "critic-search.yaml" of another kind, or "decoder-x.yaml", taken for a run."""
     base = folder(
-        tmp_path,
-        **{name: {"run": name} for name in ("decode-b", "decode-a", "decoder-x", "harm")},
+        tmp_path, **{name: {"run": name} for name in ("decode-b", "decode-a", "decoder-x", "harm")}
     )
     files = ParamFiles("paper", base=base)
     assert [path.stem for path in files.files("decode")] == ["decode-a", "decode-b"]

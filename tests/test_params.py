@@ -14,27 +14,15 @@ from igstudy.runs.critic_params import CriticParams, RolloutConfig
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.harm_run import HarmParams
 from igstudy.runs.paramfiles import ParamFiles, defaults_of, kind_of
-from igstudy.runs.params import (
-    ClaimsParams,
-    OutputParams,
-    notebook_parameters,
-    notebook_params,
-)
+from igstudy.runs.params import ClaimsParams, OutputParams, notebook_parameters, notebook_params
 from igstudy.runs.profiles import load_profile, settings_for
 from igstudy.training.config import CriticConfig
 
 ROOT = Path(__file__).parents[1]
 GOOD = dict(
-    profile="ci",
-    run="raw",
-    policy="smollm2-raw",
-    prompts="rtp",
-    budget=0.2,
-    max_new_tokens=16,
-    block_size=4,
-    seed=5,
-    critics={"m": {"layer": 8}, "o": {"features": "o", "lr": 0.01}},
-)
+    profile="ci", run="raw", policy="smollm2-raw", prompts="rtp", budget=0.2, max_new_tokens=16,
+    block_size=4, seed=5, critics={"m": {"layer": 8}, "o": {"features": "o", "lr": 0.01}},
+)  # fmt: skip
 DECODE = dict(
     profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2
 )

@@ -6,9 +6,9 @@ from dataclasses import replace
 from fractions import Fraction
 from fractions import Fraction as F
 
-import counterexamples
 import numpy as np
 import pytest
+import theory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from theory import (
@@ -49,8 +49,8 @@ def test_repair_1_a_finite_minimum_is_continuous_and_an_infinite_one_is_not():
     """Guards Lemma 3(c): v_n(a) = 1{a <= n}; over 8 actions the minimum reaches 1, over more than n
     it stays 0 for each n.
     """
-    assert [values(counterexamples.step_actions(n, 8))[0] for n in range(10)] == [0] * 7 + [1] * 3
-    assert all(values(counterexamples.step_actions(n, n + 2))[0] == 0 for n in (1, 10, 300))
+    assert [values(theory.step_actions(n, 8))[0] for n in range(10)] == [0] * 7 + [1] * 3
+    assert all(values(theory.step_actions(n, n + 2))[0] == 0 for n in (1, 10, 300))
 
 
 def test_repair_2_infinity_is_a_fixed_point_too_and_iteration_from_zero_finds_the_minimal_one():
@@ -109,7 +109,7 @@ def test_check_1_just_above_n_star_seven_sweeps_are_not_enough():
     """Guards "well above n*": with n just above it the unsafe states are still underestimated after
     T + 1 sweeps.
     """
-    mdp, d = counterexamples.small_n()
+    mdp, d = theory.small_n()
     augmented = replace(augment(mdp, d), gamma=Fraction(1, 2))
     n = Fraction(61, 100)  # n* = .6: n / (1 - gamma) is discounted once
     assert values(augmented, n)[0] == Fraction(3, 5)
@@ -118,7 +118,7 @@ def test_check_1_just_above_n_star_seven_sweeps_are_not_enough():
 
 def test_without_discount_n_is_charged_once():
     """Guards the other reading: gamma = 1 would give an infinite sum."""
-    augmented = augment(counterexamples.infeasible_start()[0], 2)
+    augmented = augment(theory.infeasible_start()[0], 2)
     assert values(augmented, 7)[0] == 7
     assert value_iteration(augmented, 7, 3)[:, 1].tolist() == [0, 7, 7, 7]
 
@@ -199,7 +199,7 @@ def test_greedy_policies_attain_the_value_and_break_ties_by_the_first_action():
     np.testing.assert_allclose(
         attained[model.feasible], model.best[model.feasible], rtol=0, atol=1e-12
     )
-    mdp, d = counterexamples.infeasible_start()
+    mdp, d = theory.infeasible_start()
     augmented = augment(mdp, d)
     assert greedy(augmented, values(augmented))[0].tolist() == [1, 0]
 
@@ -255,7 +255,7 @@ def test_expected_task_cost_is_the_mean_over_trajectories():
 
 def test_nature_moves_at_chance_states_whatever_the_policy_says():
     """Guards chance: its probabilities average, they are not minimised over."""
-    mdp, d = counterexamples.chance_cost()
+    mdp, d = theory.chance_cost()
     augmented = augment(mdp, d)
     foolish = np.zeros(augmented.child.shape, dtype=int)
     foolish[:, 0] = 1  # nature always takes the free branch, if it were asked
@@ -268,7 +268,7 @@ def test_nature_moves_at_chance_states_whatever_the_policy_says():
 
 def test_an_impossible_branch_of_infinite_cost_counts_nothing():
     """Guards 0 times infinity, which is NaN in floats and would spoil every expectation."""
-    augmented = augment(counterexamples.boundary(), 0)
+    augmented = augment(theory.boundary(), 0)
     policy = np.zeros(augmented.child.shape, dtype=int)
     policy[0, 1] = 1
     assert values(augmented, policy=policy)[0] == Fraction(9, 10)
@@ -323,15 +323,13 @@ def test_row_nonnegative_costs():
     """Guards C >= 0: (+3, -2) keeps to d = 2 but is rejected; (-5, +6) lets a cost of 6 pass.
     Clamping and peak mend the second.
     """
-    rejected, banked = (
-        augment(*counterexamples.signed_cost(name)) for name in counterexamples.CREDIT
-    )
-    assert values(rejected)[0] == INF and sum(counterexamples.CREDIT["false rejection"]) <= 2
-    assert values(banked)[0] == 0 and max(counterexamples.CREDIT["credit banking"]) > 2
+    rejected, banked = (augment(*theory.signed_cost(name)) for name in theory.CREDIT)
+    assert values(rejected)[0] == INF and sum(theory.CREDIT["false rejection"]) <= 2
+    assert values(banked)[0] == 0 and max(theory.CREDIT["credit banking"]) > 2
     for accounting in ("clamped_sum", "peak"):
-        mended = augment(*counterexamples.signed_cost("credit banking"), accounting=accounting)
+        mended = augment(*theory.signed_cost("credit banking"), accounting=accounting)
         assert values(mended)[0] == INF
-    states = budget.trace(counterexamples.CREDIT["false rejection"], 2, "sum")
+    states = budget.trace(theory.CREDIT["false rejection"], 2, "sum")
     assert [budget.is_safe(s) for s in states] == [True, False, True]  # not absorbing either
 
 
@@ -340,7 +338,7 @@ def test_row_homomorphism(tilt):
     """Guards the homomorphism: whatever a policy of phi does, randomised or not, it violates on
     half of the prompts.
     """
-    mdp, d = counterexamples.aliased_prompts()
+    mdp, d = theory.aliased_prompts()
     augmented = augment(mdp, d)
     tilted = np.array([0, 0, tilt, 1 - tilt], dtype=object)
     policy = np.where([[len(y) == 1] for y, _ in augmented.names], tilted, 0)

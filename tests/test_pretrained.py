@@ -24,8 +24,7 @@ from igcore.models.pretrained import (
     one_sentence,
     tensors_of,
 )
-from tests.rehearsal.checkpoints import build_checkpoints
-from tests.rehearsal.weights import save
+from tests.rehearsal.checkpoints import build_checkpoints, save
 
 ALPACA = "PKU-Alignment/alpaca-7b-reproduced"
 VICUNA = "lmsys/vicuna-7b-v1.5"

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from mockpolicy import LetterCost
 from scipy.stats import beta
 
 from igcore.errors import RunError
@@ -36,17 +37,13 @@ def lines_of(answers=ANSWERS, prompts=5):
 HARMFUL = {"harmful": lines_of()}
 
 
-class Reader:
+class Reader(LetterCost):
     """A judge that finds schemes, and counts what it reads."""
 
-    name, digest, sign = "reader", "v1", "higher is worse"
+    name = "reader"
 
     def __init__(self):
-        self.read = []
-
-    def score(self, prompts, responses, finished):
-        self.read += responses
-        return np.array([0.8 if "scheme" in text else 0.3 for text in responses])
+        super().__init__(lambda text: 0.8 if "scheme" in text else 0.3)
 
 
 def scores_by_hand(lines):

@@ -11,9 +11,8 @@ from dataclasses import replace
 import nbformat
 import pytest
 import yaml
-from killed import PARAMS
 from mockpolicy import letter_cost, mock_policy
-from mockruns import SCORERS, decode_into, lines
+from mockruns import PARAMS, SCORERS, decode_into, lines
 
 from igcore import Guard, RunError, decode
 from igstudy import commands, linefile

@@ -6,7 +6,7 @@ import pytest
 from mockpolicy import LetterCost
 
 from igcore import ParameterError, load_scorer
-from igcore.models.registry import SCORERS, as_scorer, scorer_factory
+from igcore.models.registry import SCORERS, as_scorer
 from igcore.scorers import of_function
 from igcore.scoring import Cached, checked_score
 
@@ -158,15 +158,16 @@ def test_a_registered_scorer_has_a_name_and_a_home(monkeypatch):
         load_scorer({"name": "shouting", "loud": True})
 
 
-def test_the_catalogue_knows_every_scorer():
-    assert all(callable(scorer_factory(name)) for name in SCORERS)
-
-
-# nothing is downloaded for these
-@pytest.mark.parametrize("name", ["offensive-language", "minilm-relevance", "jigsaw-toxicity"])
-def test_named_scorers_say_what_they_are(name):
+@pytest.mark.parametrize(
+    ("name", "sign", "unit"),
+    [
+        ("offensive-language", "higher is worse", "probability"),
+        ("minilm-relevance", "higher is better", "cosine"),
+        ("jigsaw-toxicity", "higher is worse", "probability"),
+        ("smollm2-harm", "higher is worse", "probability"),
+    ],
+)
+def test_named_scorers_say_what_they_are(name, sign, unit):
+    """Bug: a sign turned round. Nothing is downloaded for these."""
     scorer = load_scorer(name)
-    assert scorer.name == name
-    assert scorer.sign in ("higher is worse", "higher is better")
-    assert scorer.unit
-    assert len(scorer.digest) == 64
+    assert (scorer.name, scorer.sign, scorer.unit, len(scorer.digest)) == (name, sign, unit, 64)

@@ -5,13 +5,21 @@ what must not pass as a guard.
 import numpy as np
 import pytest
 import torch
-import transformers
-from classifierfiles import MARKS, assert_everywhere, chatted, decoder_tokenizer
-from classifierfiles import save as save_classifier
 from copiedcode import edit_tensors
-from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded
-from tiny import tiny_tokenizer, turn_calendar
-from tinymodels import tiny
+from scorerfiles import (
+    EXACT,
+    MARKS,
+    NARROW,
+    PROMPTS,
+    RESPONSES,
+    assert_everywhere,
+    chatted,
+    decoder_tokenizer,
+    padded,
+    refused,
+    save_classifier,
+)
+from tiny import random_model, tiny, tiny_tokenizer, turn_calendar
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from igcore import (
@@ -28,8 +36,6 @@ from igcore.models.guard import GenerativeGuard
 from igcore.scorers import COST, REWARD, check_sign
 from igcore.scoring import checked_score
 
-# wide weights magnify the rounding of float32
-NARROW = dict(vocab_size=280, initializer_range=0.1, max_position_embeddings=256)
 WINDOW = dict(query_pre_attn_scalar=8, attn_logit_softcapping=2.0, sliding_window=128)
 FAMILIES = {  # what their configurations ask for
     "llama": dict(tie_word_embeddings=False),
@@ -185,22 +191,16 @@ def test_a_response_cannot_speak_for_the_guard(hub):
     ],
 )  # fmt: skip
 def test_options_that_do_not_fit_are_named(hub, options, message):
-    with pytest.raises(ParameterError, match=message) as caught:
+    with refused(ParameterError, message):
         load(hub("llama"), **options)
-    assert_one_sentence(str(caught.value))
 
 
 def test_logits_that_are_made_otherwise_are_refused(tmp_path):
     """Guards models that do more to their logits than is known here: the labels would be weighed
     wrongly.
     """
-    config = transformers.CohereConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        logit_scale=0.25, **NARROW,
-    )  # fmt: skip
-    torch.manual_seed(0)
     with quiet_transformers():
-        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+        random_model("cohere", NARROW | {"logit_scale": 0.25}).save_pretrained(tmp_path)
         guard_tokenizer().save_pretrained(tmp_path)
     for dtype in ("float32", "bfloat16"):
         with pytest.raises(

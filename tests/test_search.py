@@ -350,17 +350,10 @@ def test_tokens_that_the_policy_all_but_excludes_can_be_reported():
 
 def test_reward_is_asked_only_of_safe_candidates():
     """Guards lazy scoring: the reward model is the expensive one."""
-
-    class Seen(LetterReward):
-        texts = []
-
-        def score(self, prompts, responses, finished):
-            self.texts += responses
-            return super().score(prompts, responses, finished)
-
+    reward = LetterReward()
     # the refusal is measured too, so make it one that this cost calls safe
-    answers("inferenceguard", ids(PROMPTS), reward=Seen(), refusal="", budget=0.0)
-    seen = [text for text in Seen.texts if text not in EXAMINED]
+    answers("inferenceguard", ids(PROMPTS), reward=reward, refusal="", budget=0.0)
+    seen = [text for text in reward.read if text not in EXAMINED]
     assert seen and all(letter_cost(text) == 0 for text in seen)
 
 

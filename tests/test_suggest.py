@@ -4,8 +4,7 @@ import warnings
 
 import pytest
 import torch
-from tiny import tiny_tokenizer
-from tinymodels import Counter, tiny
+from tiny import Counter, tiny, tiny_tokenizer
 
 import igcore as ig
 from igcore.engine.agreement import supports_shared_prefix

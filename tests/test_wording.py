@@ -1,7 +1,7 @@
 """Tests of what guards read: turns of a policy, options of chat templates, and places for texts."""
 
 import pytest
-from classifierfiles import decoder_tokenizer
+from scorerfiles import decoder_tokenizer
 
 from igcore import ParameterError
 from igcore.models.wording import Wording
