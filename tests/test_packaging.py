@@ -3,7 +3,6 @@ README.
 """
 
 import json
-import os
 import re
 import subprocess
 import tomllib
@@ -220,13 +219,6 @@ def test_the_pages_show_the_committed_tables(page):
             assert shown.strip() == WRITERS[kind](name, ROOT).strip()
 
 
-def links(page: str) -> set[str]:
-    """Return the files of the repository that a page links to."""
-    text, folder = (ROOT / page).read_text(), (ROOT / page).parent
-    found = re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text)
-    return {Path(os.path.relpath(folder / link, ROOT)).as_posix() for link in found}
-
-
 @pytest.fixture(scope="module")
 def declared(tmp_path_factory) -> set[str]:
     """Pictures and tables that the Snakefile declares for the embedded default, as `make publish`
@@ -250,19 +242,6 @@ def committed(*patterns) -> set[str]:
     if found.returncode:
         pytest.skip("this is no git repository, so nothing says which files are committed")
     return set(found.stdout.splitlines())
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "CONTRIBUTING.md",
-        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
-    ],
-)
-def test_every_link_of_a_page_leads_somewhere(page):
-    """Bug: a page that links to a file that moved."""
-    assert not [name for name in links(page) - {"docs/method.svg"} if not (ROOT / name).exists()]
 
 
 def test_what_the_walk_leaves_is_committed(declared):
