@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import FITTING, Counter, random_model, tiny_tokenizer
+from tiny import FITTING, Counter, random_model, saved, tiny_tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, LlamaModel
 
 from igcore import AssetError
-from igcore.models.convert import quiet_transformers
 from igcore.models.lm_scorer import LMScorer
 from igcore.scorers import keeps_cache
 from tests.rehearsal.checkpoints import FORMATS, drawn, old_keys, save, shapes_of
@@ -29,11 +28,9 @@ PROMPTS = [
     "What is </s> for?",
 ]
 RESPONSES = [
-    "Water it when the soil is dry.",
-    "The gas </s> makes bubbles, as in the dough.",
-    "",
+    "Water it when the soil is dry.", "The gas </s> makes bubbles, as in the dough.", "",
     "Black tea: 35 % of it!",
-]
+]  # fmt: skip
 TEXTS = [(p, r, f) for p in PROMPTS for r in RESPONSES for f in (True, False)]
 EXACT = dict(rel=1e-6, abs=1e-6)  # references compute in float64
 
@@ -213,12 +210,8 @@ def save_classifier(folder, family: str, labels: int = 1, seed: int = 0, **more)
     )
     settings = (DECODERS | ENCODERS)[family] | names | more
     model = random_model(family, settings, AutoModelForSequenceClassification, seed)
-    with quiet_transformers():
-        model.save_pretrained(folder)
-        (decoder_tokenizer() if family in DECODERS else encoder_tokenizer(family)).save_pretrained(
-            folder
-        )
-    return folder
+    tokenizer = decoder_tokenizer() if family in DECODERS else encoder_tokenizer(family)
+    return saved(folder, model, tokenizer)
 
 
 def chatted(tokenizer, prompt: str, response: str) -> list[int]:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from imaginaryruns import snakemake
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from snakewalk import snakemake
 
 import igcore
 from docs.pages import BLOCK, PAGES, WRITERS

@@ -312,13 +312,11 @@ def test_shards_are_one_run_and_best_of_n_is_none(repository):
 @pytest.mark.parametrize(
     ("parts", "row"),
     [
-        (
-            [OURS, ALPACA | {"method": "base", "n_samples": 1}],
-            ["inferenceguard (N 128 / 128)", "alpaca-7b, n 8"],
-        ),
+        ([OURS, ALPACA | {"method": "base", "n_samples": 1}],
+         ["inferenceguard (N 128 / 128)", "alpaca-7b, n 8"]),
         ([RAW | {"method": "inferenceguard"}], ["inferenceguard (N 128 / 8)", "smollm2-raw, n 8"]),
     ],
-)
+)  # fmt: skip
 def test_every_table_is_written_with_its_sources(tmp_path, parts, row):
     lines = pd.concat([cell(6, 8, run="decode-raw", **part) for part in parts])
     made = {name: beside(name, lines) for name in paper.MEASURED}

@@ -93,11 +93,9 @@ def test_bad_parameters_are_named(changes, message):
 def test_parameters_of_a_notebook_are_those_of_the_cell_that_ran_last():
     """Guards against papermill's habit of only printing a line about an unknown parameter."""
     cells = [
-        "",
-        "# Parameters of this run\nbudget = 0.2\nseed = 0",
-        "# Parameters\nsede = 1\n",
+        "", "# Parameters of this run\nbudget = 0.2\nseed = 0", "# Parameters\nsede = 1\n",
         "later = 5",
-    ]
+    ]  # fmt: skip
     namespace = {"In": cells, "budget": 0.2, "seed": 0, "sede": 1, "later": 5}
     # papermill was given single values: they change what the notebook's own cell sets
     assert notebook_parameters(namespace) == {"budget": 0.2, "seed": 0, "sede": 1}

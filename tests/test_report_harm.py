@@ -196,23 +196,14 @@ def test_judges_are_measured_on_answers_that_they_did_not_learn_from():
     assert (half["caught"], half["false_alarms"]) == (0.5, 0)
 
 
-class Down(Reader):
-    """A judge whose server is not there."""
-
-    name = "down"
-
-    def score(self, prompts, responses, finished):
-        super().score(prompts, responses, finished)
-        return np.full(len(prompts), np.nan)
-
-
 def test_a_judge_is_asked_once_and_goes_on_after_a_stop(tmp_path, monkeypatch):
     """Bug: an hour of a language model's time lost by a stop, or spent again; scores of another
     judge of the same name taken for its own; a server that is down asked about every text.
     """
     monkeypatch.setattr(harm_run, "root", lambda: tmp_path)
     monkeypatch.setattr(harm_run, "AT_ONCE", 2)
-    judge, down = Reader(), Down()
+    # the server of one judge is not there
+    judge, down = Reader(), LetterCost(lambda text: np.nan, name="down")
 
     class Stopping(Reader):
         def score(self, prompts, responses, finished):

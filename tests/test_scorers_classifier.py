@@ -29,7 +29,7 @@ from scorerfiles import (
     refused,
     save_classifier,
 )
-from tiny import SIZE, Counter, random_model
+from tiny import SIZE, Counter, random_model, saved
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from igcore import AssetError, ParameterError
@@ -442,8 +442,7 @@ def test_an_encoder_that_reads_its_padding(tmp_path):
             weight.add_(torch.randn_like(weight) * 0.2)
     tokenizer = encoder_tokenizer("bert")
     tokenizer.model_input_names = ["input_ids", "token_type_ids"]
-    with quiet_transformers():
-        model.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)
+    saved(tmp_path, model, tokenizer)
     scorer = load(tmp_path, reads="response")
     together = scorer.score(*zip(*TEXTS, strict=True), [True] * len(TEXTS))
     alone = [scorer.score([p], [r], [True])[0] for p, r in TEXTS]
@@ -478,10 +477,7 @@ def test_not_a_number_is_never_safe(tmp_path):
 def test_files_of_something_else_are_refused(hub, tmp_path):
     """Guards against a random head: transformers would put one where the files have none."""
     folder = hub("llama")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    with quiet_transformers():
-        random_model("llama", NARROW).save_pretrained(tmp_path)
-        tokenizer.save_pretrained(tmp_path)
+    saved(tmp_path, random_model("llama", NARROW), AutoTokenizer.from_pretrained(folder))
     with refused(AssetError, r"lacks the weights \['score.weight'\]"):
         load(tmp_path)
 

@@ -19,7 +19,7 @@ from scorerfiles import (
     refused,
     save_classifier,
 )
-from tiny import random_model, tiny, tiny_tokenizer, turn_calendar
+from tiny import random_model, saved, tiny, tiny_tokenizer, turn_calendar
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from igcore import (
@@ -56,16 +56,13 @@ def guard_tokenizer(**more):
     return tokenizer
 
 
-def save(folder, family: str = "llama", tokenizer=None, **more):
+def save(folder, family: str = "llama", **more):
     """Write a random language model with its tokenizer."""
     model = tiny(family, **NARROW | FAMILIES.get(family, {}) | more)
     for name, parameter in model.named_parameters():
         if name == "lm_head.bias":
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
-    with quiet_transformers():
-        model.save_pretrained(folder)
-        (tokenizer or guard_tokenizer()).save_pretrained(folder)
-    return folder
+    return saved(folder, model, guard_tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -199,9 +196,7 @@ def test_logits_that_are_made_otherwise_are_refused(tmp_path):
     """Guards models that do more to their logits than is known here: the labels would be weighed
     wrongly.
     """
-    with quiet_transformers():
-        random_model("cohere", NARROW | {"logit_scale": 0.25}).save_pretrained(tmp_path)
-        guard_tokenizer().save_pretrained(tmp_path)
+    saved(tmp_path, random_model("cohere", NARROW | {"logit_scale": 0.25}), guard_tokenizer())
     for dtype in ("float32", "bfloat16"):
         with pytest.raises(
             ParameterError,
@@ -301,10 +296,7 @@ def test_a_first_look_refuses_a_guard_that_finds_all_alike(tmp_path):
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("policies") / "tiny"
-    with quiet_transformers():
-        tiny("llama", vocab_size=280).save_pretrained(folder)
-        tiny_tokenizer().save_pretrained(folder)
-    return load_policy(str(folder))
+    return load_policy(str(saved(folder, tiny("llama", vocab_size=280), tiny_tokenizer())))
 
 
 CONFIG = SearchConfig(budget=0.0, n_samples=4, keep=2, block_size=4, max_new_tokens=8)

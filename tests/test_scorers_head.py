@@ -15,7 +15,7 @@ from scorerfiles import (
     refused,
 )
 from test_scorers_lm import pairs
-from tiny import Counter, random_model
+from tiny import Counter, random_model, saved
 from transformers import AutoModel, AutoTokenizer
 
 from igcore import AssetError, Guard, ParameterError, load_scorer
@@ -34,10 +34,9 @@ CLOSE = dict(rel=0, abs=1e-5)  # a head of norm 5.3 on float32: one processor is
 
 def save(folder, family: str = "llama", tokenizer=None, **more):
     settings = DECODERS[family] | {"num_hidden_layers": LAYERS} | more
-    with quiet_transformers():
-        random_model(family, settings, AutoModel).save_pretrained(folder)
-        (tokenizer or decoder_tokenizer()).save_pretrained(folder)
-    return folder
+    return saved(
+        folder, random_model(family, settings, AutoModel), tokenizer or decoder_tokenizer()
+    )
 
 
 def save_head(path, width: int = 32, metadata=None, **tensors):

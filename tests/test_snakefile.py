@@ -17,10 +17,10 @@ import papermill
 import pytest
 import yaml
 from copiedcode import edit
+from imaginaryruns import snakemake
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 from snakemake import cli
-from snakewalk import snakemake
 
 from docs.records import pack
 from igcore.errors import ParameterError

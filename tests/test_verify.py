@@ -22,8 +22,8 @@ import torch
 from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy, unread
 from mockruns import SCORERS as MOCKS
 from mockruns import lines
+from tiny import saved, tiny_tokenizer
 from tiny import tiny as tiny_model
-from tiny import tiny_tokenizer
 
 from docs.records import _verify_run, pack, unpack, verified, without_texts_of
 from igcore import METHODS, Guard, decode, load_policy
@@ -77,10 +77,8 @@ def tiny(tmp_path_factory):
     """A folder with a random model over the letters a to f."""
     path = tmp_path_factory.mktemp("policies") / "tiny"
     tokenizer = tiny_tokenizer("abcdef")
-    tokenizer.save_pretrained(path)
     ends = tokenizer.eos_token_id
-    tiny_model("llama", vocab_size=ends + 1, eos_token_id=ends).save_pretrained(path)
-    return path
+    return saved(path, tiny_model("llama", vocab_size=ends + 1, eos_token_id=ends), tokenizer)
 
 
 def replayed(path, tiny, replay=None, **changes):
@@ -284,10 +282,8 @@ def test_lines_of_a_cost_that_fails_hold():
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        (
-            dict(methods=UNASKING, n_samples=4, keep=2, rounds=2),
-            ("unverified_unsafe", "over_budget"),
-        ),
+        (dict(methods=UNASKING, n_samples=4, keep=2, rounds=2),
+         ("unverified_unsafe", "over_budget")),
         (dict(budget=0.0), ("abstained", "exhausted")),
         # not even the empty text is emitted
         (dict(budget=0.0, strict=True), ("abstained", "dead_end")),
@@ -295,7 +291,7 @@ def test_lines_of_a_cost_that_fails_hold():
         (dict(budget=0.0, on_failure="paper"), ("unverified_unsafe", "exhausted")),
         (dict(accounting="terminal", gamma_safety=0.9, hardest=2, limit=5), ("verified_safe", "")),
     ],
-)
+)  # fmt: skip
 def test_an_honest_run_holds(tmp_path, tiny, changes, kind):
     """Guards verification against false alarms, in every sampling method and way to fail."""
     path = decoded_run(tmp_path / "run", tiny, **changes)

@@ -22,6 +22,7 @@ from igcore.critic.latent import latents
 from igcore.critic.network import Critic
 from igcore.engine.kv_cache import forward
 from igcore.engine.sampling import random_key
+from igcore.models.convert import quiet_transformers
 from igcore.policy import Policy
 from igstudy.baselines.re_control import ValueNetwork, ValueSpec
 from igstudy.runs.critic_params import RolloutConfig
@@ -142,6 +143,14 @@ def tiny_model(tokenizer):
     return tiny("llama", **size, initializer_range=0.02)
 
 
+def saved(folder, model, tokenizer, **more):
+    """Write a model with its tokenizer, and return the folder."""
+    with quiet_transformers():
+        model.save_pretrained(folder, **more)
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
 def tiny_policy(tokenizer=None, **more):
     tokenizer = tokenizer or tiny_tokenizer()
     ends = frozenset({tokenizer.eos_token_id})
@@ -176,14 +185,10 @@ def letters(tokenizer=None, dtype=torch.float32, end=EOS):
     return Policy("letters", model, tokenizer or Letters(), digest="l1", eos_ids=frozenset({end}))
 
 
-def untrained(features="m", config=None, **changes):
+def untrained(features="m", config=None, of=None, max_new_tokens=6, **changes):
     """A critic of the real kind, with weights wide enough to tell texts apart."""
-    made = spec_of(
-        letters(),
-        **SCORERS,
-        config=config or CriticConfig(budget=1.0, features=features, layer=0, width=8),
-        max_new_tokens=6,
-    )
+    config = config or CriticConfig(budget=1.0, features=features, layer=0, width=8)
+    made = spec_of(of or letters(), **SCORERS, config=config, max_new_tokens=max_new_tokens)
     torch.manual_seed(0)
     critic = Critic(replace(made, **changes)).eval()
     critic.heads.weight.data *= 20
