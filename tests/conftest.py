@@ -30,7 +30,7 @@ class FileScheduling(LoadScopeScheduling):
 
 @pytest.fixture(scope="session")
 def rollouts(tmp_path_factory):
-    """Rollouts of a tiny random Llama, see `tinytraining`."""
+    """Rollouts of a tiny random Llama, see `tiny.sampled`."""
     from tiny import sampled  # here: other tests need none of it
 
     return sampled(tmp_path_factory.mktemp("rollouts"))
