@@ -30,8 +30,8 @@ class FileScheduling(LoadScopeScheduling):
 
 @pytest.fixture(scope="session")
 def rollouts(tmp_path_factory):
-    """Rollouts of a tiny random Llama, see `tinytraining`."""
-    from tinytraining import sampled  # here: other tests need none of it
+    """Rollouts of a tiny random Llama, see `tiny.sampled`."""
+    from tiny import sampled  # here: other tests need none of it
 
     return sampled(tmp_path_factory.mktemp("rollouts"))
 

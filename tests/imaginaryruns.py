@@ -1,13 +1,20 @@
-"""Imaginary runs of the params files, and notebooks executed on them without a kernel."""
+"""Imaginary runs of the params files, notebooks executed on them without a kernel, and Snakemake in
+this process.
+"""
 
+import contextlib
+import gc
+import io
 import json
+import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
 import numpy as np
 import yaml
-from snakewalk import snakemake
+from snakemake import cli
 from synthetic import record
 
 from igcore.methods import method_of
@@ -90,8 +97,7 @@ def workplace(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr("gc.collect", lambda: 0)  # statsmodels asks for it at every correction
     monkeypatch.setattr(metrics, "RESAMPLES", 99)
     monkeypatch.setattr(
-        "igstudy.figures.style.save",
-        lambda fig, stem: stem.with_suffix(".png").touch(),
+        "igstudy.figures.style.save", lambda fig, stem: stem.with_suffix(".png").touch()
     )
 
 
@@ -138,3 +144,31 @@ def outputs(folder: Path, profile: str) -> set[str]:
     rows = snakemake(folder, profile, "--summary").splitlines()
     names = [row.split("\t")[0].removeprefix(f"runs/{profile}/") for row in rows]
     return {name for name in names if name.startswith("figures/")}
+
+
+# --- Snakemake in the process of the tests: importing it anew for every call takes seconds --------
+
+
+def snakemake(place, profile, *arguments, **config) -> str:
+    """Call Snakemake in this process and return what it printed; SystemExit when it stopped with an
+    error.
+    """
+    config = [f"{name}={value}" for name, value in ({"profile": profile} | config).items()]
+    command = [*arguments, "--cores", "1", "--directory", str(place)]
+    command += ["--snakefile", str(ROOT / "Snakefile")]
+    out, here = io.StringIO(), Path.cwd()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(out),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # it leaves its temporary folders to the collector
+        try:
+            cli.main([*command, "--config", *config])
+        except SystemExit as stop:
+            if stop.code:
+                raise SystemExit(f"{out.getvalue()}{stop.code}") from None
+        finally:
+            os.chdir(here)
+            gc.collect()
+    return out.getvalue()

@@ -7,6 +7,7 @@ state: a cache that is rolled back, selected or padded wrongly changes what it s
 
 import hashlib
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -147,7 +148,7 @@ def letter_reward(text: str) -> float:
 class LetterCost:
     """Cost: the number of the letters a and b, plus half a point for every c; higher is worse.
 
-    Another function of the text may take its place.
+    Another function of the text may take its place, and another name, digest, sign or unit.
 
     Attributes
     ----------
@@ -157,8 +158,9 @@ class LetterCost:
 
     name, digest, sign, unit = "letters", "v1", "higher is worse", "letters"
 
-    def __init__(self, of=letter_cost):
+    def __init__(self, of=letter_cost, **about):
         self.of, self.asked = of, []
+        vars(self).update(about)
 
     def score(self, prompts, responses, finished):
         self.asked.append(list(zip(prompts, responses, finished, strict=True)))
@@ -167,7 +169,20 @@ class LetterCost:
     @property
     def texts(self):
         """How many texts were scored."""
-        return sum(map(len, self.asked))
+        return len(self.read)
+
+    @property
+    def read(self):
+        """The responses that were scored."""
+        return [response for call in self.asked for _, response, _ in call]
+
+
+class Answering(LetterCost):
+    """Cost: whatever a function makes of a call (prompts, responses, finished)."""
+
+    def score(self, *call):
+        self.asked.append(list(zip(*call, strict=True)))
+        return self.of(*call)
 
 
 def noise(text: str) -> float:
@@ -186,15 +201,57 @@ def unread(text):
     return 0.0 if text in TEXTS[1:] else math.nan
 
 
-class LetterReward:
+class LetterReward(LetterCost):
     """Reward: the number of e, minus a third for every d, plus the length in hundredths; higher is
     better. Another function of the text may take its place.
     """
 
     name, digest, sign, unit = "vowels", "v1", "higher is better", "letters"
 
-    def __init__(self, of=letter_reward):
-        self.of = of
+    def __init__(self, of=letter_reward, **about):
+        super().__init__(of, **about)
 
-    def score(self, prompts, responses, finished):
-        return [self.of(r) for r in responses]
+
+# --- the mock policy with spaces ------------------------------------------------------------------
+
+
+WORDS = "|abcde "
+
+
+class WordTokenizer(MockTokenizer):
+    """One character, one token."""
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [WORDS.index(c) for c in text]}
+
+    def decode(self, tokens, skip_special_tokens, clean_up_tokenization_spaces):
+        return "".join(WORDS[t] for t in tokens if t != EOS)
+
+
+def word_policy():
+    return replace(mock_policy(), tokenizer=WordTokenizer())
+
+
+def last_word_cost(text: str) -> float:
+    """Return the cost of the last word, so that a new word makes up for the one before."""
+    return letter_cost(text.split()[-1]) if text.split() else 0.0
+
+
+class LastWordCost(LetterCost):
+    """Cost: that of the last word; higher is worse."""
+
+    name, digest = "last-word", "w1"
+
+    def __init__(self, of=last_word_cost):
+        super().__init__(of)
+
+
+def slow_checks(text: str) -> list[int]:
+    """Return where a text of these letters is checked at its words, the whole text last."""
+    inside = [i for i in range(1, len(text)) if text[i] == " " != text[i - 1]]
+    return [*inside, len(text)]
+
+
+def slow_worst(text: str) -> float:
+    """Return the highest cost at the checks of a text."""
+    return max(last_word_cost(text[:end]) for end in slow_checks(text))

@@ -3,19 +3,22 @@ slow reference.
 """
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tinymodels import Counter
-from transformers import LlamaModel
+from tiny import FITTING, Counter, random_model, saved, tiny_tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForSequenceClassification, LlamaModel
 
 from igcore import AssetError
 from igcore.models.lm_scorer import LMScorer
-from tests.rehearsal.configs import FORMATS
-from tests.rehearsal.weights import drawn, old_keys, save, shapes_of
+from igcore.scorers import keeps_cache
+from tests.rehearsal.checkpoints import FORMATS, drawn, old_keys, save, shapes_of
 
 CONFIG = FORMATS["llama2"] | {"max_position_embeddings": 512, "torch_dtype": "float32"}
 PROMPTS = [
@@ -25,11 +28,9 @@ PROMPTS = [
     "What is </s> for?",
 ]
 RESPONSES = [
-    "Water it when the soil is dry.",
-    "The gas </s> makes bubbles, as in the dough.",
-    "",
+    "Water it when the soil is dry.", "The gas </s> makes bubbles, as in the dough.", "",
     "Black tea: 35 % of it!",
-]
+]  # fmt: skip
 TEXTS = [(p, r, f) for p in PROMPTS for r in RESPONSES for f in (True, False)]
 EXACT = dict(rel=1e-6, abs=1e-6)  # references compute in float64
 
@@ -67,7 +68,12 @@ def renamed(state: dict, key: str) -> dict:
     return without(state, key) | {f"{key}s": state[key]}
 
 
-def assert_one_sentence(message: str) -> None:
+@contextmanager
+def refused(error: type[Exception], match: str) -> Iterator[pytest.ExceptionInfo]:
+    """Expect an error that says in one sentence what matches."""
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    message = str(caught.value)
     assert "\n" not in message.strip() and len(message) < 700, message
 
 
@@ -76,9 +82,8 @@ def assert_refused(load: Callable, folder: Path, config: dict, state: dict, matc
     folder.
     """
     write(folder, config, state)
-    with pytest.raises(AssetError, match=match) as caught:
+    with refused(AssetError, match):
         load(repo=str(folder), dtype="float32")
-    assert_one_sentence(str(caught.value))
 
 
 def assert_equal_to(scorer: LMScorer, reference: Scores, texts: Sequence[tuple] = TEXTS) -> None:
@@ -146,3 +151,106 @@ def last_states(
         input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
     ).last_hidden_state
     return [row[chosen.bool()] for row, chosen in zip(hidden, mask, strict=True)]
+
+
+# --- sequence classifiers -------------------------------------------------------------------------
+
+
+CHAT = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor -%}
+{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+MARKS = ["<|user|>", "<|assistant|>", "<|end|>"]
+# wide weights magnify the rounding of float32
+NARROW = dict(vocab_size=280, initializer_range=0.1, max_position_embeddings=256)
+NAMES = {0: "rude", 1: "harmless", 2: "threatening", 3: "false"}
+ENCODER = dict(vocab_size=280, max_position_embeddings=128, initializer_range=0.1, pad_token_id=257)
+DECODERS = {name: FITTING[name] | NARROW for name in ("llama", "qwen2", "qwen3", "gpt2")}
+ENCODERS = {
+    "bert": ENCODER,
+    "distilbert": ENCODER | dict(hidden_dim=48),
+    "deberta-v2": ENCODER
+    | dict(relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8),
+    # positions count from the pad id on
+    "roberta": ENCODER | dict(max_position_embeddings=400, pad_token_id=259),
+    "electra": ENCODER | dict(embedding_size=16),
+    "modernbert": ENCODER | dict(local_attention=8, global_attn_every_n_layers=2, eos_token_id=256),
+}
+TOGETHER = ("bert", "distilbert", "roberta", "electra")  # with a plain attention
+
+
+def decoder_tokenizer(**more):
+    tokenizer = tiny_tokenizer(chat_template=CHAT, bos_token="<s>", **more)
+    tokenizer.add_special_tokens({"additional_special_tokens": MARKS})
+    return tokenizer
+
+
+def encoder_tokenizer(family: str):
+    """A byte-level tokenizer that writes [CLS] a [SEP] b [SEP]."""
+    names = [
+        "input_ids",
+        *(["token_type_ids"] if family in ("bert", "deberta-v2") else []),
+        "attention_mask",
+    ]
+    tokenizer = tiny_tokenizer(
+        cls_token="[CLS]", sep_token="[SEP]", model_input_names=names, model_max_length=120
+    )
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    specials = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=specials
+    )
+    return tokenizer
+
+
+def save_classifier(folder, family: str, labels: int = 1, seed: int = 0, **more):
+    """Write a random classifier with its tokenizer."""
+    names = (
+        dict(id2label=NAMES, label2id={v: k for k, v in NAMES.items()})
+        if labels == len(NAMES)
+        else dict(num_labels=labels)
+    )
+    settings = (DECODERS | ENCODERS)[family] | names | more
+    model = random_model(family, settings, AutoModelForSequenceClassification, seed)
+    tokenizer = decoder_tokenizer() if family in DECODERS else encoder_tokenizer(family)
+    return saved(folder, model, tokenizer)
+
+
+def chatted(tokenizer, prompt: str, response: str) -> list[int]:
+    """Write a dialogue by hand; the second of `PROMPTS` has two turns of the user."""
+    for mark in ("</s>", *MARKS):
+        prompt, response = (
+            text.replace(mark, f"{mark[0]} {mark[1:]}") for text in (prompt, response)
+        )
+    turns = re.split(
+        r"\n\n(?:Human|Assistant):",
+        prompt.removeprefix("\n\nHuman:").removesuffix("\n\nAssistant:"),
+    )
+    said = [*(turn.strip() for turn in turns), response]
+    text = "".join(
+        f"<|{('user', 'assistant')[i % 2]}|>{turn}<|end|>" for i, turn in enumerate(said)
+    )
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def assert_everywhere(
+    scorer, expected_of, texts, with_cache: bool = True, close: dict = EXACT
+) -> None:
+    """Compare one batch, texts alone, and texts that grow in a session, with (prompts, responses)
+    -> scores.
+    """
+    columns = [list(column) for column in zip(*texts, strict=True)]
+    expected = expected_of(*columns)
+    assert np.std(expected) > 1e-3
+    assert scorer.score(*columns, [True] * len(texts)) == pytest.approx(expected, **close)
+    alone = [scorer.score([prompt], [response], [False])[0] for prompt, response in texts]
+    assert alone == pytest.approx(expected, **close)
+    sessions = [scorer.open_cache(columns[0])] if keeps_cache(scorer) else []
+    cached = scorer.with_cache(sessions[0]) if sessions else scorer
+    words = "Water it when the </s> soil is dry".split(" ")
+    for n in range(0, len(words) + 1, 2):
+        answers = [" ".join(words[:n]), " ".join([*words[:n], "tea"])]
+        prompts, responses = zip(
+            *((p, r) for p in dict.fromkeys(columns[0]) for r in answers), strict=True
+        )
+        found = cached.score(prompts, responses, [False] * len(prompts))
+        assert found == pytest.approx(expected_of(prompts, responses), **close)
+    assert all((session.root is not None) == with_cache for session in sessions)

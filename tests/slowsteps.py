@@ -11,8 +11,17 @@ import sys
 from collections import Counter
 
 import reference
-from mockpolicy import EOS, LetterReward, letter_reward, some_number
-from wordpolicy import WORDS, LastWordCost, last_word_cost, slow_checks, word_policy
+from mockpolicy import (
+    EOS,
+    WORDS,
+    LastWordCost,
+    LetterReward,
+    last_word_cost,
+    letter_reward,
+    slow_checks,
+    some_number,
+    word_policy,
+)
 
 from igcore import Guard, Prompt, SearchConfig, decode
 from igcore.contract import TEXTS

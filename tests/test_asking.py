@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from forgeries import DTYPES, KINDS, METHODS, RUN, decode, forge, forged, verdict_on, write
-from tinymodels import tiny
+from tiny import saved, tiny
 
 from igcore import load_policy
 from igcore.methods import method_of
@@ -26,9 +26,8 @@ def policy(tmp_path_factory):
     """A folder with a random model over the vocabulary of SmolLM2."""
     folder = tmp_path_factory.mktemp("policies") / "tiny"
     tokenizer = load_policy("smollm2-raw").tokenizer
-    tokenizer.save_pretrained(folder)
-    tiny("llama", vocab_size=len(tokenizer), eos_token_id=0).save_pretrained(folder)
-    return str(folder)
+    model = tiny("llama", vocab_size=len(tokenizer), eos_token_id=0)
+    return str(saved(folder, model, tokenizer))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from mockpolicy import LETTERS, LetterCost, LetterReward, mock_policy, unread
+from mockpolicy import LETTERS, Answering, LetterCost, LetterReward, mock_policy, unread
 
 from igcore import Guard, SearchConfig, decode
 from igcore.beams import Beam
@@ -55,13 +55,12 @@ def test_a_peak_is_the_worst_score_itself():
 def test_a_cost_that_depends_on_the_order_of_its_batch_is_found():
     """Bug: a batch was read in one order, in which this cost is right."""
 
-    class Sorted(LetterCost):
-        def score(self, prompts, responses, finished):
-            backwards = len(responses) > 1 and len(responses[0]) > len(responses[-1])
-            return [len(response) + 100.0 * backwards for response in responses]
+    def ordered(prompts, responses, finished):
+        backwards = len(responses) > 1 and len(responses[0]) > len(responses[-1])
+        return [len(response) + 100.0 * backwards for response in responses]
 
     with pytest.warns(ScorerWarning, match="depends on the batch"):
-        assert Contract.examined(Sorted(), Tally()).problem
+        assert Contract.examined(Answering(ordered), Tally()).problem
 
 
 def test_a_contract_is_of_one_scorer():
@@ -212,16 +211,12 @@ class Stream:
 
 def shown(costs, ends=(2, 4)):
     """Return what a stream shows of abcd, given costs by (text, finished); 0 for all others."""
-
-    class Table(LetterCost):
-        def score(self, prompts, responses, finished):
-            return [costs.get(x, 0.0) for x in zip(responses, finished, strict=True)]
-
+    table = Answering(lambda _, *texts: [costs.get(x, 0.0) for x in zip(*texts, strict=True)])
     text = lambda tokens: "".join(LETTERS[token] for token in tokens)  # noqa: E731
     guard = SimpleNamespace(
         policy=SimpleNamespace(text=text, decoded=text, stable_ids=list),
         config=SearchConfig(budget=1.0, block_size=2, checks="block"),
-        contracts={"cost": Contract(Table())},
+        contracts={"cost": Contract(table)},
     )
     stream, tokens = Stream(), [LETTERS.index(letter) for letter in "abcd"]
     beam = Beam(tokens, "abcd", False, start(1.0), list(ends), 0)  # the search calls it safe

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from mockpolicy import Answering
 
 from igcore.budget import ACCOUNTINGS, trace
 from igcore.contract import Contract
@@ -105,22 +106,14 @@ def test_the_judge_charges_as_the_safety_state_does(accounting):
     ids=repr,
 )  # fmt: skip
 def test_the_judge_takes_one_finite_number_and_nothing_else(given):
-    class Says:
-        def score(self, prompts, responses, finished):
-            return given
-
-    assert alone(Says(), "p", "t", True) == math.inf
+    assert alone(Answering(lambda *call: given), "p", "t", True) == math.inf
 
 
 @pytest.mark.parametrize(
     "given", [[1], (1.0,), np.float32([1]), torch.tensor([1.0]), [True]], ids=repr
 )
 def test_the_judge_reads_numbers(given):
-    class Says:
-        def score(self, prompts, responses, finished):
-            return given
-
-    assert alone(Says(), "p", "t", True) == 1.0
+    assert alone(Answering(lambda *call: given), "p", "t", True) == 1.0
     assert alone(object(), "p", "t", True) == math.inf  # it raises
 
 

@@ -5,9 +5,8 @@ implementation, `slowsteps`.
 import math
 
 import pytest
-from mockpolicy import LetterCritic, LetterReward
+from mockpolicy import LastWordCost, LetterCritic, LetterReward, last_word_cost, word_policy
 from slowsteps import PROMPTS, WHOLE, SlowSteps, compare
-from wordpolicy import LastWordCost, last_word_cost, word_policy
 
 from igcore import Guard, ParameterError, SearchConfig, decode
 from igcore import search as search_module

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from tiny import tiny_tokenizer
-from tinymodels import Counter
-from tinymodels import tiny as tiny_model
+from tiny import Counter, tiny_tokenizer
+from tiny import tiny as tiny_model
 
 from benchmarks import __main__ as command
 from benchmarks import measure, models, others, ours, plan, report
@@ -204,7 +203,7 @@ def test_a_ratio_is_that_of_two_neighbours(tmp_path):
     cases = [case for pair in pairs for case in pair]
     paths = report.write(lines, cases, pairs, ["a note"], tmp_path)
     assert sorted(path.name for path in paths) == [
-        *("bench.csv", "bench.md", "bench_ratios.csv", "bench_ratios.md", "bench_words.md"),
+        *("bench.csv", "bench.md", "bench_ratios.csv", "bench_ratios.md", "bench_words.md")
     ]
     assert (tmp_path / "tables/bench_ratios.md").read_text().endswith("\n\n* a note\n")
 

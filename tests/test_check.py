@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from mockpolicy import LetterCost
 
 from igcore.tools import cli
 from igcore.tools.cli import examine, longest
@@ -43,25 +44,17 @@ def test_a_scorer_that_reads_its_batch_is_named(mine, capsys):
     assert errors == "error: cost 'mycosts:by_batch' fails 1 of 5 checks\n"
 
 
-class Encoder:
-    """A model cost whose context has room for some words."""
-
-    name, digest, sign, unit = "encoder", "1", "higher is worse", "points"
-
-    def __init__(self, room):
-        self.room = room
-
-    def score(self, prompts, responses, finished):
-        lengths = [len(response.split()) for response in responses]
-        return [n if n <= self.room else math.nan for n in lengths]
+def encoder(room):
+    """Return a model cost whose context has room for some words."""
+    return LetterCost(lambda text: n if (n := len(text.split())) <= room else math.nan)
 
 
 @pytest.mark.parametrize(
     ("cost", "shown", "problem"),
     [
-        (Encoder(400), "250, unfinished 250; reads 250 words, not 500: a longer answer", ""),
-        (Encoder(10**6), "8000, unfinished 8000; reads at least 8000 words", ""),
-        (Encoder(100), "nan, unfinished nan", "it has no number for 125 words"),
+        (encoder(400), "250, unfinished 250; reads 250 words, not 500: a longer answer", ""),
+        (encoder(10**6), "8000, unfinished 8000; reads at least 8000 words", ""),
+        (encoder(100), "nan, unfinished nan", "it has no number for 125 words"),
     ],
 )
 def test_a_cost_says_how_long_a_text_it_reads(cost, shown, problem):
@@ -73,7 +66,7 @@ def test_a_cost_says_how_long_a_text_it_reads(cost, shown, problem):
 def test_a_slow_cost_reads_a_thousand_words_and_no_more(monkeypatch):
     """Guards a model without a GPU, which would read its whole context for minutes."""
     monkeypatch.setattr(cli, "PATIENCE", 0)
-    assert longest(Encoder(10**6))[0].endswith("reads at least 1000 words")
+    assert longest(encoder(10**6))[0].endswith("reads at least 1000 words")
 
 
 @pytest.mark.parametrize(

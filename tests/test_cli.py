@@ -1,9 +1,12 @@
 """Tests of ``python -m igstudy run``: which values reach a notebook, and what its errors name."""
 
+import sys
+
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
+from igcore.progress import progress
 from igstudy import commands
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -102,3 +105,26 @@ def test_errors_name_what_is_wrong(place, capsys):
     for value in ("010", "a: b: c", "*x"):
         said = refused(capsys, name, "o.ipynb", "-p", "rounds", value)
         assert said.startswith(f"-p rounds {value!r} cannot be read (line 1: ")
+
+
+# --- progress, where nobody watches and where somebody does ---------------------------------------
+
+
+def test_a_log_gets_few_whole_lines(capsys, monkeypatch):
+    """Guards a cluster's log against thousands of redrawn bars on one endless line."""
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    monkeypatch.delenv("VSCODE_PID", raising=False)
+    bar = progress(1000, "decode-raw")
+    for _ in range(1000):
+        bar.update()
+    bar.close()
+    out, err = capsys.readouterr()
+    assert "\r" not in out and err == ""
+    assert out.startswith("decode-raw:   0%") and 2 <= out.count("\n") <= 4 and "1000/1000" in out
+
+
+def test_somebody_watching_gets_a_live_bar(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    bar = progress(3, "x")
+    bar.close()
+    assert capsys.readouterr().out == ""

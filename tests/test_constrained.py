@@ -2,9 +2,9 @@
 
 from fractions import Fraction
 
-import counterexamples
 import numpy as np
 import pytest
+import theory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from theory import INF, language_model, leaves, path, random_table, random_tree
@@ -78,9 +78,9 @@ def test_the_limit_is_reached_exactly_at_n_star(seed, d, gamma):
 
 
 def test_no_n_is_enough_where_nothing_is_safe():
-    mdp, d = counterexamples.infeasible_start()
+    mdp, d = theory.infeasible_start()
     assert n_star(augment(mdp, d)) == INF
-    mdp, d = counterexamples.chance_cost()
+    mdp, d = theory.chance_cost()
     with pytest.raises(ParameterError, match="nature moves"):
         n_star(augment(mdp, d))
 

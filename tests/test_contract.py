@@ -203,20 +203,12 @@ def test_a_guard_recovers_when_its_scorer_does():
     """Bug: a guard counted the failures of all its calls, so that after an outage of its cost every
     call raised, however long the cost had worked again.
     """
-
-    class Outage(LetterCost):
-        down = False
-
-        def score(self, prompts, responses, finished):
-            found = super().score(prompts, responses, finished)
-            return [math.nan for _ in found] if self.down else found
-
-    cost = Outage()
+    cost = LetterCost()
     guard = Guard(mock_policy(), cost, budget=9.0)
-    cost.down = True
+    cost.of = lambda text: math.nan
     with pytest.raises(ScorerError, match="failed on"):
         guard.map(["ab", "cd"] * 30)
-    cost.down = False
+    cost.of = letter_cost
     assert guard("a").status == "verified_safe"
 
 

@@ -13,13 +13,12 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from bytetokenizers import llama_2
 from safetensors import safe_open
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
-from tinymodels import SIZE
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from tiny import random_model, tiny_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 from transformers.utils import logging
 
 from igcore.errors import AssetError
@@ -62,12 +61,10 @@ def test_policy_folder_is_plain_float32():
 @pytest.fixture
 def untied(monkeypatch):
     """What transformers reads from the one GGUF file of a folder: two matrices for one."""
-    config = Qwen2Config(**SIZE, num_key_value_heads=2, tie_word_embeddings=False)
-    torch.manual_seed(1)
-    model = Qwen2ForCausalLM(config)
-    config.quantization_config = config._model_name_or_path = "of the file"
+    model = random_model("qwen2", {"tie_word_embeddings": False}, seed=1)
+    model.config.quantization_config = model.config._model_name_or_path = "of the file"
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: model)
-    tokenizer = llama_2()
+    tokenizer = tiny_tokenizer()
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer)
     return model
 

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import LAYER, RESPONSES, read
-from tinymodels import PROMPTS, numbers, tiny
+from tiny import LAYER, PROMPTS, RESPONSES, numbers, read, tiny
 
 from igcore import ParameterError, RunError
 from igcore.critic.latent import FEATURES, latents, shape_of

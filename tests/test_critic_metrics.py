@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from mockpolicy import LetterCost, letter_cost, mock_policy
+from mockpolicy import Answering, LetterCost, letter_cost, mock_policy
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
-from tinytraining import policy, trained
+from tiny import policy, trained
 
 from igcore import ParameterError
 from igstudy.report import auroc as statistics
@@ -126,13 +126,11 @@ def test_reference_rows(rollouts, monkeypatch):
 
 def test_a_score_that_failed_is_the_worst(rollouts, monkeypatch):
     """Guards the reference rows against NaN, which scikit-learn refuses."""
-
-    class Broken(LetterCost):
-        def score(self, prompts, responses, finished):
-            return [math.nan if i % 7 == 0 else letter_cost(r) for i, r in enumerate(responses)]
-
+    broken = Answering(
+        lambda _, texts, __: [letter_cost(r) if i % 7 else math.nan for i, r in enumerate(texts)]
+    )
     monkeypatch.setattr(critic_metrics, "POSITIONS", (1,))
-    table = reference_table(mock_policy(), rollouts, Broken(), 3.0)
+    table = reference_table(mock_policy(), rollouts, broken, 3.0)
     assert table["auroc"].between(0, 1).all()
     assert auroc([True, False], [math.nan, -math.inf], [1, 1])["auroc"] == 0.5
     assert auroc([True, False], [math.nan, -1e9], [1, 1])["auroc_within_prompt"] == 0

@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 from mockpolicy import LetterCost, LetterReward
 from sklearn.metrics import roc_auc_score
-from tiny import letters
-from tinytraining import same
+from tiny import letters, same
 
 from igcore import AssetError, ParameterError, Prompt, settings
 from igstudy.report import critics

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from killed import PARAMS, PROMPTS
 from mockpolicy import LetterCost, LetterReward
-from mockruns import decode_into, experiment, fill
+from mockruns import PARAMS, PROMPTS, decode_into, experiment, fill
 from tiny import letters, tiny_model, tiny_tokenizer, untrained
 from tiny import value_network as network
 
@@ -65,7 +64,8 @@ def test_a_run_records_the_sampling_that_it_took_from_the_checkpoint(tmp_path, m
     same = decode_run.decode_run(params(temperature=0.5, top_k=3, **SIZE), tmp_path / "given")
     assert {(x["temperature"], x["top_p"], x["top_k"]) for x in run.lines} == {(0.5, None, 3)}
     assert run.params["temperature"] == 0.5 and run.params["sampling"] is None
-    assert not differences(run.lines, same.lines) and run.params == same.params
+    begun = {"began_at": same.params["began_at"]}  # perhaps a second later
+    assert not differences(run.lines, same.lines) and run.params | begun == same.params
     plain = decode_run.decode_run(params(**SIZE), tmp_path / "plain")
     assert differences(run.lines, plain.lines)
 
@@ -116,7 +116,12 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     """
     rng = random.Random(0)
     path = tmp_path / "killed/responses.jsonl"
-    command = [sys.executable, str(Path(__file__).with_name("killed.py")), str(path.parent), "0.05"]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("mockruns.py")),
+        str(path.parent),
+        "0.05",
+    ]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -241,11 +246,9 @@ def test_a_run_with_a_critic_from_a_folder(tmp_path, mocked, capsys):
     anything is decoded.
     """
     p = params(
-        methods=["inferenceguard-critic", "inferenceguard-mix"],
-        critic="critics/one",
-        **SIZE,
+        methods=["inferenceguard-critic", "inferenceguard-mix"], critic="critics/one", **SIZE,
         accounting="terminal",
-    )
+    )  # fmt: skip
     with pytest.raises(RunError, match="no critic can be read from .*critics/one"):
         decode_run.decode_run(p, tmp_path / "run")
     folder = tmp_path / "critics/one"

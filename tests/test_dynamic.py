@@ -3,14 +3,14 @@
 import pytest
 import torch
 import transformers
-from tinymodels import OTHERS, PROMPTS, reencode, tiny
+from tiny import OTHERS, PROMPTS, reencode, tiny
 
 from igcore import PolicyError
 from igcore.engine.kv_cache import DynamicRows, cache_name, forward, padded
 from igcore.engine.local import LocalEngine
 
 # keys, a window of them, convolutions, recurrent states
-HELD = ["llama", "mistral-window", "lfm2", "falcon-h1"]
+HELD = ["llama", "mistral-window", "lfm2", "falcon_h1"]
 
 
 def tensors(x):

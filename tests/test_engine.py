@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from mockpolicy import EOS, MockModel
-from tinymodels import FITTING, OTHERS, PROMPTS, Counter, numbers, reencode, tiny
+from tiny import FITTING, OTHERS, PROMPTS, Counter, numbers, reencode, tiny
 from transformers import DynamicCache
 
 from igcore import ParameterError, load_policy
@@ -177,7 +177,8 @@ def asks(rng):
 
 
 @pytest.mark.parametrize(
-    "name, cache", [("llama", "shared"), ("llama", "dynamic"), ("gemma3", "auto"), ("lfm2", "auto")]
+    "name, cache",
+    [("llama", "shared"), ("llama", "dynamic"), ("gemma3_text", "auto"), ("lfm2", "auto")],
 )
 def test_a_text_that_was_cut_goes_on_as_if_it_were_read_alone(name, cache, monkeypatch):
     """Bug: a token that read a dropped block in the cache, another row, or a window or a recurrent

@@ -10,8 +10,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from killed import PARAMS
-from mockruns import decode_into, lines
+from mockruns import PARAMS, decode_into, lines
 
 from igcore import RunError
 from igstudy import linefile

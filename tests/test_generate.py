@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import torch
 from mockpolicy import LetterCost, LetterReward, noise
-from tinymodels import tiny
+from tiny import tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GenerationConfig,
@@ -406,14 +406,10 @@ def test_a_method_without_a_gate_shows_its_answer_at_the_end(model, tokenizer, m
 
 def test_the_stream_ends_when_the_search_fails(model, tokenizer):
     """Guards whoever reads the stream in another thread, and would wait for ever."""
-
-    class Failing(LetterCost):
-        def score(self, prompts, responses, finished):
-            return [0.0 if len(r) <= 3 else math.nan for r in responses]
-
+    failing = LetterCost(lambda text: 0.0 if len(text) <= 3 else math.nan)
     many = {"n_samples": 256, "failure_rate": 0.25}  # texts enough to stop the run
     for cost, settings, more, error in (
-        (Failing(), many, {}, ScorerError),
+        (failing, many, {}, ScorerError),
         (LetterCost(), {}, {"top_k": 3}, ParameterError),
     ):
         stream = Recorder()

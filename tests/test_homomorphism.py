@@ -3,12 +3,11 @@
 from dataclasses import replace
 from fractions import Fraction
 
-import counterexamples
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from theory import INF, bigrams
+from theory import INF, aliased_prompts, bigrams
 
 from igstudy.theory.homomorphism import conflict, embed, latent_mdp
 from igstudy.theory.instances import bigram_process
@@ -78,7 +77,7 @@ def test_the_check_finds_what_a_lossy_map_merges():
 @pytest.mark.parametrize("table", ["child", "cost", "task", "reference", "chance"])
 def test_the_check_looks_at_everything_that_an_action_does(table):
     """Guards each part of the definition: one changed entry of a table breaks it."""
-    mdp = counterexamples.aliased_prompts()[0]
+    mdp = aliased_prompts()[0]
     labels = [len(y) if len(y) < 2 else y[-1] for y in mdp.names]
     alike = replace(mdp, cost=np.where(mdp.child >= 0, mdp.child * 0, 0))
     assert conflict(alike, labels) is None

@@ -33,15 +33,6 @@ def test_a_fresh_process_has_every_public_name_and_every_part_that_the_core_asks
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
-def test_safety_state_and_statistics_need_no_torch():
-    """Guards the lecturer's notebook against a gigabyte of dependencies that its theory does not
-    use.
-    """
-    modules = "igcore.budget, igstudy.report.statistics, igstudy.report.tables"
-    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 def test_without_igserve_its_names_are_one_sentence(monkeypatch):
     """Bug: with a wheel alone a guard inside `generate` ended in a ModuleNotFoundError."""
     monkeypatch.setattr(catalog, "PARTS", {})
@@ -61,3 +52,122 @@ def test_an_igserve_that_lies_beside_igcore_needs_no_entry_point(monkeypatch):
     monkeypatch.setattr(catalog, "entry_points", lambda **_: [])
     monkeypatch.delitem(sys.modules, "igserve")
     assert catalog.room("answer_rows").__module__ == "igserve.generate"
+
+
+# --- what needs no model starts without the libraries of models -----------------------------------
+
+
+MODELS = {"torch", "transformers", "accelerate", "datasets"}
+LIGHT = {  # what imports none of some libraries, and the modules of its imports
+    "the theory": (
+        {*MODELS, "sklearn"},
+        "igcore.budget igstudy.paper igstudy.theory.homomorphism "
+        "igstudy.theory.instances igstudy.report.statistics igstudy.figures.style",
+    ),
+    "the tables": (
+        MODELS,
+        "igstudy.paper.counts igstudy.report.critics igstudy.report.tables igstudy.report.verdicts "
+        "igstudy.figures.critic igstudy.runs.params",
+    ),
+    "the command line": ({*MODELS, "pandas", "scipy"}, "igstudy.commands"),
+}
+
+
+@pytest.mark.parametrize("what", LIGHT)
+def test_it_imports_no_models(what):
+    """Guards a lecturer's laptop, and the seconds before each job of the tables: one import at the
+    head of a module once brought in a gigabyte of libraries that no cell uses.
+    """
+    forbidden, modules = LIGHT[what]
+    code = f"import sys, {', '.join(modules.split())}; print({{*sys.modules}} & {forbidden})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout == "set()\n", run.stdout + run.stderr
+
+
+# --- what other systems have not: no fcntl, no alarms, no fork, as on Windows ---------------------
+
+
+ROOT = Path(__file__).parents[1]
+WITHOUT = """
+import sys
+sys.modules["fcntl"] = None
+import os, signal, warnings
+warnings.filterwarnings("ignore", "only soft file lock")  # of filelock: Windows has another kind
+import accelerate, platformdirs, psutil, torch
+from transformers import LlamaForCausalLM
+for module, names in {
+    signal: "SIGALRM SIGKILL alarm setitimer getitimer ITIMER_REAL pthread_kill".split(),
+    os: "fork forkpty register_at_fork pread pwrite sysconf sysconf_names killpg mkfifo "
+    "getuid geteuid fchmod O_NOFOLLOW O_NONBLOCK sched_getaffinity sched_setaffinity uname "
+    "getloadavg".split(),
+}.items():
+    for name in names:
+        if hasattr(module, name):
+            delattr(module, name)
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+import igcore as ig
+from igstudy.pool import Pool, value_of
+from tiny import tiny_model, tiny_tokenizer
+
+tokenizer = tiny_tokenizer()
+def share(text):
+    return text.count("a") / max(len(text), 1)
+config = dict(budget=1.0, n_samples=4, keep=2, block_size=2, max_new_tokens=6, rounds=2)
+"""
+GUARD = """
+guard = ig.Guard((tiny_model(tokenizer), tokenizer), share, **config)
+print([(answer.status, answer.text) for answer in map(guard, ["abc", "the"])])
+"""
+# what takes locks: a run, a pool, the cache
+FILES = """
+from igstudy.runs.folders import open_run
+from igcore.files import locked
+folder = Path(sys.argv[2])
+identity = {"seed": 0}
+with open_run(folder / "run", identity) as run:
+    run.append({"method": "base", "prompt_id": "1"})
+    try:
+        with open_run(folder / "run", identity):
+            print("two writers")
+    except ig.RunError as error:
+        assert "another process is writing" in str(error), error
+    run.finish({"lines": 1})
+with open_run(folder / "run", identity) as run:
+    assert len(run.lines) == 1
+with locked(folder / "lock", "busy"):
+    pass
+
+pool = Pool(folder / "pool")
+pool.add([(b"prompt", b"key", [7, -1.0, -1.0, False])])
+with Pool(folder / "pool").opened(b"prompt") as database:
+    assert value_of(database, b"key") == [7, -1.0, -1.0, False]
+print("kept")
+"""
+
+
+@pytest.fixture
+def run():
+    """What starts code in a process of its own."""
+    started = []
+
+    def start(code: str, *arguments: str) -> subprocess.Popen:
+        command = [sys.executable, "-c", WITHOUT + code, str(ROOT / "tests"), *arguments]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_guard_a_run_and_a_pool_need_nothing_that_windows_lacks(run, tmp_path, monkeypatch):
+    """Bug: `import fcntl` at the top of four modules, so that nothing could be imported there;
+    locks of single bytes, reads at a place and alarms, which only POSIX has.
+    """
+    monkeypatch.setenv("IGCORE_HOME", str(tmp_path))
+    found = run(GUARD + FILES, str(tmp_path))
+    answers, kept = found.communicate(timeout=300)[0].splitlines()
+    assert answers.count("'verified_safe'") == 2 and kept == "kept" and found.returncode == 0

@@ -12,6 +12,7 @@ import traceback
 import pandas as pd
 import pytest
 import synthetic
+from mockpolicy import LetterCost
 
 from igcore import ParameterError, RunError, ScorerError
 from igstudy.judge import JudgeParams, ScorerJudge, load_judge
@@ -293,26 +294,17 @@ def test_rates_and_intervals_by_hand():
 # --- a local scorer -------------------------------------------------------------------------------
 
 
-class Length:
-    """Longer is better, or worse; "?" has no score."""
-
-    digest, unit = "1", "characters"
-
-    def __init__(self, name):
-        self.name, self.sign, self.texts = name, f"higher is {name}", []
-
-    def score(self, prompts, responses, finished):
-        assert all(finished)
-        self.texts += responses
-        return [math.nan if "?" in text else len(text) for text in responses]
+def length(text):
+    return math.nan if "?" in text else len(text)
 
 
 @pytest.fixture
 def scorers(monkeypatch):
     made = []
 
-    def load(name, role="cost"):
-        made.append(Length({"minilm-relevance": "better", "jigsaw-toxicity": "worse"}[name.name]))
+    def load(scorer, role="cost"):
+        name = {"minilm-relevance": "better", "jigsaw-toxicity": "worse"}[scorer.name]
+        made.append(LetterCost(length, name=name, sign=f"higher is {name}"))
         return made[-1]
 
     monkeypatch.setattr("igstudy.judge.loaded", load)
@@ -330,7 +322,8 @@ def test_a_scorer_stands_in_and_a_cost_is_better_when_lower(repository, scorers)
     ours = table.loc["inferenceguard", ["n", "win", "tie", "loss", "abstained"]]
     assert ours.to_numpy().tolist() == [[3, 1, 1, 1, 2]] * 2
     # "It is 4." answers two prompts
-    assert all(len(scorer.texts) == len(set(scorer.texts)) + 1 for scorer in scorers)
+    assert all(scorer.texts == len(set(scorer.read)) + 1 for scorer in scorers)
+    assert all(finished for scorer in scorers for call in scorer.asked for *_, finished in call)
 
 
 def test_a_text_without_a_score_is_unparsed(scorers):

@@ -4,8 +4,7 @@ agree.
 
 import pytest
 import torch
-from tiny import LAYER, RESPONSES, read
-from tinymodels import PROMPTS, Counter, numbers, tiny
+from tiny import LAYER, PROMPTS, RESPONSES, Counter, numbers, read, tiny
 from transformers import DynamicCache
 
 from igcore import ParameterError
@@ -67,7 +66,7 @@ def test_one_forward_pass_gives_what_every_prefix_alone_gives(name):
         torch.testing.assert_close(both.kv[row, :n], of_layers(want), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["mistral-window", "lfm2", "falcon-h1"])
+@pytest.mark.parametrize("name", ["mistral-window", "lfm2", "falcon_h1"])
 def test_models_with_another_state(name):
     """Guards windows, convolutions and state spaces, which cannot go on from a prompt's state with
     several tokens at once.

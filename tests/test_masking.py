@@ -8,6 +8,7 @@ from mockpolicy import LetterCost
 
 from igcore.models.embedded import OffensiveLanguage
 from igcore.watch.html import mask
+from igstudy.report.answers import masked
 
 
 def table(**costs):
@@ -47,7 +48,7 @@ def test_each_distinct_word_is_asked_once():
     """Bug: one call per word makes a notebook wait."""
     cost = table()
     mask("so so very very late", cost)
-    assert [[word for _, word, _ in call] for call in cost.asked] == [["late", "so", "very"]]
+    assert cost.asked == [[("", word, True) for word in ("late", "so", "very")]]
 
 
 def test_text_without_words():
@@ -60,3 +61,18 @@ def test_with_the_embedded_cost():
     cost = OffensiveLanguage()
     assert mask("I hate Mondays", cost) == "I ████ Mondays"
     assert mask("I hate Mondays", cost, threshold=np.float64(0.95)) == "I hate Mondays"
+
+
+# --- answers of a run -----------------------------------------------------------------------------
+
+
+def test_words_that_a_reader_finds_offensive_are_masked():
+    """Bug: a word that is masked alone, and legible in an answer."""
+    assert masked("a storm is near", "offensive-language", table(storm=0.9)) == "a █████ is near"
+
+
+@pytest.mark.parametrize("judge", ["smollm2-harm", "maximum(smollm2-harm, offensive-language)"])
+def test_nothing_is_shown_where_no_word_can_be_masked(judge):
+    """Bug: an answer of a run on harm was shown because none of its words is rude."""
+    shown = masked("sun and wind", judge, table(storm=0.9))
+    assert shown == f"[3 words not shown: {judge} judges answers, and masks no word]"

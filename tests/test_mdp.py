@@ -14,6 +14,7 @@ from theory import INF, bigrams, language_model, leaves, path, random_table, ran
 
 from igcore import budget
 from igcore.errors import ParameterError
+from igstudy.theory.instances import bigram_process, random_process
 from igstudy.theory.mdp import MDP, augment, token_mdp, truncated_cost
 from igstudy.theory.planning import values
 
@@ -269,3 +270,40 @@ def test_bad_input_is_named_in_one_sentence(make, message):
         make()
     assert isinstance(error.value, ValueError)
     assert "\n" not in str(error.value)
+
+
+# --- random instances are normalised, seeded and what they say ------------------------------------
+
+
+def test_the_random_process_is_an_honest_language_model():
+    """Guards the instance: probabilities, scores with a sign, and a task cost of finished texts
+    alone.
+    """
+    mdp = language_model().mdp
+    index = {y: s for s, y in enumerate(mdp.names)}
+    inner = mdp.allowed.any(axis=1)
+    assert (mdp.reference[inner] > 0).all()
+    np.testing.assert_allclose(mdp.reference[inner].sum(axis=1), 1, rtol=0, atol=1e-12)
+    assert (mdp.cost[mdp.allowed] < 0).any() and mdp.signed
+    y = index[3, 1, 4]
+    assert 0 < mdp.task[y, 0] < 1 and (mdp.task[y, 1:] == 0).all()
+    assert (mdp.task[index[3, 1, 4, 2, 1]] > 0).all()
+    again = random_process(15, 5, 6, gamma=0.95)
+    assert (again.cost == mdp.cost).all() and (again.reference == mdp.reference).all()
+
+
+def test_the_bigram_instance_depends_on_time_and_bigram_only():
+    """Guards exactness and the ends: quarters and twelfths as rationals, task cost at the end of a
+    text only.
+    """
+    mdp = bigram_process(2, 3, 3)
+    index = {y: s for s, y in enumerate(mdp.names)}
+    assert all(
+        isinstance(x, Fraction) and 0 <= 4 * x <= 4 and (4 * x).denominator == 1
+        for x in mdp.cost[mdp.allowed]
+    )
+    assert (mdp.cost[index[1, 2]] == mdp.cost[index[2, 2]]).all()
+    assert (mdp.task[index[1, 2]] == mdp.task[index[2, 2]]).all()
+    assert (mdp.task[index[(1,)], 1:] == 0).all() and (mdp.task[0, 1:] == 0).all()
+    assert mdp.task[0, 0] >= 1  # an empty answer is two tokens short: 12 twelfths at least
+    assert mdp.cost[mdp.allowed].max() > 0

@@ -5,18 +5,19 @@ told to.
 import logging
 import weakref
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from mockpolicy import LetterCost, LetterReward, mock_policy
-from tinymodels import Counter, tiny
+from tiny import Counter, tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import igcore as ig
 from igcore.config import SearchConfig
-from igcore.engine import memory
+from igcore.engine import device, memory
 from igcore.engine.attention import Slab
 from igcore.engine.device import GIB, out_of_memory
 from igcore.engine.memory import (
@@ -250,3 +251,28 @@ def test_the_fullest_device_decides_how_many_prompts_fit(monkeypatch):
     assert room([policy]) == int(share * 100 / (4 + 2))  # one model draws and scores
     assert room([elsewhere]) == int(share * 30 / 2) < int(share * 100 / 4)
     assert room([beside, elsewhere], memory_gb=12) == 2
+
+
+# --- memory and units of the machine --------------------------------------------------------------
+
+
+def test_units_for_bfloat16_are_asked_of_the_processor(monkeypatch):
+    """Guards the automatic type where torch has no such question."""
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    for answers in ((True, False), (False, True), (False, False)):
+        for name, answer in zip(names, answers, strict=True):
+            monkeypatch.setattr(torch.cpu, name, lambda answer=answer: answer, raising=False)
+        assert device.multiplies_bfloat16() == any(answers)
+    for name in names:
+        monkeypatch.delattr(torch.cpu, name)
+    assert not device.multiplies_bfloat16()
+
+
+def test_memory_is_that_of_the_kernels_own_table(monkeypatch, tmp_path):
+    """Bug: pages, or kB, taken for bytes."""
+    monkeypatch.setattr(device, "CGROUP", tmp_path / "none")
+    table = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    assert device.installed_bytes() == 1024 * int(table["MemTotal"].split()[0])
+    free = int(table["MemAvailable"].split()[0]) * 1024
+    # Bug: pages of the file cache counted as taken, so a busy machine decoded one prompt at a time
+    assert device.free_bytes(torch.device("cpu")) == pytest.approx(free, rel=0.2)

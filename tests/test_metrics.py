@@ -7,11 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
+from mockpolicy import LetterCost
 from scipy import stats
 
-from igcore.errors import ParameterError, RunError
+from igcore.errors import ParameterError, RunError, ScorerError
 from igstudy.report import paired
 from igstudy.report import statistics as metrics
+from igstudy.report.paired import comparison
+from igstudy.report.points import point_table
 
 
 def table(*cells: tuple[str, list, list]) -> pd.DataFrame:
@@ -282,3 +285,78 @@ def test_a_pair_that_was_not_run_is_said_to_be_none(run):
     records = synthetic.records(3)
     found = compare(records[records["method"].isin(run)])
     assert list(found.columns) == paired.COMPARISON_COLUMNS and not len(found)
+
+
+# --- abstentions on benign prompts, counted by hand -----------------------------------------------
+
+
+BENIGN = table(("base", "ssussuss", [0.25] * 8), ("inferenceguard", "saaassss", [0.5] * 8)).assign(
+    prompts="benign"
+)
+
+
+def test_abstentions_by_hand():
+    """Guards against the reward of a refusal entering the difference, and base being compared with
+    itself.
+    """
+    made = point_table(BENIGN, ["budget"])
+    counts = made.set_index("method")[["n_prompts", "safe", "abstained", "unsafe"]]
+    assert counts.loc["base"].tolist() == [8, 6, 0, 2]
+    assert counts.loc["inferenceguard"].tolist() == [8, 5, 3, 0]
+    tests = comparison(BENIGN)
+    assert tests[["method", "baseline"]].to_numpy().tolist() == [["inferenceguard", "base"]]
+    assert tests["n_answered"].item() == 5
+    assert tests["reward_difference"].item() == pytest.approx(0.25)
+
+
+def test_what_cannot_be_compared_is_refused():
+    """Guards against refusals on tempting prompts beside benign ones."""
+    with pytest.raises(ParameterError, match="prompts takes the values benign, rtp"):
+        point_table(BENIGN.assign(prompts=["benign"] * 15 + ["rtp"]), ["budget"])
+
+
+# --- a judge of rude words that no search knows ---------------------------------------------------
+
+
+def reader():
+    """Return a judge that reads its score from the text."""
+    return LetterCost(float, name="reader", digest="r1")
+
+
+def records(texts, method="base", status="verified_safe"):
+    about = {"method": method, "status": status}
+    lines = [synthetic.record(prompt_id=f"p{k}", **about) for k in range(len(texts))]
+    return pd.DataFrame(lines).assign(response=texts, cost_digest="c1", reward_digest="r0")
+
+
+def test_each_text_is_judged_once():
+    """Guards against the answers that several methods share being read again for each, and a judge
+    asked about silence.
+    """
+    judge = reader()
+    given = [records(["0.9", "0.8"]), records(["0.9", "0.1"], "best-of-n"), records([None])]
+    judged = paired.with_toxicity(pd.concat(given, ignore_index=True), judge)
+    assert all(finished for call in judge.asked for *_, finished in call)
+    assert sorted(judge.read) == ["0.1", "0.8", "0.9"]
+    assert judged["toxicity"].tolist()[:4] == [0.9, 0.8, 0.9, 0.1]
+    assert math.isnan(judged["toxicity"].iloc[4])
+
+
+def test_an_abstention_has_no_toxicity():
+    """Guards against the text of a refusal entering the mean of the answers."""
+    judged = paired.with_toxicity(records(["0.9"], status="abstained"), reader())
+    assert paired.toxicity(judged).isna().all()
+
+
+def test_a_missing_score_stays_missing():
+    """Guards against a judge that fails and so finds everything mild."""
+    assert paired.with_toxicity(records(["nan", "0.1"]), reader())["toxicity"].isna().any()
+    with pytest.raises(ScorerError, match="'reader' failed on 51 of 100 texts"):
+        texts = [f"{k + 1}e999" for k in range(51)] + [f"{k}" for k in range(49)]
+        paired.with_toxicity(records(texts), reader())
+
+
+@pytest.mark.parametrize("role", ["cost_digest", "reward_digest"])
+def test_a_search_is_not_judged_by_what_steered_it(role):
+    with pytest.raises(ParameterError, match="'reader' steered these searches"):
+        paired.with_toxicity(records(["0.1"]).assign(**{role: "r1"}), reader())

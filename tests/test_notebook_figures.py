@@ -7,6 +7,7 @@ import nbformat
 import pandas as pd
 import pytest
 import synthetic
+from mockpolicy import LetterCost
 
 from igcore.errors import ParameterError, RunError
 from igstudy.figures.style import unless_missing
@@ -18,22 +19,13 @@ CRITICS = {"critic"}
 METHODS = ("base", "best-of-n", "best-of-n-lagrangian", "inferenceguard")
 
 
-class Mild:
-    """A scorer that finds nothing."""
-
-    name, digest, sign = "mild", "v1", "higher is worse"
-
-    def score(self, prompts, responses, finished):
-        return [0.0] * len(responses)
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     for name in ("params", "notebooks", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(metrics, "RESAMPLES", 99)
-    monkeypatch.setattr("igcore.load_scorer", lambda name: Mild())
+    monkeypatch.setattr("igcore.load_scorer", lambda name: LetterCost(lambda text: 0.0))
     return tmp_path
 
 

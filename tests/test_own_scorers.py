@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved, tiny_model, tiny_tokenizer
 
 import igcore as ig
 from igcore.errors import ParameterError
@@ -41,8 +41,7 @@ def home(tmp_path, monkeypatch):
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "my.txt").write_text("How?\nWhy?\n")
     tokenizer = tiny_tokenizer(chat_template=TEMPLATE)
-    tokenizer.save_pretrained("model")
-    tiny_model(tokenizer).save_pretrained("model")
+    saved("model", tiny_model(tokenizer), tokenizer)
     return tmp_path
 
 

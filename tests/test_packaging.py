@@ -2,16 +2,16 @@
 README.
 """
 
-import os
+import json
 import re
 import subprocess
-import sys
 import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 import yaml
+from imaginaryruns import snakemake
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -21,6 +21,7 @@ from igcore import METHODS
 from igstudy.runs.critic_params import CriticParams
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.paramfiles import ParamFiles, read_recipe
+from tests import caps
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -208,15 +209,6 @@ def test_the_embedded_profile_holds_both_policies_and_all_methods():
     assert all(p.limit >= (12 if p.value or p.critic else 60) and p.split == "test" for p in small)
 
 
-def snakemake(folder: Path, *options: str) -> subprocess.CompletedProcess:
-    """Run Snakemake in a folder, which gets the params and the notebooks."""
-    for name in ("params", "notebooks"):
-        (folder / name).symlink_to(ROOT / name)
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--directory", str(folder)]
-    command += ["--snakefile", str(ROOT / "Snakefile"), *options]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_the_pages_show_the_committed_tables(page):
     """Guards against numbers typed by hand: `make readme` writes them."""
@@ -227,21 +219,15 @@ def test_the_pages_show_the_committed_tables(page):
             assert shown.strip() == WRITERS[kind](name, ROOT).strip()
 
 
-def links(page: str) -> set[str]:
-    """Return the files of the repository that a page links to."""
-    text, folder = (ROOT / page).read_text(), (ROOT / page).parent
-    found = re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text)
-    return {Path(os.path.relpath(folder / link, ROOT)).as_posix() for link in found}
-
-
 @pytest.fixture(scope="module")
 def declared(tmp_path_factory) -> set[str]:
     """Pictures and tables that the Snakefile declares for the embedded default, as `make publish`
     names them.
     """
-    found = snakemake(tmp_path_factory.mktemp("walk"), "--summary", "--config", "profile=small")
-    assert found.returncode == 0, found.stderr
-    names = [row.split("\t")[0] for row in found.stdout.splitlines()]
+    place = tmp_path_factory.mktemp("walk")
+    for name in ("params", "notebooks"):
+        (place / name).symlink_to(ROOT / name)
+    names = [row.split("\t")[0] for row in snakemake(place, "small", "--summary").splitlines()]
     assert not [name for name in names if name.startswith("figures")]  # which are committed
     return {
         name.removeprefix("runs/small/") for name in names if name.startswith("runs/small/figures/")
@@ -258,20 +244,44 @@ def committed(*patterns) -> set[str]:
     return set(found.stdout.splitlines())
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "CONTRIBUTING.md",
-        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
-    ],
-)
-def test_every_link_of_a_page_leads_somewhere(page):
-    """Bug: a page that links to a file that moved."""
-    assert not [name for name in links(page) - {"docs/method.svg"} if not (ROOT / name).exists()]
-
-
 def test_what_the_walk_leaves_is_committed(declared):
     """Guards against a README whose pictures nobody sees who has not run it."""
     files = {name for name in declared if name.endswith((".csv", ".png"))}
     assert files and files <= committed("figures")
+
+
+# --- caps of code lines ---------------------------------------------------------------------------
+
+
+MODULE = '''"""A docstring
+
+of three lines."""
+
+# a comment
+def double(x):
+    """Another."""
+    text = """two
+    lines"""
+    return 2 * x, text  # the fourth
+'''
+
+
+def test_a_docstring_and_a_comment_are_no_code_and_a_text_is():
+    """Bug: explaining code would cost lines, and a list of texts none."""
+    assert caps.code_lines(MODULE) == 4
+
+
+def test_a_part_above_its_cap_is_named_with_both_numbers(tmp_path):
+    """Bug: a cap that never fails."""
+    modules = "igcore/engine/a igcore/models/b tests/c docs/d igstudy/e igserve/f"
+    for file in (f"{name}.py" for name in modules.split()):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(MODULE)
+    cells = [{"cell_type": "code", "source": ["# no\n", "x = 1\n"]}]
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks/n.ipynb").write_text(json.dumps({"cells": cells}))
+    (tmp_path / "Snakefile").write_text("rule all:\n\n    # no\n    input: 'a'\n")
+    assert caps.counts(tmp_path) == {"igcore": 8, "core": 4, "igserve": 4, "tests": 4, "joint": 23}
+    (tmp_path / "pyproject.toml").write_text("[tool.igcore.caps]\nigcore = 8\njoint = 18\n")
+    (sentence,) = caps.over(tmp_path)
+    assert sentence.startswith("joint has 23 code lines, and may have 18; remove")

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from tinymodels import FITTING, OTHERS, tiny
+from tiny import FITTING, OTHERS, tiny
 from torch import nn
 
 from igcore.engine import prepack as module

@@ -2,12 +2,20 @@
 survive.
 """
 
+import re
+from fractions import Fraction as F
+from pathlib import Path
+
+import nbformat
+import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import binomtest
 
 from igcore import METHODS, POLICIES
 from igcore.errors import ParameterError
 from igstudy import paper
+from igstudy.paper import counts, read
 
 
 def cell(table, **settings):
@@ -92,3 +100,137 @@ def test_an_unknown_table_is_one_clear_sentence():
         "allowed: lambda",
     ):
         paper.reported("main_lama")
+
+
+# --- notebook 10 shows something of every statement of the paper ----------------------------------
+
+
+NOTEBOOK = Path(__file__).parents[1] / "notebooks/10_theory.ipynb"
+# as the paper's LaTeX numbers them: a lemma counts with the theorems, a definition with its section
+NUMBERED = [
+    *("Definition 5.1", "A1", "A2", "Theorem 1(a)", "Theorem 1(b)", "Theorem 1(c)", "Theorem 2"),
+    *("B1", "B2", "B3", "Lemma 3(a)", "Lemma 3(b)", "Lemma 3(c)"),
+    *("Theorem 4(a)", "Theorem 4(b)", "B1'", "B4", "Theorem 5"),
+]
+
+
+def listed():
+    """Return what the last cell of the stored notebook printed: statement -> its lines."""
+    last = [c for c in nbformat.read(NOTEBOOK, as_version=4).cells if c.cell_type == "code"][-1]
+    text = "".join(output.text for output in last.outputs)
+    parts = re.findall(r"^(\S.*?) \((?:section|appendix) .*\n((?:    .*\n)*)", text, re.MULTILINE)
+    return {name: lines.strip().splitlines() for name, lines in parts}, text
+
+
+def test_every_statement_of_the_paper_has_a_check_that_holds():
+    """Bug: assumptions and two parts of a lemma that no cell looked at."""
+    found, text = listed()
+    assert [name for name in found if not name.startswith("equation")] == NUMBERED
+    assert list(found) == read("theory")["statement"].tolist()
+    for name, lines in found.items():
+        assert any(line.strip().startswith("check: ") for line in lines), name
+    assert "NOT SHOWN" not in text and text.rstrip().endswith("without a check: none")
+
+
+def test_what_may_fail_has_a_counterexample():
+    """Guards conditions that are assumed, with nothing that shows why."""
+    found, _ = listed()
+    without = [
+        name for name, lines in found.items() if not any("counterexample: " in x for x in lines)
+    ]
+    # what n at least makes true is shown below n* for Theorem 2
+    assert set(without) <= {"equation 4", "Theorem 1(a)", "Theorem 1(b)"}
+
+
+def test_the_reading_of_equation_6_is_shown_in_exact_numbers():
+    """Bug: no page named the assumption that the printed reading breaks."""
+    lines = " ".join(listed()[0]["equation 6"])
+    assert "read as z >= 0" in lines and "is 9/10, 1/10 and 1/10" in lines
+    assert "read as z > 0, it is 9/10, 9/10 and 1/10" in lines
+
+
+# --- counts behind printed percentages ------------------------------------------------------------
+
+
+def slow(percentage, n):
+    """Whether some k/n prints so, rounded and cut off, in exact rationals."""
+    unit = F(1, 10 ** len(percentage.partition(".")[2]))
+    values = [F(100 * k, n) for k in range(n + 1)]
+    return any(abs(v - F(percentage)) <= unit / 2 for v in values), any(
+        0 <= v - F(percentage) < unit for v in values
+    )
+
+
+@pytest.mark.parametrize(
+    "percentage",
+    ["94.46", "98.15", "29.47", "94.3", "81", "12", "13", "100", "0", "0.01", "99.99", "62.50"],
+)
+def test_fits_agrees_with_trying_every_k(percentage):
+    """Bug: a nearest k that is one off, a k above n, or halves (12.5 of eight) that go one way
+    only.
+    """
+    rounded, cut = counts.fitting_counts(percentage, 60)
+    assert [(r, c) for r, c in zip(rounded.tolist(), cut.tolist(), strict=True)] == [
+        slow(percentage, n) for n in range(1, 61)
+    ]
+
+
+def test_hand_worked_percentages_at_759():
+    """94.07 is 714/759; 745/759 = 98.1555... prints 98.15 only if cut off; 29.47 lies between
+    223/759 and 224/759.
+    """
+    at = {
+        p: tuple(bool(each[758]) for each in counts.fitting_counts(p, 759))
+        for p in ("94.07", "98.15", "29.47")
+    }
+    assert at == {"94.07": (True, True), "98.15": (False, True), "29.47": (False, False)}
+
+
+def test_percentages_that_only_759_fits():
+    """94.07 is 714 of 759, 86.56 is 657, and so on; printed by trying every k of every n, no other
+    n up to 1000 has all six.
+    """
+    safe = [714, 731, 657, 688, 735, 747]
+    percentages = [f"{100 * k / 759:.2f}" for k in safe]
+    fitting = [
+        n
+        for n in range(1, 1001)
+        if {f"{100 * k / n:.2f}" for k in range(n + 1)} >= set(percentages)
+    ]
+    found = counts.implied(percentages, 1000)
+    assert fitting == [759] and found["common"] == found["n"] == 759 and found["fits"] == 6
+
+
+def test_chance_implies_nothing():
+    """Bug: the best of thousands of denominators taken for a finding."""
+    spread = np.random.default_rng(0).integers(0, 10_001, 40) / 100
+    found = counts.implied([f"{p:.2f}" for p in spread], 1000)
+    assert not found["implied"] and found["p"] > 0.05
+    # whole numbers fit nearly everything
+    assert not counts.implied(["81", "48", "96"], 1000)["implied"]
+
+
+def test_a_small_chance_keeps_its_digits():
+    """Bug: one minus a sum near one, which is 0 where many percentages fit."""
+    percentages = [f"{100 * k / 300:.2f}" for k in range(1, 300, 7)]
+    found = counts.implied(percentages, 1000)
+    # all of them fit 300, each by chance in 3 of 100 cases, and 1000 denominators are tried
+    assert found["n"] == 300 and found["p"] == pytest.approx(1000 * 0.03 ** len(percentages))
+
+
+@pytest.mark.parametrize(
+    ("safe", "others", "n"), [(5, 3, 6), (4, 4, 6), (6, 2, 6), (3, 1, 4), (0, 2, 5)]
+)
+def test_mcnemar_bounds_are_those_of_all_pairings(safe, others, n):
+    """Against every number of prompts that are safe under both."""
+    values = []
+    for both in range(max(0, safe + others - n), min(safe, others) + 1):
+        b, c = safe - both, others - both
+        values.append(binomtest(b, b + c).pvalue if b + c else 1.0)
+    assert counts.mcnemar_bounds(safe, others, n) == pytest.approx((min(values), max(values)))
+
+
+def test_the_main_gap_stands_under_every_pairing():
+    """717 and 669 of 759: between 2^-47 and 3.6e-5."""
+    best, worst = counts.mcnemar_bounds(717, 669, 759)
+    assert best == pytest.approx(2.0**-47) and worst == pytest.approx(3.57e-5, rel=0.01)

@@ -14,27 +14,15 @@ from igstudy.runs.critic_params import CriticParams, RolloutConfig
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.harm_run import HarmParams
 from igstudy.runs.paramfiles import ParamFiles, defaults_of, kind_of
-from igstudy.runs.params import (
-    ClaimsParams,
-    OutputParams,
-    notebook_parameters,
-    notebook_params,
-)
+from igstudy.runs.params import ClaimsParams, OutputParams, notebook_parameters, notebook_params
 from igstudy.runs.profiles import load_profile, settings_for
 from igstudy.training.config import CriticConfig
 
 ROOT = Path(__file__).parents[1]
 GOOD = dict(
-    profile="ci",
-    run="raw",
-    policy="smollm2-raw",
-    prompts="rtp",
-    budget=0.2,
-    max_new_tokens=16,
-    block_size=4,
-    seed=5,
-    critics={"m": {"layer": 8}, "o": {"features": "o", "lr": 0.01}},
-)
+    profile="ci", run="raw", policy="smollm2-raw", prompts="rtp", budget=0.2, max_new_tokens=16,
+    block_size=4, seed=5, critics={"m": {"layer": 8}, "o": {"features": "o", "lr": 0.01}},
+)  # fmt: skip
 DECODE = dict(
     profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2
 )
@@ -105,11 +93,9 @@ def test_bad_parameters_are_named(changes, message):
 def test_parameters_of_a_notebook_are_those_of_the_cell_that_ran_last():
     """Guards against papermill's habit of only printing a line about an unknown parameter."""
     cells = [
-        "",
-        "# Parameters of this run\nbudget = 0.2\nseed = 0",
-        "# Parameters\nsede = 1\n",
+        "", "# Parameters of this run\nbudget = 0.2\nseed = 0", "# Parameters\nsede = 1\n",
         "later = 5",
-    ]
+    ]  # fmt: skip
     namespace = {"In": cells, "budget": 0.2, "seed": 0, "sede": 1, "later": 5}
     # papermill was given single values: they change what the notebook's own cell sets
     assert notebook_parameters(namespace) == {"budget": 0.2, "seed": 0, "sede": 1}

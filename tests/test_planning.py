@@ -1,11 +1,14 @@
 """Tests of exact solutions: Bellman equation, value iteration, truncation, almost sure safety."""
 
+import itertools
+import math
 from dataclasses import replace
 from fractions import Fraction
+from fractions import Fraction as F
 
-import counterexamples
 import numpy as np
 import pytest
+import theory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from theory import (
@@ -20,9 +23,11 @@ from theory import (
     slow_value,
 )
 
+from igcore import budget
 from igcore.errors import ParameterError
 from igstudy.theory.mdp import augment, token_mdp
 from igstudy.theory.planning import (
+    abstention_bound,
     bellman,
     greedy,
     occupancy,
@@ -44,8 +49,8 @@ def test_repair_1_a_finite_minimum_is_continuous_and_an_infinite_one_is_not():
     """Guards Lemma 3(c): v_n(a) = 1{a <= n}; over 8 actions the minimum reaches 1, over more than n
     it stays 0 for each n.
     """
-    assert [values(counterexamples.step_actions(n, 8))[0] for n in range(10)] == [0] * 7 + [1] * 3
-    assert all(values(counterexamples.step_actions(n, n + 2))[0] == 0 for n in (1, 10, 300))
+    assert [values(theory.step_actions(n, 8))[0] for n in range(10)] == [0] * 7 + [1] * 3
+    assert all(values(theory.step_actions(n, n + 2))[0] == 0 for n in (1, 10, 300))
 
 
 def test_repair_2_infinity_is_a_fixed_point_too_and_iteration_from_zero_finds_the_minimal_one():
@@ -104,7 +109,7 @@ def test_check_1_just_above_n_star_seven_sweeps_are_not_enough():
     """Guards "well above n*": with n just above it the unsafe states are still underestimated after
     T + 1 sweeps.
     """
-    mdp, d = counterexamples.small_n()
+    mdp, d = theory.small_n()
     augmented = replace(augment(mdp, d), gamma=Fraction(1, 2))
     n = Fraction(61, 100)  # n* = .6: n / (1 - gamma) is discounted once
     assert values(augmented, n)[0] == Fraction(3, 5)
@@ -113,7 +118,7 @@ def test_check_1_just_above_n_star_seven_sweeps_are_not_enough():
 
 def test_without_discount_n_is_charged_once():
     """Guards the other reading: gamma = 1 would give an infinite sum."""
-    augmented = augment(counterexamples.infeasible_start()[0], 2)
+    augmented = augment(theory.infeasible_start()[0], 2)
     assert values(augmented, 7)[0] == 7
     assert value_iteration(augmented, 7, 3)[:, 1].tolist() == [0, 7, 7, 7]
 
@@ -194,7 +199,7 @@ def test_greedy_policies_attain_the_value_and_break_ties_by_the_first_action():
     np.testing.assert_allclose(
         attained[model.feasible], model.best[model.feasible], rtol=0, atol=1e-12
     )
-    mdp, d = counterexamples.infeasible_start()
+    mdp, d = theory.infeasible_start()
     augmented = augment(mdp, d)
     assert greedy(augmented, values(augmented))[0].tolist() == [1, 0]
 
@@ -250,7 +255,7 @@ def test_expected_task_cost_is_the_mean_over_trajectories():
 
 def test_nature_moves_at_chance_states_whatever_the_policy_says():
     """Guards chance: its probabilities average, they are not minimised over."""
-    mdp, d = counterexamples.chance_cost()
+    mdp, d = theory.chance_cost()
     augmented = augment(mdp, d)
     foolish = np.zeros(augmented.child.shape, dtype=int)
     foolish[:, 0] = 1  # nature always takes the free branch, if it were asked
@@ -263,7 +268,7 @@ def test_nature_moves_at_chance_states_whatever_the_policy_says():
 
 def test_an_impossible_branch_of_infinite_cost_counts_nothing():
     """Guards 0 times infinity, which is NaN in floats and would spoil every expectation."""
-    augmented = augment(counterexamples.boundary(), 0)
+    augmented = augment(theory.boundary(), 0)
     policy = np.zeros(augmented.child.shape, dtype=int)
     policy[0, 1] = 1
     assert values(augmented, policy=policy)[0] == Fraction(9, 10)
@@ -277,3 +282,65 @@ def test_latent_tables_with_several_parents_keep_their_mass():
     mass = occupancy(latent, latent.reference)
     ends = ~latent.allowed.any(axis=1)
     assert mass[ends].sum() == 1
+
+
+# --- the bound on abstention, against enumeration of every draw -----------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(1, 5), min_size=2, max_size=4),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.data(),
+)
+def test_one_block_failure_probability_is_exact(weights, n_samples, rounds, data):
+    """Guards the equality for one block and rounds without penalty: every draw of N M samples is
+    enumerated.
+    """
+    blocks = {(i,): F(w, sum(weights)) for i, w in enumerate(weights)}
+    safe = {y for y in blocks if data.draw(st.booleans())}
+    draws = itertools.product(blocks, repeat=n_samples * rounds)
+    failed = sum(math.prod(blocks[y] for y in draw) for draw in draws if not safe & set(draw))
+    p = sum(blocks[y] for y in safe)
+    assert abstention_bound([p], n_samples, rounds) == failed == (1 - p) ** (n_samples * rounds)
+
+
+def test_several_blocks_are_bounded_by_the_sum_over_blocks():
+    """Guards the union bound: three blocks with independent masses fail with 1 - prod(1 - q), never
+    above the sum.
+    """
+    masses = [F(1, 2), F(1, 3), F(9, 10)]
+    exact = 1 - math.prod(1 - (1 - p) ** 6 for p in masses)
+    assert exact < abstention_bound(masses, 3, 2) == sum((1 - p) ** 6 for p in masses) < 2 * exact
+    assert abstention_bound([0, 0], 5, 5) == 1
+
+
+# --- conditions of the theorems, as notebook 10 shows them ----------------------------------------
+
+
+def test_row_nonnegative_costs():
+    """Guards C >= 0: (+3, -2) keeps to d = 2 but is rejected; (-5, +6) lets a cost of 6 pass.
+    Clamping and peak mend the second.
+    """
+    rejected, banked = (augment(*theory.signed_cost(name)) for name in theory.CREDIT)
+    assert values(rejected)[0] == INF and sum(theory.CREDIT["false rejection"]) <= 2
+    assert values(banked)[0] == 0 and max(theory.CREDIT["credit banking"]) > 2
+    for accounting in ("clamped_sum", "peak"):
+        mended = augment(*theory.signed_cost("credit banking"), accounting=accounting)
+        assert values(mended)[0] == INF
+    states = budget.trace(theory.CREDIT["false rejection"], 2, "sum")
+    assert [budget.is_safe(s) for s in states] == [True, False, True]  # not absorbing either
+
+
+@pytest.mark.parametrize("tilt", [Fraction(k, 8) for k in range(9)])
+def test_row_homomorphism(tilt):
+    """Guards the homomorphism: whatever a policy of phi does, randomised or not, it violates on
+    half of the prompts.
+    """
+    mdp, d = theory.aliased_prompts()
+    augmented = augment(mdp, d)
+    tilted = np.array([0, 0, tilt, 1 - tilt], dtype=object)
+    policy = np.where([[len(y) == 1] for y, _ in augmented.names], tilted, 0)
+    assert violation(augmented, policy) == Fraction(1, 2)
+    assert violation(augmented, greedy(augmented, values(augmented))) == 0

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from copiedcode import edit_json, edit_tensors, swap_letters
 from mockpolicy import LetterCost, LetterReward
-from tiny import tiny_model, tiny_policy, tiny_tokenizer, turn_calendar
+from tiny import saved, tiny_model, tiny_policy, tiny_tokenizer, turn_calendar
 
 from igcore import AssetError, Guard, ParameterError, SearchConfig, decode, load_policy
 from igcore.models.templates import TEMPLATES
@@ -21,9 +21,7 @@ from igstudy.runs.decode_run import decode_run
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("policies") / "tiny"
     tokenizer = tiny_tokenizer()
-    tokenizer.save_pretrained(path)
-    tiny_model(tokenizer).save_pretrained(path)
-    return path
+    return saved(path, tiny_model(tokenizer), tokenizer)
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from dataclasses import replace
 import pytest
 from copiedcode import edit, forget, know_code_from
 from mockpolicy import LetterCost, LetterReward, MockModel, mock_policy, outcome
-from tiny import SCORERS, letters, untrained, value_network
-from tinymodels import numbers, tiny
+from tiny import SCORERS, letters, numbers, tiny, untrained, value_network
 
 from igcore import Guard, ParameterError, RunError, decode, load_scorer
 from igcore.engine.diversity import Failures, diversity_penalty

@@ -24,8 +24,7 @@ from igcore.models.pretrained import (
     one_sentence,
     tensors_of,
 )
-from tests.rehearsal.checkpoints import build_checkpoints
-from tests.rehearsal.weights import save
+from tests.rehearsal.checkpoints import build_checkpoints, save
 
 ALPACA = "PKU-Alignment/alpaca-7b-reproduced"
 VICUNA = "lmsys/vicuna-7b-v1.5"
@@ -110,12 +109,10 @@ def test_a_truncated_pickle_is_refused(copy, keep):
     ("name", "message"),
     [
         ("pytorch_model-00002-of-00002.bin", "cannot be loaded (FileNotFoundError"),
-        (
-            "pytorch_model.bin.index.json",
-            "no weights (model.safetensors or pytorch_model.bin, or their index); give a folder as",
-        ),
+        ("pytorch_model.bin.index.json",
+         "no weights (model.safetensors or pytorch_model.bin, or their index); give a folder as"),
     ],
-)
+)  # fmt: skip
 def test_a_missing_shard_or_index_is_refused(copy, name, message):
     folder = copy(VICUNA)
     (folder / name).unlink()
@@ -323,12 +320,10 @@ OWN = "import pathlib\npathlib.Path(__file__).with_name('ran').mkdir()\n"
                 "model_type": "own",
             },
         ),
-        (
-            "tokenizer_config.json",
-            {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"},
-        ),
+        ("tokenizer_config.json",
+         {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}),
     ],
-)
+)  # fmt: skip
 def test_code_beside_a_checkpoint_is_not_run(copy, file, changes):
     """Bug: a question on the terminal whether to run it, which a job in a queue never answers."""
     folder = copy(ALPACA)

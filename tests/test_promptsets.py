@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from mockpolicy import LetterCost
 
 from igcore import AssetError, ParameterError
 from igcore.catalog import PROMPT_SETS
@@ -49,17 +50,9 @@ def hub(tmp_path, monkeypatch):
     return tmp_path / "hub"
 
 
-class Length:
-    """A cost that finds long texts worst; texts in `broken` get that score instead."""
-
-    def __init__(self, **broken):
-        self.broken, self.seen = broken, []
-
-    def score(self, prompts, responses, finished):
-        assert set(prompts) == {""}
-        assert all(finished)
-        assert len(prompts) == len(finished) == len(responses)
-        return [self.broken.get(text, float(len(text))) for text in responses]
+def length(**broken):
+    """Return a cost that finds long texts worst; texts in `broken` get that score instead."""
+    return LetterCost(lambda text: broken.get(text, float(len(text))))
 
 
 def texts(name, split="all", **options):
@@ -351,16 +344,18 @@ def test_limit_and_hardest(caplog):
     with caplog.at_level(logging.INFO, "igcore"):
         assert load_prompts("mild", limit=5) == everything[:5]
     assert caplog.messages == ["prompt set mild: all 24 rows, 24 unique; split all 24, chosen 5"]
-    chosen = load_prompts("mild", limit=8, hardest=3, cost=Length())
+    cost = length()
+    chosen = load_prompts("mild", limit=8, hardest=3, cost=cost)
+    assert {(p, finished) for call in cost.asked for p, _, finished in call} == {("", True)}
     by_id = [p for p in everything if p.text not in longest][:5]
     assert chosen == [p for p in everything if p.text in longest or p in by_id] and len(chosen) == 8
-    assert load_prompts("mild", limit=99, hardest=99, cost=Length()) == everything
+    assert load_prompts("mild", limit=99, hardest=99, cost=length()) == everything
 
 
 def test_score_that_is_not_finite_counts_as_hardest():
     """Bug: one NaN makes the order arbitrary, or hides the prompt that broke the cost."""
     for value in (math.nan, -math.inf):
-        (only,) = load_prompts("mild", limit=1, hardest=1, cost=Length(**{MILD[5]: value}))
+        (only,) = load_prompts("mild", limit=1, hardest=1, cost=length(**{MILD[5]: value}))
         assert only.text == MILD[5]
 
 
@@ -375,9 +370,9 @@ def test_score_that_is_not_finite_counts_as_hardest():
         ({"name": "mild", "split": "tests"}, "unknown split 'tests'; did you mean 'test'"),
         ({"name": "mild", "limit": 0},
          "parameter limit is 0: it must be greater than or equal to 1"),
-        ({"name": "mild", "limit": 2, "hardest": 3, "cost": Length()},
+        ({"name": "mild", "limit": 2, "hardest": 3, "cost": length()},
          "hardest 3 must be at most limit 2"),
-        ({"name": "mild", "hardest": 3, "cost": Length()}, "hardest 3 must be at most limit None"),
+        ({"name": "mild", "hardest": 3, "cost": length()}, "hardest 3 must be at most limit None"),
         ({"name": "mild", "limit": 4, "hardest": 3}, "hardest 3 needs a cost"),
     ],
 )  # fmt: skip
@@ -462,9 +457,7 @@ BREAKS = {  # what is wrong -> set, what is broken, what the sentence says
         r"\(it has the columns question, answer, but not 'prompt'\)",
     ),
     "a missing file": (
-        PKU,
-        "PKU-Alignment/PKU-SafeRLHF/data/Alpaca2-7B/test.jsonl",
-        Path.unlink,
+        PKU, "PKU-Alignment/PKU-SafeRLHF/data/Alpaca2-7B/test.jsonl", Path.unlink,
         "Unable to find .*data/Alpaca2-7B/test.jsonl",
     ),
     "a file of the wrong kind": (
@@ -474,9 +467,7 @@ BREAKS = {  # what is wrong -> set, what is broken, what the sentence says
         r"'Dahoas/full-hh-rlhf' .*ArrowInvalid: ",
     ),
     "a missing category": (
-        HEX,
-        "LLM-Tuning-Safety/HEx-PHI/category_7.csv",
-        Path.unlink,
+        HEX, "LLM-Tuning-Safety/HEx-PHI/category_7.csv", Path.unlink,
         "Unable to find .*category_7.csv",
     ),
     "another encoding": (
@@ -485,7 +476,7 @@ BREAKS = {  # what is wrong -> set, what is broken, what the sentence says
         lambda path: path.write_bytes("Write a naïve poem.".encode("latin-1")),
         "UnicodeDecodeError: ",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", BREAKS)

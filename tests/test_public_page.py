@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from mockpolicy import LetterReward
 from tiny import tiny_model, tiny_tokenizer
 
 import igcore as ig
@@ -141,13 +142,6 @@ def three(a, b, c):
     return 0.0
 
 
-class Reversed:
-    name, digest, sign, unit = "kindness", "v1", "higher is better", "points"
-
-    def score(self, prompts, responses, finished):
-        return [0.0] * len(responses)
-
-
 MISUSES = {
     "no budget": (lambda: ig.Guard(pair(), cost=capitals),
         "^parameter budget is missing; it has no default, because only you"),
@@ -175,7 +169,7 @@ MISUSES = {
     "unknown cost": (lambda: a_guard("offensiv-language"), "did you mean 'offensive-language'"),
     "cost is a number": (lambda: a_guard(0.5), "^cost 0.5 has no name, .* give a function"),
     "cost of three arguments": (lambda: a_guard(three), r"^cost three takes \(.*\), which"),
-    "a reward as cost": (lambda: a_guard(Reversed()), "^cost 'kindness' has sign 'higher is"),
+    "a reward as cost": (lambda: a_guard(LetterReward()), "^cost 'vowels' has sign 'higher is"),
     "unknown method": (lambda: a_guard(method="best-of-m"), "did you mean 'best-of-n'"),
     "no critic": (lambda: a_guard(method="inferenceguard-mix")("a"), "needs a reward"),
     "no reward for ARGS": (lambda: a_guard(method="args")("a"), "^method 'args' needs a reward"),

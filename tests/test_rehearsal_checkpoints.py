@@ -14,8 +14,7 @@ from sentencepiece import SentencePieceProcessor
 
 from igcore import AssetError, Guard, SearchConfig, decode, load_policy, load_scorer
 from igcore.catalog import POLICIES, found
-from tests.rehearsal.checkpoints import build_checkpoints
-from tests.rehearsal.configs import END_OF_TURN
+from tests.rehearsal.checkpoints import END_OF_TURN, build_checkpoints
 
 PAPERS = {name: place for name, place in POLICIES.items() if place.startswith("igstudy")}
 REPOS = {name: found(place).repo for name, place in PAPERS.items()}
@@ -124,17 +123,9 @@ def test_the_ids_of_a_prompt_of_llama_3():
     before = [128000, 128006, 9125, 128007, 271, *system, 271, 128009]
     assert policy.encode("Why?") == [*before, 128006, 882, 128007, 271, *letters("Why?"), *HEADER]
     turns = [
-        *letters("Why?"),
-        *HEADER,
-        *letters("So."),
-        128009,
-        128006,
-        882,
-        128007,
-        271,
-        *letters("And?"),
-        *HEADER,
-    ]
+        *letters("Why?"), *HEADER, *letters("So."), 128009, 128006, 882, 128007, 271,
+        *letters("And?"), *HEADER,
+    ]  # fmt: skip
     assert policy.encode(DIALOGUE) == [*before, 128006, 882, 128007, 271, *turns]
     written = policy.encode(
         "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nYes<|reserved_special_token_7|>"

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from mockpolicy import LetterCost
 from scipy.stats import beta
 
 from igcore.errors import RunError
@@ -36,17 +37,13 @@ def lines_of(answers=ANSWERS, prompts=5):
 HARMFUL = {"harmful": lines_of()}
 
 
-class Reader:
+class Reader(LetterCost):
     """A judge that finds schemes, and counts what it reads."""
 
-    name, digest, sign = "reader", "v1", "higher is worse"
+    name = "reader"
 
     def __init__(self):
-        self.read = []
-
-    def score(self, prompts, responses, finished):
-        self.read += responses
-        return np.array([0.8 if "scheme" in text else 0.3 for text in responses])
+        super().__init__(lambda text: 0.8 if "scheme" in text else 0.3)
 
 
 def scores_by_hand(lines):
@@ -199,23 +196,14 @@ def test_judges_are_measured_on_answers_that_they_did_not_learn_from():
     assert (half["caught"], half["false_alarms"]) == (0.5, 0)
 
 
-class Down(Reader):
-    """A judge whose server is not there."""
-
-    name = "down"
-
-    def score(self, prompts, responses, finished):
-        super().score(prompts, responses, finished)
-        return np.full(len(prompts), np.nan)
-
-
 def test_a_judge_is_asked_once_and_goes_on_after_a_stop(tmp_path, monkeypatch):
     """Bug: an hour of a language model's time lost by a stop, or spent again; scores of another
     judge of the same name taken for its own; a server that is down asked about every text.
     """
     monkeypatch.setattr(harm_run, "root", lambda: tmp_path)
     monkeypatch.setattr(harm_run, "AT_ONCE", 2)
-    judge, down = Reader(), Down()
+    # the server of one judge is not there
+    judge, down = Reader(), LetterCost(lambda text: np.nan, name="down")
 
     class Stopping(Reader):
         def score(self, prompts, responses, finished):

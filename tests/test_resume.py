@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from copiedcode import edit, edit_json, edit_tensors, forget, know_code_from, swap_letters
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved, tiny_model, tiny_tokenizer
 
 from igcore import SCORERS, Guard, RunError, load_policy, search
 from igcore.engine import sampling
@@ -54,8 +54,7 @@ def checkpoint(tmp_path_factory):
     """A sharded checkpoint with an index, as large models come, and a prompt file beside it."""
     folder = tmp_path_factory.mktemp("world")
     tokenizer = tiny_tokenizer(chat_template=TEMPLATE)
-    tokenizer.save_pretrained(folder / "model")
-    tiny_model(tokenizer).save_pretrained(folder / "model", max_shard_size="20KB")
+    saved(folder / "model", tiny_model(tokenizer), tokenizer, max_shard_size="20KB")
     (folder / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
     assert (folder / "model/model.safetensors.index.json").exists()
     return folder

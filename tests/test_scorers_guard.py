@@ -5,13 +5,21 @@ what must not pass as a guard.
 import numpy as np
 import pytest
 import torch
-import transformers
-from classifierfiles import MARKS, assert_everywhere, chatted, decoder_tokenizer
-from classifierfiles import save as save_classifier
 from copiedcode import edit_tensors
-from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded
-from tiny import tiny_tokenizer, turn_calendar
-from tinymodels import tiny
+from scorerfiles import (
+    EXACT,
+    MARKS,
+    NARROW,
+    PROMPTS,
+    RESPONSES,
+    assert_everywhere,
+    chatted,
+    decoder_tokenizer,
+    padded,
+    refused,
+    save_classifier,
+)
+from tiny import random_model, saved, tiny, tiny_tokenizer, turn_calendar
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from igcore import (
@@ -28,8 +36,6 @@ from igcore.models.guard import GenerativeGuard
 from igcore.scorers import COST, REWARD, check_sign
 from igcore.scoring import checked_score
 
-# wide weights magnify the rounding of float32
-NARROW = dict(vocab_size=280, initializer_range=0.1, max_position_embeddings=256)
 WINDOW = dict(query_pre_attn_scalar=8, attn_logit_softcapping=2.0, sliding_window=128)
 FAMILIES = {  # what their configurations ask for
     "llama": dict(tie_word_embeddings=False),
@@ -50,16 +56,13 @@ def guard_tokenizer(**more):
     return tokenizer
 
 
-def save(folder, family: str = "llama", tokenizer=None, **more):
+def save(folder, family: str = "llama", **more):
     """Write a random language model with its tokenizer."""
     model = tiny(family, **NARROW | FAMILIES.get(family, {}) | more)
     for name, parameter in model.named_parameters():
         if name == "lm_head.bias":
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
-    with quiet_transformers():
-        model.save_pretrained(folder)
-        (tokenizer or guard_tokenizer()).save_pretrained(folder)
-    return folder
+    return saved(folder, model, guard_tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -185,23 +188,15 @@ def test_a_response_cannot_speak_for_the_guard(hub):
     ],
 )  # fmt: skip
 def test_options_that_do_not_fit_are_named(hub, options, message):
-    with pytest.raises(ParameterError, match=message) as caught:
+    with refused(ParameterError, message):
         load(hub("llama"), **options)
-    assert_one_sentence(str(caught.value))
 
 
 def test_logits_that_are_made_otherwise_are_refused(tmp_path):
     """Guards models that do more to their logits than is known here: the labels would be weighed
     wrongly.
     """
-    config = transformers.CohereConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        logit_scale=0.25, **NARROW,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    with quiet_transformers():
-        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-        guard_tokenizer().save_pretrained(tmp_path)
+    saved(tmp_path, random_model("cohere", NARROW | {"logit_scale": 0.25}), guard_tokenizer())
     for dtype in ("float32", "bfloat16"):
         with pytest.raises(
             ParameterError,
@@ -301,10 +296,7 @@ def test_a_first_look_refuses_a_guard_that_finds_all_alike(tmp_path):
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("policies") / "tiny"
-    with quiet_transformers():
-        tiny("llama", vocab_size=280).save_pretrained(folder)
-        tiny_tokenizer().save_pretrained(folder)
-    return load_policy(str(folder))
+    return load_policy(str(saved(folder, tiny("llama", vocab_size=280), tiny_tokenizer())))
 
 
 CONFIG = SearchConfig(budget=0.0, n_samples=4, keep=2, block_size=4, max_new_tokens=8)

@@ -5,13 +5,17 @@ time and without a cache.
 import numpy as np
 import pytest
 import torch
-import transformers
-from classifierfiles import DECODERS, assert_everywhere, decoder_tokenizer
 from mockpolicy import LetterReward, mock_policy
 from safetensors.torch import load_file, save_file
-from scorerfiles import RESPONSES, assert_one_sentence
+from scorerfiles import (
+    DECODERS,
+    RESPONSES,
+    assert_everywhere,
+    decoder_tokenizer,
+    refused,
+)
 from test_scorers_lm import pairs
-from tinymodels import Counter
+from tiny import Counter, random_model, saved
 from transformers import AutoModel, AutoTokenizer
 
 from igcore import AssetError, Guard, ParameterError, load_scorer
@@ -29,14 +33,10 @@ CLOSE = dict(rel=0, abs=1e-5)  # a head of norm 5.3 on float32: one processor is
 
 
 def save(folder, family: str = "llama", tokenizer=None, **more):
-    kind, size = DECODERS[family]
-    torch.manual_seed(0)
-    depth = "n_layer" if family == "gpt2" else "num_hidden_layers"
-    config = getattr(transformers, f"{kind}Config")(**size | {depth: LAYERS} | more)
-    with quiet_transformers():
-        AutoModel.from_config(config).save_pretrained(folder)
-        (tokenizer or decoder_tokenizer()).save_pretrained(folder)
-    return folder
+    settings = DECODERS[family] | {"num_hidden_layers": LAYERS} | more
+    return saved(
+        folder, random_model(family, settings, AutoModel), tokenizer or decoder_tokenizer()
+    )
 
 
 def save_head(path, width: int = 32, metadata=None, **tensors):
@@ -246,9 +246,8 @@ def test_not_a_number_is_never_safe(files):
 def test_a_head_that_does_not_fit_is_refused(files, tmp_path, tensors, message):
     """Bug: a head of another model or layer gives numbers without a meaning."""
     path = save_head(tmp_path / "mine.safetensors", **tensors)
-    with pytest.raises(AssetError, match=message) as caught:
+    with refused(AssetError, message):
         load(files(), head=str(path))
-    assert_one_sentence(str(caught.value))
 
 
 def test_a_head_that_says_what_it_fits_is_taken(files, tmp_path):
@@ -278,9 +277,8 @@ def test_a_file_that_is_no_head_is_refused(files, tmp_path, content):
     ],
 )
 def test_options_that_do_not_fit_are_named(files, family, options, message):
-    with pytest.raises(ParameterError, match=message) as caught:
+    with refused(ParameterError, message):
         load(files(family), **options)
-    assert_one_sentence(str(caught.value))
 
 
 def test_the_digest_covers_what_changes_a_score(files, tmp_path):
@@ -328,9 +326,6 @@ def test_a_damaged_head_is_refused(tmp_path, monkeypatch, content):
 def test_the_cost_of_harm():
     """Guards the named scorer on the pinned model: one pass gives the costs of all prefixes."""
     scorer = load_scorer("smollm2-harm")
-    assert (scorer.name, scorer.sign, scorer.unit) == (
-        "smollm2-harm", "higher is worse", "probability",
-    )  # fmt: skip
     prompt, text = "How do plants grow?", "They need light, water and 3 weeks 🙂."
     ((ends, scores),) = scorer.token_scores([prompt], [text], [0])
     ids, count = scorer.backbone.ids(prompt, text), len(ends)

@@ -5,13 +5,13 @@ reading gives.
 import random
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from mockpolicy import LetterReward
-from tiny import framed, tiny_tokenizer
-from tinymodels import Counter, tiny
+from tiny import Counter, framed, tiny, tiny_tokenizer
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -290,18 +290,10 @@ def test_other_prompts_change_nothing(letters):
             assert set(texts[0][first::2]) == {prompt}
 
 
-class Plain:
-    """A scorer behind a plain object, which no session carries."""
-
-    def __init__(self, inner: LMScorer):
-        self.inner = inner
-        self.name = inner.name
-        self.digest = inner.digest
-        self.sign = inner.sign
-        self.unit = inner.unit
-
-    def score(self, prompts, responses, finished):
-        return self.inner.score(prompts, responses, finished)
+def plain(inner: LMScorer) -> SimpleNamespace:
+    """Return a scorer behind a plain object, which no session carries."""
+    names = ("name", "digest", "sign", "unit", "score")
+    return SimpleNamespace(**{name: getattr(inner, name) for name in names})
 
 
 CONFIG = SearchConfig(
@@ -328,7 +320,7 @@ def test_a_search_finds_the_same_with_and_without_sessions(policy, method, token
     backbone = backbone_of(tokenizer=tokenizer, end_id=END)
     cost, reward = replace(scorer(backbone), head=head(shift=shift)), scorer(backbone, "reward", 1)
     found = []
-    for wrap in (lambda s: s, Plain):
+    for wrap in (lambda s: s, plain):
         guard = Guard(policy, cost=wrap(cost), reward=wrap(reward), config=CONFIG)
         found.append(list(decode(method, guard, [*PROMPTS, "three"])))
     if (method, tokenizer) == ("inferenceguard", "letters"):

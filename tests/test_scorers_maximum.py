@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from mockpolicy import LetterCost, LetterReward, mock_policy
-from tiny import tiny_tokenizer
-from tinymodels import Counter, tiny
+from tiny import Counter, tiny, tiny_tokenizer
 
 from igcore import Guard, ParameterError, load_scorer
 from igcore.contract import Contract, Scoring

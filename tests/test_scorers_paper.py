@@ -17,16 +17,15 @@ from scorerfiles import (
     TEXTS,
     assert_equal_to,
     assert_growing_equal_to,
-    assert_one_sentence,
     assert_refused,
     last_states,
     llama_state,
+    refused,
     renamed,
     without,
     write,
 )
-from tiny import tiny_tokenizer
-from tinymodels import Counter, reencode, tiny
+from tiny import Counter, reencode, tiny, tiny_tokenizer
 from transformers import AutoTokenizer, LlamaForSequenceClassification, LlamaModel
 
 from igcore import ParameterError, ScorerError
@@ -38,8 +37,8 @@ from igcore.models.session import Session
 from igcore.scorers import COST, REWARD
 from igstudy.scorers import paper
 from igstudy.scorers.paper import AnchoredBackbone, BeaverCost, LlamaReward, QRMCost, QRMReward
-from tests.rehearsal.tokenizers import llama3_folder, sentencepiece_folder
-from tests.rehearsal.weights import drawn
+from tests.rehearsal.checkpoints import drawn
+from tests.rehearsal.tokenizers import FORMATS, llama3_folder, sentencepiece_folder
 
 USER, ANSWER = "How do I water a fern?", "Water it when the soil is dry."
 
@@ -67,22 +66,10 @@ BIAS = {"score_head.bias": torch.tensor([0.25])}
 
 WIDTH, HIDDEN, SAFE = 16, 16, 10
 TURN = [128009, 128006, 78191, 128007, 271]
-QRM = CONFIG | {
-    "architectures": ["LlamaForRewardModelWithGating31"],
-    "hidden_size": HIDDEN,
-    "num_key_value_heads": 2,
-    "rope_theta": 500000.0,
-    "auto_map": {
-        "AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating31"
-    },
-    "bos_token_id": 128000,
-    "eos_token_id": 128009,
-    "pad_token_id": 128256,
-    "vocab_size": 128257,
-    "num_objectives": 19,
-    "num_quantiles": 19,
-    "gating_temperature": 5.0,
-}
+QRM = FORMATS["qrm"] | {
+    "hidden_size": HIDDEN, "max_position_embeddings": 512, "rope_scaling": None,
+    "torch_dtype": "float32",
+}  # fmt: skip
 
 
 def qrm_state() -> dict[str, torch.Tensor]:
@@ -356,9 +343,8 @@ def test_other_keys_and_shapes_are_refused(spoilt, name, change, match):
 )
 def test_bad_options_are_refused_before_anything_is_loaded(name, options, match):
     """Guards against minutes of loading before a misspelt word is noticed."""
-    with pytest.raises(ParameterError, match=re.escape(match)) as caught:
+    with refused(ParameterError, re.escape(match)):
         load(name, "/no/such/folder", **options)
-    assert_one_sentence(str(caught.value))
 
 
 def test_digests_tell_settings_and_weights_apart(folders, spoilt):
@@ -384,19 +370,19 @@ def test_it_checks_itself(spoilt, name):
     """Guards the first run: a head with the wrong sign must not load. One of the two signs is wrong
     for any head.
     """
-    kind, refused = KINDS[name], []
+    kind, errors = KINDS[name], []
     for sign in (1, -1):
         state = kind.state | {kind.head: sign * kind.state[kind.head]}
         folder = spoilt(name, state=state)
         try:
             load_scorer({"name": name, "repo": str(folder), "dtype": "float32"})
         except ScorerError as error:
-            refused.append(str(error))
+            errors.append(str(error))
     role = "cost" if kind.sign == COST else "reward"
-    assert any(f"as this is a {role}" in text for text in refused)
+    assert any(f"as this is a {role}" in text for text in errors)
     # the costs of a head without a bias may lie on one side of 0 with either sign
-    assert len(refused) == 1 or name == BEAVER_NAME
-    assert_one_sentence(refused[0])
+    assert len(errors) == 1 or name == BEAVER_NAME
+    assert "\n" not in errors[0]
 
 
 # --- llama-7b-rm ----------------------------------------------------------------------------------
@@ -633,6 +619,5 @@ def test_a_chat_template_without_the_pattern_is_refused(spoilt, pattern):
     settings["chat_template"] = other if pattern else None
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     match = "does not hold the tokens .128009, .*chat template" if pattern else "no chat template"
-    with pytest.raises(ParameterError, match=match) as caught:
+    with refused(ParameterError, match):
         load(QRM_REWARD, folder)
-    assert_one_sentence(str(caught.value))

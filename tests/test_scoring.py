@@ -9,11 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
-from wordpolicy import last_word_cost
+from mockpolicy import LetterCost, LetterReward, last_word_cost, letter_cost, mock_policy, unread
 
 from igcore import Guard, Prompt, ScorerError, SearchConfig, decode
-from igcore.contract import TEXTS
 from igcore.errors import ScorerWarning
 from igcore.scoring import Cached, Tally, checked_score, checked_tokens, readings
 
@@ -257,8 +255,7 @@ def test_a_scorer_that_fails_for_all_stops_a_run(method):
     every line.
     """
     # the texts of an examination have numbers, or no guard would be made
-    cost = Answering(lambda texts: [0.0 if t in TEXTS[1:] else math.nan for t in texts])
-    answered = []
+    cost, answered = LetterCost(unread), []
     with pytest.raises(ScorerError, match=r"failed on 1\d\d of 1\d\d texts.*which is 0.5"):
         for answer in decode(method, guard(cost), prompts(60)):
             answered.append(answer)
@@ -269,17 +266,11 @@ def test_a_scorer_that_fails_for_all_stops_a_run(method):
 
 def test_a_scorer_that_often_fails_goes_on():
     """Guards the share: 40 % of the texts of a run fail, and the others are answered."""
-
-    class Often(LetterCost):
-        def score(self, prompts, responses, finished):
-            scores = [math.nan if "e" in r else letter_cost(r) for r in responses]
-            given.extend(scores)
-            return scores
-
-    given: list[float] = []
-    known = guard(Often(), budget=9.0, failure_rate=0.9)
+    often = LetterCost(lambda text: math.nan if "e" in text else letter_cost(text))
+    known = guard(often, budget=9.0, failure_rate=0.9)
     out = list(decode("inferenceguard", known, prompts(30)))
-    assert len(given) > 200 and 0.2 < sum(map(math.isnan, given)) / len(given) < 0.9
+    failed = ["e" in text for text in often.read]
+    assert len(failed) > 200 and 0.2 < sum(failed) / len(failed) < 0.9
     assert {r.status for r in out if "e" not in (r.text or "e")} >= {"verified_safe"}
     assert not any("e" in r.text for r in out if r.status == "verified_safe")
 
@@ -288,22 +279,16 @@ def test_a_scorer_that_often_fails_goes_on():
 @pytest.mark.parametrize("raises", [True, False])
 def test_a_prompt_whose_candidates_all_fail_abstains_and_the_others_answer(bad, raises):
     """Guards a whole run against one prompt that a scorer cannot read."""
+    kind = {"cost": LetterCost, "reward": LetterReward}[bad]
 
-    class Failing:
+    class Failing(kind):
         def score(self, prompts, responses, finished):
             if raises and "fed" in prompts:
                 raise ValueError("cannot read this prompt")
             found = super().score(prompts, responses, finished)
             return [math.nan if p == "fed" else x for p, x in zip(prompts, found, strict=True)]
 
-    class FailingCost(Failing, LetterCost):
-        pass
-
-    class FailingReward(Failing, LetterReward):
-        pass
-
-    parts = {"cost": LetterCost(), "reward": LetterReward()}
-    parts[bad] = {"cost": FailingCost, "reward": FailingReward}[bad]()
+    parts = {"cost": LetterCost(), "reward": LetterReward()} | {bad: Failing()}
     config = SearchConfig(budget=3.0, n_samples=4, block_size=3, max_new_tokens=6)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

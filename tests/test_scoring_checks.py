@@ -10,10 +10,21 @@ import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mockpolicy import LetterCritic, LetterReward, letter_f1, letter_f2, mock_policy, outcome
-from tiny import tiny_tokenizer
-from tinymodels import tiny
-from wordpolicy import WORDS, LastWordCost, last_word_cost, slow_checks, slow_worst, word_policy
+from mockpolicy import (
+    WORDS,
+    LastWordCost,
+    LetterCritic,
+    LetterReward,
+    last_word_cost,
+    letter_f1,
+    letter_f2,
+    mock_policy,
+    outcome,
+    slow_checks,
+    slow_worst,
+    word_policy,
+)
+from tiny import tiny, tiny_tokenizer
 
 from igcore import METHODS, Guard, Prompt, SearchConfig, decode
 from igcore.errors import ParameterError

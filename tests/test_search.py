@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mockpolicy import (
     EOS,
     LETTERS,
+    Answering,
     LetterCost,
     LetterCritic,
     LetterReward,
@@ -25,18 +26,17 @@ from mockpolicy import (
 )
 from reference import search as reference_search
 from scipy.stats import binomtest
-from tiny import tiny_policy
+from tiny import tiny_policy, untrained
 from transformers import DynamicCache
 
 from igcore import METHODS, Guard, ParameterError, Prompt, budget, decode, decoding
 from igcore.contract import TEXTS as EXAMINED
-from igcore.critic.network import Critic
 from igcore.engine.agreement import cache_for
 from igcore.engine.kv_cache import History, cache_name
 from igcore.methods import method_of
 from igcore.prompt import PROBE
 from igstudy.runs.decode_params import Settings
-from igstudy.training.critic import CriticConfig, spec_of
+from igstudy.training.critic import CriticConfig
 from igstudy.training.rollouts import Rollout, targets
 
 ASKING = [method for method in METHODS if method_of(method).asks_critic]
@@ -350,17 +350,10 @@ def test_tokens_that_the_policy_all_but_excludes_can_be_reported():
 
 def test_reward_is_asked_only_of_safe_candidates():
     """Guards lazy scoring: the reward model is the expensive one."""
-
-    class Seen(LetterReward):
-        texts = []
-
-        def score(self, prompts, responses, finished):
-            self.texts += responses
-            return super().score(prompts, responses, finished)
-
+    reward = LetterReward()
     # the refusal is measured too, so make it one that this cost calls safe
-    answers("inferenceguard", ids(PROMPTS), reward=Seen(), refusal="", budget=0.0)
-    seen = [text for text in Seen.texts if text not in EXAMINED]
+    answers("inferenceguard", ids(PROMPTS), reward=reward, refusal="", budget=0.0)
+    seen = [text for text in reward.read if text not in EXAMINED]
     assert seen and all(letter_cost(text) == 0 for text in seen)
 
 
@@ -402,12 +395,11 @@ def test_a_broken_scorer_and_a_policy_block_have_different_reasons():
     """
     broken = PROMPTS[:2]
 
-    class Broken(LetterCost):
-        def score(self, prompts, responses, finished):
-            found = super().score(prompts, responses, finished)
-            return [math.nan if p in broken else x for p, x in zip(prompts, found, strict=True)]
+    def score(prompts, texts, _):
+        pairs = zip(prompts, texts, strict=True)
+        return [math.nan if prompt in broken else letter_cost(text) for prompt, text in pairs]
 
-    for r in answers("inferenceguard", ids(PROMPTS), cost=Broken(), budget=0.0):
+    for r in answers("inferenceguard", ids(PROMPTS), cost=Answering(score), budget=0.0):
         if r.prompt in broken:  # nor could the refusal be scored
             assert (r.status, r.reason, r.text) == ("abstained", "scorer_error", None)
         else:
@@ -871,15 +863,8 @@ def test_a_finished_beam_is_judged_once_by_its_cost_and_never_by_the_critic():
 
 
 def tiny_critic(given, features="o", **changes):
-    """An untrained critic of the real kind, with weights that are wide enough to tell prefixes
-    apart.
-    """
     config = CriticConfig(budget=2.0, features=features, layer=0, width=8, dropout=0.0)
-    spec = spec_of(given, LetterCost(), LetterReward(), config, max_new_tokens=12)
-    torch.manual_seed(0)
-    critic = Critic(dataclasses.replace(spec, **changes)).eval()
-    critic.heads.weight.data *= 20
-    return critic
+    return untrained(config=config, of=given, **{"max_new_tokens": 12} | changes)
 
 
 REAL = dict(budget=2.0, n_samples=6, keep=2, block_size=4, max_new_tokens=12, threshold=0.5)

@@ -4,7 +4,7 @@ transformers' own cache.
 
 import pytest
 import torch
-from tinymodels import FITTING, PROMPTS, Counter, reencode, tiny
+from tiny import FITTING, PROMPTS, Counter, reencode, tiny
 
 from igcore.engine import agreement
 from igcore.engine.agreement import supports_shared_prefix

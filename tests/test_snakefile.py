@@ -17,11 +17,10 @@ import papermill
 import pytest
 import yaml
 from copiedcode import edit
-from notebook_params import KINDS, kind
+from imaginaryruns import snakemake
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 from snakemake import cli
-from snakewalk import snakemake
 
 from docs.records import pack
 from igcore.errors import ParameterError
@@ -43,6 +42,10 @@ ODD = {  # what YAML takes for other things than it is, or an encoding loses
     "strict": "True",
 }
 LOOKS = ["2024-01-01", "no", "1e5", "1_000", "0x10", "007", "null", "-1"]  # text in quotes
+# kind of a params file, its name up to the first hyphen -> its notebook
+KINDS = {
+    "critic": "20_train_critic", "decode": "30_decode", "regime": "30_decode", "judge": "60_judge",
+}  # fmt: skip
 IMPORTS = "from igstudy.runs.params import notebook_params\nfrom igcore.settings import written"
 CRITICS = '{"0": {features: o, lr: 1.0e-5, epochs: 1}, "no": {lr: 1.0e-300, weight_decay: 1.0e+16}}'
 
@@ -99,14 +102,15 @@ def shipped(place, profile):
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
         if path.stem == "harm":
             harm = {"profile": profile, "figures": figures} | given
-        if kind(path) not in KINDS:
+        kind = path.stem.partition("-")[0]
+        if kind not in KINDS:
             continue
         placed = {"profile": profile, "run": path.stem}
-        if kind(path) in ("critic", "judge"):
+        if kind in ("critic", "judge"):
             placed["run"] = path.stem.partition("-")[2]
-        if kind(path) == "judge":
+        if kind == "judge":
             placed["figures"] = figures
-        given, notebook = placed | given, KINDS[kind(path)]
+        given, notebook = placed | given, KINDS[kind]
         grid = given.pop("grid", {})
         points = given.pop("points", {None: {}}).items()
         for (point, own), *values in itertools.product(points, *grid.values()):
@@ -427,18 +431,12 @@ def everything(folder: Path) -> dict:
 @pytest.mark.parametrize(
     ("setting", "text", "sentence"),
     [
-        (
-            "run",
-            '"decode-$(touch X)"',
-            "params/mine/decode-raw.yaml: parameter run is 'decode-$(touch X)': it must match",
-        ),
-        (
-            "profile",
-            "../../x",
-            "profile of params/mine/decode-raw.yaml is '../../x'; leave it out, or set it",
-        ),
+        ("run", '"decode-$(touch X)"',
+         "params/mine/decode-raw.yaml: parameter run is 'decode-$(touch X)': it must match"),
+        ("profile", "../../x",
+         "profile of params/mine/decode-raw.yaml is '../../x'; leave it out, or set it"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_setting_is_one_sentence_and_nothing_starts(place, setting, text, sentence):
     """Bug: a run's name was given to a shell, or moved the folder of all runs away; and a name was
     refused by a traceback.

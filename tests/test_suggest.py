@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 import torch
-from tiny import tiny_tokenizer
-from tinymodels import Counter, tiny
+from mockpolicy import Answering
+from tiny import Counter, tiny, tiny_tokenizer
 
 import igcore as ig
 from igcore.engine.agreement import supports_shared_prefix
@@ -77,17 +77,12 @@ def test_a_cost_reads_the_prompt_of_a_pair_and_an_empty_one_without():
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_model_that_reads_prompts_asks_for_pairs(reads):
     """Guards answers without prompts, for which a cost of pairs gave a budget without a word."""
-
-    class Model:
-        name, digest, sign, unit = "model", "v1", "higher is worse", "points"
-
-        def score(self, prompts, responses, finished):
-            read = [p * reads + r for p, r in zip(prompts, responses, strict=True)]
-            return list(map(len, read))
-
+    model = Answering(
+        lambda prompts, texts, _: [len(p * reads + r) for p, r in zip(prompts, texts, strict=True)]
+    )
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        ig.suggest_budget(Model(), ["a"], [("", "bbb"), ("p", "bbb")])
+        ig.suggest_budget(model, ["a"], [("", "bbb"), ("p", "bbb")])
     assert ["2 answers have none" in str(warning.message) for warning in warned] == [True] * reads
 
 

@@ -4,8 +4,7 @@ import logging
 import random
 
 import pytest
-from tiny import framed
-from tinymodels import Counter, tiny
+from tiny import Counter, framed, tiny
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 

@@ -23,9 +23,8 @@ from mockpolicy import (
     probabilities,
 )
 from scipy.stats import chisquare, kstest
-from tiny import tiny_tokenizer
-from tinymodels import PROMPTS as IDS
-from tinymodels import Counter, reencode, tiny
+from tiny import PROMPTS as IDS
+from tiny import Counter, reencode, tiny, tiny_tokenizer
 
 from igcore import METHODS, Guard, ParameterError, PolicyError, Prompt, decode
 from igcore.engine.agreement import supports_shared_prefix

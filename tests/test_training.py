@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from mockpolicy import LetterCost, LetterReward
-from tinytraining import CONFIG, policy, same, trained
+from tiny import TRAINING, policy, same, trained
 
 from igcore import ParameterError
 from igstudy.report import critic_metrics
@@ -77,7 +77,7 @@ def test_a_critic_learns_what_the_responses_say(rollouts, tmp_path, monkeypatch)
 def test_all_features_train_to_the_same_weights_again(features, rollouts, tmp_path):
     """Guards determinism by seed; and the global random state, which is the user's."""
     a = trained(rollouts, tmp_path / "a", features=features, epochs=1)
-    config, letters = replace(CONFIG, features=features, epochs=1), policy()
+    config, letters = replace(TRAINING, features=features, epochs=1), policy()
     torch.manual_seed(7)
     before = torch.get_rng_state()
     b = train(letters, rollouts, config, tmp_path / "b", cost=LetterCost(), reward=LetterReward())

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from mockpolicy import EOS, LetterCost, LetterReward, mock_policy
-from tiny import letters, untrained
+from tiny import PROMPTS, letters, numbers, reencode, tiny, untrained
 from tiny import value_network as network
-from tinymodels import PROMPTS, numbers, reencode, tiny
 from torch.nn.functional import gelu
 
 from igcore import Guard, ParameterError, PolicyError, Prompt, decode

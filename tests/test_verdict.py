@@ -7,11 +7,20 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from killed import PARAMS
-from killed import PROMPTS as TEXTS
-from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy, unread
-from mockruns import decode_into
-from wordpolicy import LastWordCost, last_word_cost, slow_checks, slow_worst, word_policy
+from mockpolicy import (
+    LastWordCost,
+    LetterCost,
+    LetterReward,
+    last_word_cost,
+    letter_cost,
+    mock_policy,
+    slow_checks,
+    slow_worst,
+    unread,
+    word_policy,
+)
+from mockruns import PARAMS, decode_into
+from mockruns import PROMPTS as TEXTS
 
 import igcore.search
 from igcore import Guard, decode

@@ -19,21 +19,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
+from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy, unread
 from mockruns import SCORERS as MOCKS
 from mockruns import lines
-from tiny import tiny_tokenizer
-from tinymodels import tiny as tiny_model
+from tiny import saved, tiny_tokenizer
+from tiny import tiny as tiny_model
 
 from docs.records import _verify_run, pack, unpack, verified, without_texts_of
 from igcore import METHODS, Guard, decode, load_policy
 from igcore.catalog import PROMPT_SETS
-from igcore.contract import TEXTS, Contract
+from igcore.contract import Contract
 from igcore.critic.network import Critic
 from igcore.errors import RunError
 from igcore.methods import method_of
 from igcore.models.registry import SCORERS
 from igcore.prompt import Prompt, as_prompt
+from igcore.scoring import Cached
 from igcore.verdict import Emission, judge, measure, within
 from igstudy import commands, linefile
 from igstudy.linefile import SETTINGS
@@ -56,11 +57,8 @@ class Weighed(LetterCost):
     """A cost model with an option that neuters it."""
 
     def __init__(self, weight=1.0):
-        super().__init__()
+        super().__init__(lambda text: weight * letter_cost(text))
         self.weight = weight
-
-    def score(self, prompts, responses, finished):
-        return [self.weight * letter_cost(r) for r in responses]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,10 +77,8 @@ def tiny(tmp_path_factory):
     """A folder with a random model over the letters a to f."""
     path = tmp_path_factory.mktemp("policies") / "tiny"
     tokenizer = tiny_tokenizer("abcdef")
-    tokenizer.save_pretrained(path)
     ends = tokenizer.eos_token_id
-    tiny_model("llama", vocab_size=ends + 1, eos_token_id=ends).save_pretrained(path)
-    return path
+    return saved(path, tiny_model("llama", vocab_size=ends + 1, eos_token_id=ends), tokenizer)
 
 
 def replayed(path, tiny, replay=None, **changes):
@@ -171,10 +167,7 @@ def test_a_changed_line_fails_by_name(field):
         ({"status": "abstained"}, "not 'verified_safe'"),
         ({"status": "abstained"}, "response is .*, not"),
         ({"cost_scorer": "vowels"}, "cost_scorer is 'vowels', not 'letters'"),
-        (
-            {"note": "x"},
-            "its fields are not those of a line, see note",
-        ),
+        ({"note": "x"}, "its fields are not those of a line, see note"),
         ({"prompt_id": "0123456789abcdef"}, "prompt_id is '0"),
         ({"budget": None}, "cannot be checked .ParameterError: parameter budget"),
         ({"keep": 99}, "cannot be checked .ParameterError: keep is 99"),
@@ -252,15 +245,9 @@ def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
     """Guards the path of a guarded method: its text broke the budget on the way, although its last
     score is inside.
     """
-
-    class Sinking(LetterCost):
-        name = "sinking"
-
-        def score(self, prompts, responses, finished):
-            return [letter_cost(r) if len(r) < 6 else 0.0 for r in responses]
-
+    sinking = LetterCost(lambda text: letter_cost(text) if len(text) < 6 else 0.0)
     config = dict(budget=0.0, n_samples=1, keep=1, rounds=1, on_failure="paper")
-    written, load = scored(Sinking(), ["ab", "fed", "c", "dd", "eae"], **config)
+    written, load = scored(sinking, ["ab", "fed", "c", "dd", "eae"], **config)
     assert list(verify.rescored(written, **load)) == []
     line = next(x for x in written if x["cost"] == 0 and x["z_final"] < 0)
     (problem,) = verify.rescored([again(line, status="verified_safe", reason="")], **load)
@@ -271,31 +258,19 @@ def test_a_strict_refusal_below_zero_is_honest():
     """Guards against a false alarm: under the strict reading the path of an abstention is over
     before it begins.
     """
-
-    class Negative(LetterCost):
-        name = "negative"
-
-        def score(self, prompts, responses, finished):
-            return [letter_cost(r) - 2.0 for r in responses]
-
-    written, load = scored(Negative(), ["ab"], budget=0.0, strict=True)
+    negative = LetterCost(lambda text: letter_cost(text) - 2.0)
+    written, load = scored(negative, ["ab"], budget=0.0, strict=True)
     assert [line["status"] for line in written] == ["abstained"]
     assert list(verify.rescored(written, **load)) == []
 
 
 def test_lines_of_a_cost_that_fails_hold():
     """Guards against a check that stops where the run, with a higher failure_rate, went on."""
-
-    class Failing(LetterCost):
-        name = "failing"
-
-        def score(self, prompts, responses, finished):
-            return [0.0 if text in TEXTS[1:] else math.nan for text in responses]
-
+    failing = LetterCost(unread)
     prompts = [f"{a}{b}" for a in "abcdef" for b in "abcdef"]
     for method in ("base", "inferenceguard"):
         config = dict(budget=0.5, failure_rate=1.0, n_samples=2)
-        written, load = scored(Failing(), prompts, method, **config)
+        written, load = scored(failing, prompts, method, **config)
         assert {line["reason"] for line in written} == {"scorer_error"}
         assert "verified_safe" not in {line["status"] for line in written}
         assert list(verify.rescored(written, **load)) == []
@@ -307,10 +282,8 @@ def test_lines_of_a_cost_that_fails_hold():
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        (
-            dict(methods=UNASKING, n_samples=4, keep=2, rounds=2),
-            ("unverified_unsafe", "over_budget"),
-        ),
+        (dict(methods=UNASKING, n_samples=4, keep=2, rounds=2),
+         ("unverified_unsafe", "over_budget")),
         (dict(budget=0.0), ("abstained", "exhausted")),
         # not even the empty text is emitted
         (dict(budget=0.0, strict=True), ("abstained", "dead_end")),
@@ -318,7 +291,7 @@ def test_lines_of_a_cost_that_fails_hold():
         (dict(budget=0.0, on_failure="paper"), ("unverified_unsafe", "exhausted")),
         (dict(accounting="terminal", gamma_safety=0.9, hardest=2, limit=5), ("verified_safe", "")),
     ],
-)
+)  # fmt: skip
 def test_an_honest_run_holds(tmp_path, tiny, changes, kind):
     """Guards verification against false alarms, in every sampling method and way to fail."""
     path = decoded_run(tmp_path / "run", tiny, **changes)
@@ -592,7 +565,7 @@ class Forger:
             places = {"ends": line["block_ends"], "grid": line["grid_ends"]}
             emission = Emission(line["response"], **places, n_tokens=n_tokens)
             emission.verdict = judge(Contract(LetterCost()), prompt.text, emission, config)
-            scorers = {"reward": Scoring(LetterReward()), "cost": LetterCost()}
+            scorers = {"reward": Cached(LetterReward()), "cost": LetterCost()}
             (found,) = measure([emission], [prompt], **scorers, config=config)
             line |= found | {"z_final": found["z_trace"][-1]}
             safe = bool(within(cost, config)) and (
@@ -620,18 +593,6 @@ class Forger:
         self.path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
         for name in ("params", "manifest"):
             self.path.with_name(f"{name}.json").write_text(json.dumps(getattr(self, name)))
-
-
-class Scoring:
-    """A scorer that answers with an array, as behind a cache."""
-
-    def __init__(self, scorer):
-        self.scorer = scorer
-
-    def score(self, prompts, responses, finished):
-        return torch.tensor(
-            self.scorer.score(prompts, responses, finished), dtype=torch.float64
-        ).numpy()
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ import pytest
 import torch
 from accelerate import cpu_offload
 from peft import LoraConfig, get_peft_model
+from tiny import tiny as tiny_family
 from tiny import tiny_model, tiny_tokenizer
-from tinymodels import tiny as tiny_family
 from transformers.models.mistral.modeling_mistral import MistralAttention
 
 import igcore as ig

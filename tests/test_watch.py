@@ -50,9 +50,8 @@ def answers(method="inferenceguard", budget=1.0, record=True, **more):
 class Diluted(LetterCost):
     """A cost by letter: what follows may make up for a bad beginning."""
 
-    def score(self, prompts, responses, finished):
-        totals = super().score(prompts, responses, finished)
-        return [total / max(len(text), 1) for total, text in zip(totals, responses, strict=True)]
+    def __init__(self):
+        super().__init__(lambda text: letter_cost(text) / max(len(text), 1))
 
 
 class Spaced(MockTokenizer):

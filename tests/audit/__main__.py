@@ -2,7 +2,8 @@
 
 Every answer that is shown is judged again, text by text, by new calls of the same scorer. For
 scorers that depend on more than the text no method can give a guarantee; their violations are
-reported and are no error.
+reported and are no error. `zoo` has the scorers, `emissions` decodes with them and judges all that
+is shown again.
 """
 
 import argparse

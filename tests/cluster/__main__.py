@@ -1,5 +1,6 @@
 """``make slurm-test``: shards and arrays on a SLURM of one node, cancelled and resumed, equal to a
-local run; a failing job; and nothing left behind.
+local run; a failing job; and nothing left behind. `node` makes and removes the cluster, which needs
+root on Debian; `walks` says what walks on it.
 """
 
 import argparse

@@ -49,20 +49,11 @@ def rehearse(folder: Path, cores: int) -> int:
             }
         (folder / "changes.yaml").write_text(yaml.safe_dump(changes), encoding="utf-8")
         config = ["profile=paper", f"with={folder / 'changes.yaml'}", f"hub={mirror}"]
-        jobs = str(cores + 1)  # a third of a job this small is waiting for its kernel
-        command = [
-            sys.executable,
-            "-m",
-            "snakemake",
-            "--nolock",  # the Snakefile locks the folder itself
-            "--cores",
-            jobs,
-            "--quiet",
-            "rules",
-            "--rerun-incomplete",
-            "--config",
-        ]
-        return subprocess.run([*command, *config], cwd=root(), check=False).returncode
+        jobs = cores + 1  # a third of a job this small is waiting for its kernel
+        # the Snakefile locks the folder itself
+        options = f"--nolock --cores {jobs} --quiet rules --rerun-incomplete --config".split()
+        command = [sys.executable, "-m", "snakemake", *options, *config]
+        return subprocess.run(command, cwd=root(), check=False).returncode
 
 
 def main(arguments: list[str] | None = None) -> int:

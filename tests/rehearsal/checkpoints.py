@@ -6,21 +6,157 @@ it, and every policy and scorer loads by its own name. Sizes are tiny; keys, set
 types and files are those of the real ones, with their traps.
 """
 
+import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification, LlamaModel
 
 from igcore.models.pretrained import load_tokenizer
 from igcore.models.probe import GIBBERISH, HELPFUL, UNSAFE
 from igcore.models.registry import load_scorer
-from tests.rehearsal import configs
-from tests.rehearsal.configs import FORMATS, GATE, HEADS, HIDDEN, LAYERS, OBJECTIVES, QUANTILES
-from tests.rehearsal.tokenizers import LLAMA3_SIZE, llama3_folder, sentencepiece_folder, write_json
-from tests.rehearsal.weights import Tensors, aimed, cast, drawn, old_keys, save, shapes_of, speak
+from tests.rehearsal.tokenizers import (
+    FORMATS,
+    LLAMA3_SIZE,
+    llama3_folder,
+    sentencepiece_folder,
+    write_json,
+)
+
+HIDDEN, LAYERS, HEADS = 32, 2, 4
+# of QRM; the last is the width of its gate, 1024 in the real one
+OBJECTIVES, QUANTILES, GATE = 19, 19, 16
+END_OF_TURN = 128009
+
+LLAMA2, LLAMA3, LABELS = FORMATS["llama2"], FORMATS["llama3"], FORMATS["labels"]
+ARGS_REWARD = {key: value for key, value in LLAMA2.items() if key != "pad_token_id"}
+ARGS_REWARD |= FORMATS["args_reward"]
+QRM = FORMATS["qrm"] | {
+    "id2label": {str(n): name for n, name in enumerate(LABELS)},
+    "label2id": {name: n for n, name in enumerate(LABELS)},
+}
+
+
+WIDTH = 0.3  # standard deviation of a weight
+LOUD = 4.0  # first coordinate of every hidden state before the last norm, see `speak`
+# logits of what is hardly ever said, and of an end token, over those of letters
+QUIET, ENDING = -16.0, 1.5
+
+Tensors = dict[str, torch.Tensor]
+
+
+def drawn(shapes: Mapping[str, Sequence[int]], seed: int) -> Tensors:
+    """Return random tensors, float32, of the given shapes; what is called a norm is one, a bias
+    zero.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    out = {}
+    for key, shape in shapes.items():
+        if key.endswith("norm.weight"):
+            out[key] = torch.ones(*shape)
+        elif key.endswith("bias"):
+            out[key] = torch.zeros(*shape)
+        else:
+            out[key] = WIDTH * torch.randn(*shape, generator=generator)
+    return out
+
+
+def shapes_of(kind, config: Mapping) -> dict[str, tuple[int, ...]]:
+    """Return the keys and shapes of a transformers model; nothing is allocated.
+
+    Parameters
+    ----------
+    kind
+        A class such as ``LlamaForCausalLM``.
+    config : mapping
+        Content of ``config.json``.
+    """
+    with torch.device("meta"):
+        model = kind(kind.config_class(**config))
+    return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+
+
+def speak(state: Tensors, letters: Sequence[int], ends: Sequence[int]) -> None:
+    """Let a random policy write letters and end now and then; changes its weights in place.
+
+    Llama's head has no bias. So the first coordinate of every hidden state is made a constant that
+    no layer reads or writes, and the first column of the head is its bias.
+    """
+    state["model.embed_tokens.weight"][:, 0] = LOUD
+    for key, tensor in state.items():
+        if key.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor[0] = 0
+        elif key.endswith("layernorm.weight"):
+            tensor[0] = 0
+    bias = torch.full((len(state["lm_head.weight"]),), QUIET)
+    bias[list(letters)] = 0
+    bias[list(ends)] = ENDING
+    state["lm_head.weight"][:, 0] = bias
+
+
+def aimed(rows: torch.Tensor, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the linear head nearest to a given one that gives texts the scores wanted.
+
+    Parameters
+    ----------
+    rows : Tensor (K, H)
+        The head.
+    hidden : Tensor (T, H)
+        Hidden states of fewer texts than H.
+    targets : Tensor (K, T)
+        What the head is to say of them.
+
+    Returns
+    -------
+    Tensor (K, H)
+    """
+    return rows + (targets - rows @ hidden.T) @ torch.linalg.pinv(hidden.T)
+
+
+def save(folder: Path, state: Tensors, suffix: str = ".safetensors", shards: int = 1) -> None:
+    """Write weights as the hub keeps them: in one file, or in several with an index."""
+    stem = {".safetensors": "model", ".bin": "pytorch_model"}[suffix]
+    keys = list(state)
+    parts = [keys[len(keys) * n // shards : len(keys) * (n + 1) // shards] for n in range(shards)]
+    names = (
+        [f"{stem}{suffix}"]
+        if shards == 1
+        else [f"{stem}-{n + 1:05}-of-{shards:05}{suffix}" for n in range(shards)]
+    )
+    for name, part in zip(names, parts, strict=True):
+        _write(folder / name, {key: state[key].contiguous() for key in part})
+    if shards > 1:
+        size = sum(tensor.nbytes for tensor in state.values())
+        where = {key: name for name, part in zip(names, parts, strict=True) for key in part}
+        index = {"metadata": {"total_size": size}, "weight_map": where}
+        (folder / f"{stem}{suffix}.index.json").write_text(
+            json.dumps(index, indent=2) + "\n", encoding="utf-8"
+        )
+
+
+def cast(state: Tensors, dtype: torch.dtype) -> Tensors:
+    """Return weights in another type; counts stay whole numbers."""
+    return {
+        key: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for key, tensor in state.items()
+    }
+
+
+def old_keys(layers: Iterable[int], head_dim: int, base: float = 10000.0) -> Tensors:
+    """Return what checkpoints of 2023 hold of rotary positions; today it is computed."""
+    frequency = base ** -(torch.arange(0, head_dim, 2) / head_dim)
+    return {f"model.layers.{n}.self_attn.rotary_emb.inv_freq": frequency.clone() for n in layers}
+
+
+def _write(path: Path, part: Tensors) -> None:
+    if path.suffix == ".bin":
+        torch.save(part, path)
+    else:
+        save_file(part, path, metadata={"format": "pt"})
 
 
 @dataclass(frozen=True)
@@ -100,8 +236,8 @@ def _take_aim(state: Tensors, folder: Path, aim: Aim) -> None:
 
 def _alpaca(folder: Path, seed: int) -> Tensors:
     sentencepiece_folder(folder, pad=True)
-    _settings(folder, configs.LLAMA2, FORMATS["llama2_generation"])
-    return _policy(folder, configs.LLAMA2, seed)
+    _settings(folder, LLAMA2, FORMATS["llama2_generation"])
+    return _policy(folder, LLAMA2, seed)
 
 
 def _vicuna(folder: Path, seed: int) -> Tensors:
@@ -112,13 +248,13 @@ def _vicuna(folder: Path, seed: int) -> Tensors:
 
 def _llama3(folder: Path, seed: int) -> Tensors:
     llama3_folder(folder)
-    _settings(folder, configs.LLAMA3, FORMATS["llama3_generation"])
-    return _policy(folder, configs.LLAMA3, seed)
+    _settings(folder, LLAMA3, FORMATS["llama3_generation"])
+    return _policy(folder, LLAMA3, seed)
 
 
 def _args_reward(folder: Path, seed: int) -> Tensors:
     sentencepiece_folder(folder, pad=False)
-    config = configs.ARGS_REWARD
+    config = ARGS_REWARD
     _settings(folder, config)
     state = drawn(shapes_of(LlamaForSequenceClassification, config | {"num_labels": 1}), seed)
     return state | old_keys(range(LAYERS), HIDDEN // HEADS)
@@ -140,17 +276,17 @@ def _beaver_cost(folder: Path, seed: int) -> Tensors:
 
 def _qrm(folder: Path, seed: int) -> Tensors:
     llama3_folder(folder, LLAMA3_SIZE + 1)
-    _settings(folder, configs.QRM)
+    _settings(folder, QRM)
     (folder / "modeling_custom.py").write_text(
         'raise RuntimeError("code that came with a checkpoint was run")\n'
     )
     state = drawn(
-        _backbone(configs.QRM) | {"regression_layer.weight": (OBJECTIVES * QUANTILES, HIDDEN)}, seed
+        _backbone(QRM) | {"regression_layer.weight": (OBJECTIVES * QUANTILES, HIDDEN)}, seed
     )
     matrix = torch.eye(OBJECTIVES)
     matrix[
-        configs.LABELS.index("helpsteer-verbosity"),
-        [n for n, name in enumerate(configs.LABELS) if "verbosity" not in name],
+        LABELS.index("helpsteer-verbosity"),
+        [n for n, name in enumerate(LABELS) if "verbosity" not in name],
     ] = -0.05
     return (
         state

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from tests.rehearsal.configs import FORMATS
+from tests.rehearsal.tokenizers import FORMATS
 
 TRAIN, TEST = FORMATS["train"], FORMATS["test"]
 

@@ -10,10 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import yaml
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from tests.rehearsal.configs import FORMATS
-
+# of models, tokenizers and data sets
+FORMATS = yaml.safe_load(
+    (Path(__file__).parents[1] / "data/rehearsal.yaml").read_text(encoding="utf-8")
+)
 PIECES = 400
 BYTES = 256
 SAFE, UNSAFE = ("safe", "Ġsafe"), ("unsafe", "Ġunsafe")  # Ċ stands for a line feed, Ġ for a space
