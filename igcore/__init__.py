@@ -4,33 +4,14 @@ Public names are imported on first use, so that the theory and the statistics ne
 """
 
 import importlib
+import re
+from pathlib import Path
 from typing import Any
 
 __version__ = "1.0.0"
-_HOME = {  # public name -> its module
-    "METHODS": "methods",
-    "POLICIES": "catalog",
-    "SCORERS": "catalog",
-    "AssetError": "errors",
-    "Guard": "guard",
-    "IgcoreError": "errors",
-    "ParameterError": "errors",
-    "Policy": "policy",
-    "PolicyError": "errors",
-    "Prompt": "prompt",
-    "Response": "response",
-    "RunError": "errors",
-    "Scorer": "scorers",
-    "ScorerError": "errors",
-    "ScorerWarning": "errors",
-    "SearchConfig": "config",
-    "decode": "decoding",
-    "labels_needed": "tools.suggest",
-    "load_policy": "models.policies",
-    "load_prompts": "models.prompts",
-    "load_scorer": "models.registry",
-    "suggest_budget": "tools.suggest",
-}
+# public name -> its module; the stub, which editors read, lists them
+_STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+_HOME = {name: home for home, name in re.findall(r"^from \.(\S+) import (\w+)", _STUB, re.M)}
 __all__ = list(_HOME)
 
 

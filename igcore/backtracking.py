@@ -216,7 +216,7 @@ def advance(batch: Batch, walks: Sequence[Walk]) -> None:
     texts = [draft.parent.tokens + draft.tokens for draft in drafts]
     keys = [keys_of(batch.seed, walk, len(text)) for walk, text in zip(walks, texts, strict=True)]
     rows = [walk.root.row for walk in walks]
-    length, step = batch.config.max_new_tokens, batch.config.step
+    length, step = batch.config.max_new_tokens, walks[0].step
     with batch.work.timed("generate"):
         block = batch.engine.go_on(rows, texts, keys, length, step)
     for c, draft in enumerate(drafts):
@@ -344,8 +344,7 @@ def settle(batch: Batch, walk: Walk) -> None:
 
 def note(batch: Batch, walk: Walk) -> None:
     """Count and trace the block that has been drawn."""
-    depth = len(walk.draft.parent.tokens) // walk.step
-    batch.work.saw_round(depth, walk.number, [walk.draft])
+    batch.work.saw_round(len(walk.draft.parent.tokens) // walk.step, walk.number, [walk.draft])
 
 
 def conclude(batch: Batch, walk: Walk) -> Emission | None:

@@ -5,14 +5,17 @@ methods, scorers and prompt sets of their own to these tables; igserve, which ma
 imported when a name is used that it adds. `PARTS` has what lower layers use of higher ones.
 """
 
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import needs
 
+T = TypeVar("T")
+
 # name -> what makes the scorer with its options, or where that is
-SCORERS: dict[str, Any] = {
+SCORERS: dict[str, Callable[..., Any] | str] = {
     "offensive-language": "igcore.models.embedded:OffensiveLanguage",
     "smollm2-harm": "igcore.models.head:smollm2_harm",
     "minilm-relevance": "igcore.models.embedded:MiniLMRelevance",
@@ -21,7 +24,7 @@ SCORERS: dict[str, Any] = {
     "guard": "igcore.models.guard:GenerativeGuard",
     "maximum": "igcore.models.registry:Maximum",
 }
-PROMPT_SETS: dict[str, Any] = {  # name -> what returns its texts, or where that is
+PROMPT_SETS: dict[str, Callable[[], list[str]] | str] = {  # name -> its texts, or where they are
     "mild": "igcore.models.prompts:mild",
     "benign": "igcore.models.prompts:benign",
 }
@@ -41,7 +44,7 @@ PARTS = {  # name used by a lower layer, by `room` -> where it is defined
 }
 
 
-def found(entry: Any) -> Any:
+def found(entry: T | str) -> T:
     """Return an entry of a table; a text is imported as ``module:name``."""
     return resolve_name(entry) if isinstance(entry, str) else entry
 

@@ -9,7 +9,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +16,8 @@ import numpy.typing as npt
 from .config import SearchConfig
 from .errors import ParameterError, ScorerWarning
 from .prompt import PROBE
-from .scorers import FunctionScorer, Scorer, Sessions, keeps_cache, uncached
-from .scoring import Cached, Tally, checked_score, score_once
+from .scorers import FunctionScorer, Scorer, Sessions, Texts, keeps_cache, uncached
+from .scoring import Cached, Stores, Tally, checked_score, score_once
 
 # mild texts of several lengths and scripts, with and without an end; the empty one is a prefix, too
 TEXTS = (
@@ -233,8 +232,8 @@ class Scoring:
         The scorers by role, each with its contract. Without a reward model rewards are the
         policy's own likelihoods, which the search knows.
     prompts : sequence of str
-    pool : object, optional
-        Keeps the scores of searches.
+    stores : callable, optional
+        (scorer, its mode) -> what keeps its scores from search to search, or None.
 
     Attributes
     ----------
@@ -246,7 +245,7 @@ class Scoring:
         the search or a pool, so that others can recompute them.
     """
 
-    def __init__(self, contracts: Mapping[str, Contract], prompts: Sequence[str], pool: Any = None):
+    def __init__(self, contracts: Mapping[str, Contract], prompts: Texts, stores: Stores = None):
         self.contract = contracts["cost"]  # of the final check, which uses no cache
         self.search, self.reported = {}, {}
         self.sessions = Sessions([contract.scorer for contract in contracts.values()], prompts)
@@ -255,7 +254,7 @@ class Scoring:
             self.reported[role] = Cached(uncached(scorer), tally)
             # cached and uncached scores differ in the last bits
             kind = "KV cache" if keeps_cache(scorer) else ""
-            kept = None if pool is None else pool.scores_of(scorer, kind)
+            kept = None if stores is None else stores(scorer, kind)
             self.search[role] = Cached(self.sessions.of(scorer), tally, kept)
 
     def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:

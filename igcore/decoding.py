@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from .candidates import PromptSearch, new_search
 from .catalog import found, room
 from .contract import Scoring
+from .critic.network import Judge
+from .engine.local import Engine
 from .engine.memory import halving, max_batch
 from .engine.prepack import turn, use_prepacked
 from .engine.sampling import Sampling
@@ -126,7 +127,8 @@ def _decode_group(
     with faster_threads(policy.model), use_prepacked(policy.model, *readers):
         work = Work(how, config, on_block, room("Recorder")() if record else None)
         with work.timed("cost"):  # scorers with a KV cache prefill the prompts now
-            scoring = Scoring(setup.contracts, [prompt.text for prompt, _ in pairs], setup.pool)
+            stores = None if setup.pool is None else setup.pool.scores_of
+            scoring = Scoring(setup.contracts, [prompt.text for prompt, _ in pairs], stores)
         batch = Batch(
             policy=policy,
             reward=setup.reward,
@@ -148,10 +150,10 @@ def _decode_group(
     return answers
 
 
-def _engine_of(setup: Setup, method: Method) -> Any:
+def _engine_of(setup: Setup, method: Method) -> Engine:
     """Return a new engine of the policy, by way of the pool if samples may come from there."""
     # the engine keeps a middle layer's output only for a critic that reads it
-    watch = setup.critic.watch if method.asks_critic else None
+    watch = setup.critic.watch if method.asks_critic and isinstance(setup.critic, Judge) else None
     sampling = Sampling.of(setup.config)
     make = partial(setup.policy.engine, watch, sampling)
     # a method with its own search needs logits at every token, which no pool keeps
@@ -194,9 +196,7 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
     reward, cost = batch.scoring.reported.get("reward"), uncached(batch.scoring.contract.scorer)
     metrics = measure(emissions, prompts, reward, cost, batch.config)
     # prompts are decoded together, so their seconds cannot be told apart: equal shares
-    seconds: dict[str, Any] = {
-        f"{part}_s": s / len(prompts) for part, s in batch.work.seconds.items()
-    }
+    seconds = {part: s / len(prompts) for part, s in batch.work.seconds.items()}
     out, recorder = [], batch.work.recorder
     for search, emission, metric in zip(batch.searches, emissions, metrics, strict=True):
         reasoning, text = "", emission.text
@@ -221,7 +221,10 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
                 candidates=recorder.nodes(batch, search, emission) if recorder else [],
                 **metric,
                 **vars(batch.work.reports[search]),
-                **seconds,
+                generate_s=seconds["generate"],
+                cost_s=seconds["cost"],
+                reward_s=seconds["reward"],
+                critic_s=seconds["critic"],
             )
         )
     return out

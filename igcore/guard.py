@@ -12,6 +12,7 @@ from typing import Any, Self
 from .catalog import room
 from .config import SearchConfig
 from .contract import Contract, contracts_of, doubts
+from .critic.network import Judge, Steers
 from .decoding import PromptLike, decode, listed
 from .errors import ParameterError, ScorerWarning
 from .methods import METHODS, READ, method_of
@@ -20,7 +21,7 @@ from .models.policies import PolicyLike, as_policy
 from .models.registry import CostLike, ScorerLike, as_scorer
 from .progress import progress
 from .response import Response
-from .setup import Setup, check_seed
+from .setup import Pool, Setup, check_seed
 from .work import OnBlock
 
 # options of transformers' `from_pretrained` that users give by mistake
@@ -51,10 +52,9 @@ class Guard(Setup):
     config : SearchConfig, optional
         All settings of the search. Or give `budget` and other fields of `SearchConfig` by name.
     critic : Critic or ValueNetwork, optional
-        Only some methods need one; the others ignore it. Any object with ``watch``,
-        ``reads_keys`` and ``judge`` as `igcore.critic.network.Critic` has them, or for RE-Control
-        with ``steering``. Whatever it predicts, a guarded method emits only text that has passed
-        the final check.
+        Only some methods need one; the others ignore it. It may be an object of your own, see
+        `igcore.critic.network.Judge`, or for RE-Control `igcore.critic.network.Steers`. Whatever
+        it predicts, a guarded method emits only text that has passed the final check.
     budget : float, optional
         Safety budget d in units of the cost. It has no default: only the user can say what is
         safe. `igcore.suggest_budget` helps to choose it.
@@ -62,11 +62,9 @@ class Guard(Setup):
         A key of `METHODS`, for calls of the guard; `decode` names its own.
     seed : int
         Together with a prompt it decides every token, unless a call names another.
-    pool : object, optional
-        A cache of samples and scores that searches share. It has ``engine(make, policy,
-        sampling)``, an engine that reads samples from the cache and draws missing ones with the
-        engine that ``make()`` returns, and ``scores_of(scorer, part)``, which is None or has
-        ``get(texts)`` and ``add(scores)``. Answers do not depend on it; their seconds do.
+    pool : Pool, optional
+        A cache of samples and scores that searches share, see `igcore.setup.Pool`. Answers do
+        not depend on it; their seconds do.
     device, dtype : str or torch.dtype, optional
         Where a policy that is given by name is loaded, and in which type, see `igcore.load_policy`.
         By default (``auto``) the device with most free memory, and the type of the saved weights
@@ -104,12 +102,12 @@ class Guard(Setup):
         cost: CostLike | None = None,
         reward: ScorerLike | None = None,
         config: SearchConfig | None = None,
-        critic: Any = None,
+        critic: Judge | Steers | None = None,
         *,
         budget: float | None = None,
         method: str = "backtracking",
         seed: int = 0,
-        pool: Any = None,
+        pool: Pool | None = None,
         contracts: Mapping[str, Contract] | None = None,
         device: str = "auto",
         dtype: Any = "auto",
@@ -216,7 +214,7 @@ class Guard(Setup):
         return guard
 
 
-def config_of(config: Any, given: Mapping[str, Any]) -> SearchConfig:
+def config_of(config: SearchConfig | None, given: Mapping[str, Any]) -> SearchConfig:
     """Return the settings of a guard: a config, or the single settings that were given."""
     if loading := ", ".join(LOADING & given.keys()):
         raise ParameterError(

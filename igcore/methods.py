@@ -103,7 +103,7 @@ class Method:
         Runs it instead of `igcore.search.guarded_beam_search`; a text is where it is.
     stepwise : bool
         Whether that is `igcore.backtracking.backtracking`: one sample at a time, prompts at depths
-        of their own. Any other one needs a reward.
+        of their own. All others need a reward.
     reads : frozenset of str
         What it reads of the settings in `READ`; all of them by default.
     """
@@ -184,5 +184,4 @@ def method_of(name: str) -> Method:
     """
     if name not in METHODS:
         raise unknown_name("method", name, METHODS, ELSEWHERE)
-    method: Method = catalog.found(METHODS[name])
-    return method
+    return catalog.found(METHODS[name])

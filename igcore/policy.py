@@ -6,12 +6,20 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .catalog import room
+from .config import SearchConfig
 from .errors import ParameterError
 from .prompt import PROBE, Chat, Encoded, Prompt
 from .template import RAW, Template, escape_special_tokens, special_strings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers import PreTrainedTokenizerBase as Tokenizer
+
+    from .engine.local import Engine
+    from .engine.sampling import Sampling
 
 REASONING = {  # what begins reasoning -> what ends it
     "<think>": "</think>",
@@ -21,7 +29,7 @@ REASONING = {  # what begins reasoning -> what ends it
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte for which sentencepiece has no piece
 
 
-def context_of(model: Any) -> int:
+def context_of(model: "PreTrainedModel") -> int:
     """Return the longest sequence that a model reads, in tokens; 2^31 without a limit."""
     text = model.config.get_text_config(decoder=True)
     # past `index_topk` tokens sparse attention chooses by later tokens or by padding
@@ -60,8 +68,8 @@ class Policy:
     """
 
     name: str
-    model: Any = field(repr=False)
-    tokenizer: Any = field(repr=False)
+    model: "PreTrainedModel" = field(repr=False)
+    tokenizer: "Tokenizer" = field(repr=False)
     template: Template = RAW
     digest: str = ""
     eos_ids: frozenset[int] = frozenset()
@@ -73,13 +81,13 @@ class Policy:
         """Longest sequence of prompt and response, in tokens."""
         return context_of(self.model)
 
-    def engine(self, watch: int | None = None, sampling: Any = None) -> Any:
-        """Return a new engine; the parameters are those of `igcore.engine.local.LocalEngine`."""
+    def engine(self, watch: int | None = None, sampling: "Sampling | None" = None) -> "Engine":
+        """Return a new engine; see `igcore.engine.local.LocalEngine` for `watch` and `sampling`."""
         from .engine.local import LocalEngine
 
         return LocalEngine(self.model, self.eos_ids, self.cache, watch, sampling)
 
-    def search_bytes(self, config: Any, prompt_tokens: int) -> list[int]:
+    def search_bytes(self, config: SearchConfig, prompt_tokens: int) -> list[int]:
         """Return the bytes here to plan for one prompt, see `igcore.engine.memory.search_bytes`."""
         from .engine.memory import search_bytes
 

@@ -124,7 +124,7 @@ class Response:
     block_ends: list[int]
     grid_ends: list[int]
     counts: Counts
-    trace: list[dict[str, Any]]
+    trace: list[dict[str, float | None]]
     finals: list[list[float | None]]
     generate_s: float
     cost_s: float

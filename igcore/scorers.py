@@ -15,7 +15,7 @@ An object with the members of `Scorer` scores many texts at once and names its u
             return [shouting(response) for response in responses]
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, signature
@@ -35,15 +35,14 @@ NAMES = {
     ),
 }  # fmt: skip
 ROLE_OF = {name: role for role, names in NAMES.items() for name in names}
+Texts = Sequence[str]  # of one call: prompts, or a response to each
 TextFunction = Callable[[str], float] | Callable[[str, str], float]
 
 
 class Scores(Protocol):
     """Anything that gives one number per text."""
 
-    def score(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> Any:
+    def score(self, prompts: Texts, responses: Texts, finished: Sequence[bool]) -> Iterable[float]:
         """Return one number per text.
 
         `finished` says whether a response is complete; if not, it is a prefix.
@@ -51,24 +50,23 @@ class Scores(Protocol):
 
 
 class Scorer(Scores, Protocol):
-    """A cost or reward model: its scores with name, version, sign and unit.
+    """A cost or reward model: its scores with name, version, sign and unit."""
 
-    Attributes
-    ----------
-    name : str
-        Its name in records.
-    digest : str
-        Hash or version of its weights, so that others can score with the same.
-    sign : str
-        ``"higher is worse"`` for a cost, ``"higher is better"`` for a reward.
-    unit : str
-        What one point means, such as ``"probability"``.
-    """
+    @property
+    def name(self) -> str:
+        """Its name in records."""
 
-    name: str
-    digest: str
-    sign: str
-    unit: str
+    @property
+    def digest(self) -> str:
+        """Hash or version of its weights, so that others can score with the same."""
+
+    @property
+    def sign(self) -> str:
+        """``"higher is worse"`` for a cost, ``"higher is better"`` for a reward."""
+
+    @property
+    def unit(self) -> str:
+        """What one point means, such as ``"probability"``."""
 
 
 class CachingScorer(Scorer, Protocol):
@@ -106,7 +104,7 @@ class FunctionScorer:
         Names the function in records; empty if nothing does.
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., float]
     name: str
     sign: str
     takes: Mapping[str, str]
@@ -114,9 +112,7 @@ class FunctionScorer:
     unit: str = "as the function returns it"
     digest: str = ""
 
-    def score(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> list[Any]:
+    def score(self, prompts: Texts, responses: Texts, finished: Sequence[bool]) -> list[float]:
         """Return the function's value for each response."""
         return [self._asked(p, r) for p, r in zip(prompts, responses, strict=True)]
 
@@ -125,7 +121,7 @@ class FunctionScorer:
         """True if one of its parameters takes the prompt."""
         return "prompt" in self.takes.values()
 
-    def _asked(self, prompt: str, response: str) -> Any:
+    def _asked(self, prompt: str, response: str) -> float:
         values = {"prompt": prompt, "response": response}
         given = {name: values[role] for name, role in self.takes.items()}
         return self.function(*given.values()) if self.by_place else self.function(**given)
@@ -148,7 +144,7 @@ def check_sign(scorer: Scorer, role: str) -> Scorer:
     return scorer
 
 
-def of_function(function: Callable[..., Any], role: str, digest: str = "") -> FunctionScorer:
+def of_function(function: Callable[..., float], role: str, digest: str = "") -> FunctionScorer:
     """Return a function as a scorer.
 
     Arguments are given by their names, see `NAMES`, or by the last word of their names, as in
@@ -229,13 +225,13 @@ def uncached(scorer: Scorer) -> Scorer:
 class Sessions:
     """The KV caches of several scorers, by backbone."""
 
-    def __init__(self, scorers: Sequence[Any], prompts: Sequence[str]):
+    def __init__(self, scorers: Sequence[Scorer], prompts: Sequence[str]):
         self.caches: dict[int, Any] = {}
         for scorer in filter(keeps_cache, scorers):
             if id(scorer.backbone) not in self.caches:
                 self.caches[id(scorer.backbone)] = scorer.open_cache(prompts)
 
-    def of(self, scorer: Any) -> Any:
+    def of(self, scorer: Scorer) -> Scorer:
         """Return the scorer with its cache, if it keeps one."""
         if not keeps_cache(scorer):
             return scorer
@@ -247,19 +243,19 @@ class Sessions:
             cache.retain(prompts, responses)
 
 
-def reads_prompts(scorer: Any) -> bool:
+def reads_prompts(scorer: Scorer) -> bool:
     """True unless a scorer says by its attribute `reads_prompts` that it reads answers alone."""
     return bool(getattr(scorer, "reads_prompts", True))
 
 
-def reads_tokens(scorer: Any) -> bool:
+def reads_tokens(scorer: Scorer) -> bool:
     """True if a scorer gives the cost after every token of a text in one pass."""
     return bool(getattr(scorer, "reads_tokens", False))
 
 
 def readers_of(*scorers: Scorer | None) -> set[Any]:
     """Return the language models behind the scorers that keep a KV cache."""
-    parts: list[Any] = []
+    parts: list[Scorer | None] = []
     for scorer in scorers:
         parts += getattr(scorer, "parts", [scorer])  # a maximum of several costs has parts
     # a set: scorers may share a backbone, which takes memory once

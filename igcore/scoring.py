@@ -8,18 +8,18 @@ these costs in one pass.
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 from numbers import Real
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
 from .errors import ScorerError, ScorerWarning, one_line
-from .scorers import Scorer, Scores, reads_tokens
+from .scorers import Scorer, Scores, Texts, reads_tokens
 
 AT_LEAST = 100  # texts; a share of fewer means little
 BOUNDARY = regex.compile(r"(?w)\b")  # Unicode's default word boundaries (UAX #29)
@@ -102,13 +102,13 @@ def checked_score(
 
 
 def score_once(
-    scorer: Scores, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    scorer: Scores, prompts: Texts, responses: Texts, finished: Sequence[bool]
 ) -> tuple[np.ndarray, str]:
     """Return the scores of one call (n,) float64, NaN where not finite, and why it failed."""
     failed = np.full(len(responses), np.nan)
     try:
         # copies, in case the scorer mutates its arguments
-        found = scorer.score(list(prompts), list(responses), list(finished))
+        found: Any = scorer.score(list(prompts), list(responses), list(finished))
         scores = _array(found)
     except NoNumber as error:
         return failed, str(error)
@@ -155,7 +155,7 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _no_number(value: Any) -> NoNumber:
+def _no_number(value: object) -> NoNumber:
     """Return the error for a value that is no number."""
     shown = " ".join(f"{value!r:.60}".split())
     return NoNumber(
@@ -165,11 +165,7 @@ def _no_number(value: Any) -> NoNumber:
 
 
 def checked_tokens(
-    scorer: Any,
-    prompts: Sequence[str],
-    responses: Sequence[str],
-    since: Sequence[int],
-    tally: Tally | None = None,
+    scorer: Any, prompts: Texts, responses: Texts, since: Sequence[int], tally: Tally | None = None
 ) -> list[tuple[list[int], list[float]]]:
     """Return the scores of texts after each of their tokens, and fail closed.
 
@@ -218,6 +214,19 @@ def checked_tokens(
 TextKey = tuple[str, str, bool]  # prompt, response, and whether the response is finished
 
 
+class Store(Protocol):
+    """A persistent cache of one scorer's numbers."""
+
+    def get(self, texts: Sequence[TextKey]) -> dict[TextKey, float]:
+        """Return the scores that are known."""
+
+    def add(self, scores: Mapping[TextKey, float]) -> None:
+        """Keep new scores; NaN, of a failure, may be left out."""
+
+
+Stores = Callable[[Scorer, str], Store | None] | None
+
+
 class Cached:
     """A scorer with a cache by text; its failures become NaN.
 
@@ -228,18 +237,16 @@ class Cached:
     ----------
     tally : Tally, optional
         Counts the texts of a whole run, and how many of them the scorer failed on.
-    pooled : object, optional
-        A persistent cache, read first and extended with new scores.
+    pooled : Store, optional
+        Read first and extended with new scores.
     """
 
-    def __init__(self, scorer: Scorer, tally: Tally | None = None, pooled: Any = None):
+    def __init__(self, scorer: Scorer, tally: Tally | None = None, pooled: Store | None = None):
         self.scorer, self.tally, self.pooled = scorer, tally or Tally(), pooled
         # `finished` is in the key: a scorer may treat a complete answer and a prefix differently
         self.known: dict[TextKey, float] = {}
 
-    def score(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> np.ndarray:
+    def score(self, prompts: Texts, responses: Texts, finished: Sequence[bool]) -> np.ndarray:
         """Return one number per text (n,), NaN where the scorer gave no finite number.
 
         Raises

@@ -9,14 +9,15 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 from .beams import Beam
 from .budget import SIGNED, charge
 from .candidates import Candidate, PromptSearch, candidates_of, why_unsafe
+from .config import SearchConfig
 from .contract import Scoring
+from .critic.network import Judge, Steers
 from .engine.diversity import DIVERSITIES, Penalty
-from .engine.local import LocalEngine
+from .engine.local import Engine
 from .engine.memory import CRITIC_ROWS
 from .engine.sampling import random_key
 from .methods import Method
@@ -35,14 +36,13 @@ class Batch:
     ----------
     policy : Policy
     reward : Scorer or None
-    critic : Critic, ValueNetwork or None
+    critic : Judge, Steers or None
     config : SearchConfig
         The effective settings of the method.
     method : Method
     searches : list of PromptSearch
         One per prompt.
-    engine : LocalEngine
-        Or an engine with the same methods, such as `igserve.engine.ServedEngine`.
+    engine : Engine
     scoring : Scoring
         The scorers during the search and for the final check.
     seed : int
@@ -57,11 +57,11 @@ class Batch:
 
     policy: Policy
     reward: Scorer | None
-    critic: Any
-    config: Any  # a SearchConfig, or the subclass of a baseline with settings of its own
+    critic: Judge | Steers | None
+    config: SearchConfig  # or the subclass of a baseline with settings of its own
     method: Method
     searches: list[PromptSearch]
-    engine: LocalEngine
+    engine: Engine
     scoring: Scoring
     seed: int
     work: Work
@@ -281,6 +281,7 @@ def ask_critic(batch: Batch, candidates: Sequence[Candidate]) -> None:
     # a finished candidate has its true costs and needs no estimate; the engine keeps no state of it
     judged = [c for c in candidates if not c.beam.finished and c.beam.safe(batch.config)]
     critic = batch.critic
+    assert isinstance(critic, Judge)  # which the method needs
     verdicts: list[tuple[float, float]] = []
     # the KV cache of many candidates is large, so a critic that reads it sees a few at a time
     size = CRITIC_ROWS if critic.reads_keys else max(1, len(judged))
@@ -289,8 +290,8 @@ def ask_critic(batch: Batch, candidates: Sequence[Candidate]) -> None:
         with batch.work.timed("critic"):
             # h_t and o_t of the block's end, from the cache: no token is encoded for the critic
             history = batch.engine.history([beam.row for beam in part], critic.reads_keys)
-            f1, f2 = critic.judge(history, [beam.state.z for beam in part])
-            verdicts += zip(f1.tolist(), f2.tolist(), strict=True)
+            found = critic.judge(history, [beam.state.z for beam in part])
+            verdicts += zip(*(each.tolist() for each in found), strict=True)
     # a control experiment replaces the verdicts; it works prompt by prompt, so that the result does
     # not depend on the other prompts of the batch
     if deal := getattr(critic, "deal", None):

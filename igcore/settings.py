@@ -53,7 +53,7 @@ def settings(cls: type | None = None, *, kw_only: bool = False) -> Any:
     build = checked.__init__
 
     @wraps(build)
-    def init(self: Any, *values: Any, **named: Any) -> None:
+    def init(self: Any, *values: object, **named: object) -> None:
         try:
             build(self, *plain(values), **plain(named))
         except ValidationError as error:
@@ -117,7 +117,7 @@ def one_of(allowed: Collection[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _unchanged(value: Any, check: pydantic.ValidatorFunctionWrapHandler) -> Any:
+def _unchanged(value: object, check: pydantic.ValidatorFunctionWrapHandler) -> object:
     """Check a number and keep it as it is: a whole number would become a float."""
     # the identity of a run holds its settings, and 1 and 1.0 are written differently
     check(value)
@@ -161,7 +161,7 @@ class Named:
     options: Options = field(default_factory=dict)
 
     @classmethod
-    def of(cls, value: Any, kind: str = "value") -> Self:
+    def of(cls, value: object, kind: str = "value") -> Self:
         """Return a user's value; raise ``ParameterError`` for anything else."""
         if isinstance(value, cls):
             return value
@@ -183,10 +183,10 @@ class Named:
                 raise unknown_name(f"option of {kind} {self.name!r}:", option, allowed)
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, _: Any, handler: pydantic.GetCoreSchemaHandler) -> Any:
+    def __get_pydantic_core_schema__(cls, _: object, handler: pydantic.GetCoreSchemaHandler) -> Any:
         """Read a field of this type as `of` does."""
 
-        def read(value: Any, info: ValidationInfo) -> Named:
+        def read(value: object, info: ValidationInfo) -> Named:
             return cls.of(value, f"parameter {info.field_name}")
 
         return handler.generate_schema(Annotated[Any, pydantic.PlainValidator(read)])

@@ -1,19 +1,23 @@
 """How a prompt becomes a text: a template, and the strings that no prompt may write."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .catalog import room
+from .settings import Options
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase as Tokenizer
 
 
-def special_strings(tokenizer: Any) -> set[str]:
+def special_strings(tokenizer: "Tokenizer") -> set[str]:
     """Return the strings that a tokenizer reads as special tokens."""
     added = tokenizer.added_tokens_decoder.values()
     return {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
 
 
-def reserved_strings(tokenizer: Any) -> list[str]:
+def reserved_strings(tokenizer: "Tokenizer") -> list[str]:
     """Return the strings that no message may write, longest first.
 
     They are the special tokens, and all other added tokens that the chat template names or writes,
@@ -25,7 +29,7 @@ def reserved_strings(tokenizer: Any) -> list[str]:
     return sorted(special_strings(tokenizer) | named, key=lambda s: (-len(s), s))
 
 
-def escape_special_tokens(tokenizer: Any, text: str) -> str:
+def escape_special_tokens(tokenizer: "Tokenizer", text: str) -> str:
     """Break up strings such as ``</s>``, so that a text cannot write a template's own tokens."""
     return broken_up(text, reserved_strings(tokenizer))
 
@@ -59,19 +63,19 @@ class Template:
     """
 
     name: str
-    opening: Callable[[Any, str], str]
-    whole: Callable[[Any, str, str], str]
+    opening: Callable[["Tokenizer", str], str]
+    whole: Callable[["Tokenizer", str, str], str]
     special: bool = True
     joins: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    options: Options = field(default_factory=dict, hash=False)
 
 
-def _as_is(tokenizer: Any, prompt: str) -> str:
+def _as_is(tokenizer: "Tokenizer", prompt: str) -> str:
     """Return the prompt without a template."""
     return prompt
 
 
-def _joined(tokenizer: Any, prompt: str, answer: str) -> str:
+def _joined(tokenizer: "Tokenizer", prompt: str, answer: str) -> str:
     """Return the prompt and its answer, one after the other."""
     return prompt + answer
 

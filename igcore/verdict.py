@@ -18,8 +18,8 @@ from .config import SearchConfig
 from .contract import Contract, Scoring
 from .policy import Policy
 from .prompt import Prompt
-from .scorers import Scorer, Scores, keeps_cache, reads_tokens, uncached
-from .scoring import Tally, checked_score, checked_tokens, tokens_in, word_ends
+from .scorers import Scorer, keeps_cache, reads_tokens, uncached
+from .scoring import Cached, Tally, checked_score, checked_tokens, tokens_in, word_ends
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ def _fallback(
 def measure(
     emissions: Sequence[Emission],
     prompts: Sequence[Prompt],
-    reward: Scores | None,
+    reward: Cached | None,
     cost: Scorer,
     config: SearchConfig,
 ) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ class Report:
     """The work done for one prompt; the fields are those of `Response`."""
 
     counts: Counts = field(default_factory=Counts)
-    trace: list[dict[str, Any]] = field(default_factory=list)  # one entry per round of a block
+    trace: list[dict[str, float | None]] = field(default_factory=list)  # one per round of a block
     # [reward, cost] of every finished candidate, not only of the one that is emitted
     finals: list[list[float | None]] = field(default_factory=list)
 

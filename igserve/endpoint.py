@@ -17,7 +17,7 @@ from igcore.errors import ParameterError, ScorerError, ScorerWarning, one_line
 from igcore.files import digest_of
 from igcore.models.probe import HELPFUL, probe
 from igcore.models.wording import SLOT, Wording, filled
-from igcore.scorers import COST
+from igcore.scorers import COST, Texts
 from igcore.settings import Natural, Rows, Seconds, Threads, settings
 from igcore.template import escape_special_tokens
 
@@ -129,14 +129,12 @@ class Remote:
             _, why = self._scores(*([text] for text in HELPFUL))
             if why:
                 raise ScorerError(f"{self._place} {why}; self_check: false loads it all the same")
-            probe(self)  # type: ignore[arg-type]  # frozen, and a protocol's attributes are not
+            probe(self)  # type: ignore[arg-type]  # its kinds have the rest of a scorer
         return self
 
     # --- scores ---
 
-    def score(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> np.ndarray:
+    def score(self, prompts: Texts, responses: Texts, finished: Sequence[bool]) -> np.ndarray:
         """Return one number per text (n,) float64, NaN where there is none; `finished` is ignored.
 
         A warning gives the reason for a NaN. It does not raise when the endpoint is down: the

@@ -1,10 +1,9 @@
 """An engine whose model runs in a server: token ids go there, and sampled token ids come back.
 
-It has the methods of `igcore.engine.local.LocalEngine` that a search without latents needs, over
-the ``/v1/completions`` of vLLM, or the ``/completion`` of llama.cpp's server. One request draws all
-samples of a beam. It never has several prompts: a request has one seed, from which all of them
-would draw. The engine stores token ids alone: the server's prefix cache avoids computing a beam
-again.
+It is an `igcore.engine.local.Engine` without latents, over the ``/v1/completions`` of vLLM, or the
+``/completion`` of llama.cpp's server. One request draws all samples of a beam. It never has several
+prompts: a request has one seed, from which all of them would draw. The engine stores token ids
+alone: the server's prefix cache avoids computing a beam again.
 
 A server applies one bias to a whole request, but a penalty differs from position to position. So a
 penalised sample is first drawn from the policy, and each of its tokens is accepted with a
@@ -39,8 +38,9 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from igcore.engine.block import Block
+from igcore.engine.block import Block, Keys, Penalties
 from igcore.engine.diversity import Penalty
+from igcore.engine.kv_cache import History
 from igcore.engine.sampling import AS_IS, Sampling, uniforms
 from igcore.errors import PolicyError
 
@@ -54,8 +54,7 @@ Bias = dict[str, float]  # token -> nats
 class ServedEngine:
     """Samples blocks of tokens from a model in a server, see the module.
 
-    It numbers candidates as `igcore.engine.local.LocalEngine` does. It has no ``history``, which
-    needs the model's hidden states.
+    It numbers candidates as `igcore.engine.local.Engine` says.
 
     Parameters
     ----------
@@ -85,8 +84,8 @@ class ServedEngine:
     def sample_block(
         self,
         rows: Sequence[int],
-        keys: Sequence[Sequence[int]],
-        penalties: Sequence[Penalty | None] | None = None,
+        keys: Keys,
+        penalties: Penalties = None,
         last: bool = False,
         known: Sequence[Sequence[int]] = (),
     ) -> Block:
@@ -139,16 +138,11 @@ class ServedEngine:
         return block
 
     def go_on(
-        self,
-        rows: Sequence[int],
-        texts: Sequence[list[int]],
-        keys: Sequence[Sequence[int]],
-        depth: int,
-        step: int,
+        self, rows: Sequence[int], texts: Sequence[list[int]], keys: Keys, depth: int, step: int
     ) -> Block:
         """Sample tokens after texts, one for each of their keys, or up to an end token.
 
-        See `igcore.engine.local.LocalEngine.go_on`; `depth` and `step` are ignored, because the
+        See `igcore.engine.local.Engine.go_on`; `depth` and `step` are ignored, because the
         server keeps its own cache. Nothing of a text counts as read here.
         """
         whole = [[0] * len(text) + list(own) for text, own in zip(texts, keys, strict=True)]
@@ -257,6 +251,10 @@ class ServedEngine:
                     raise ValueError(f"token {highest} is unknown to the tokenizer")
             found.append(samples)
         return found
+
+    def history(self, *_: Any, **__: Any) -> History:
+        """Raise ``NotImplementedError``: a server gives no hidden states."""
+        raise NotImplementedError
 
     def rollback(self, keep: Sequence[int] = ()) -> None:
         """Return to the rows at the block's start; only `keep` may still be selected."""

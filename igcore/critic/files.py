@@ -96,11 +96,11 @@ class Network(nn.Module):
     """
 
     SPEC: ClassVar[type[Origin]]
-    spec: Any
+    spec: Origin
     centre: torch.Tensor
     scale: torch.Tensor
 
-    def __init__(self, spec: Any):
+    def __init__(self, spec: Origin):
         super().__init__()
         self.spec = spec
         self.about: dict[str, Any] = {}

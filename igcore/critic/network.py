@@ -5,9 +5,9 @@ reference policy ends within budget, and f2, its expected task cost gamma^T c_ta
 prefixes of a response at once, and is causal: a prefix never sees the tokens after it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,34 @@ from .files import Network, Origin, load_network
 from .latent import Latents, latents, shape_of
 
 HEAD = 64  # numbers per attention head
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """A critic, which judges unfinished candidates; `Critic` is that of the paper.
+
+    Attributes
+    ----------
+    watch : int or None
+        The decoder layer whose output the engine must keep for it.
+    reads_keys : bool
+        Whether it reads the KV cache of the engine.
+    """
+
+    watch: int | None
+    reads_keys: bool
+
+    def judge(self, states: History, z: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Return f1 and f2 (R,) of R candidates, given their scaled remaining budgets."""
+
+
+@runtime_checkable
+class Steers(Protocol):
+    """A value network, which moves the hidden state of every token, as RE-Control does."""
+
+    @property
+    def steering(self) -> Callable[..., Callable[[Tensor, Tensor], Tensor]]:
+        """(model, config) -> a function of o_t (R, H) and W o_t (R, V): the logits (R, V)."""
 
 
 @settings(kw_only=True)
@@ -174,8 +202,7 @@ class Running(nn.Module):
         count = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
         mean = tokens.cumsum(1) / count[:, None]
         # in the mean one word counts less and less; the maximum still shows it
-        maximum = tokens.cummax(1).values
-        return torch.cat([mean, maximum], dim=-1)
+        return torch.cat([mean, tokens.cummax(1).values], dim=-1)
 
 
 class States(nn.Module):

@@ -7,7 +7,6 @@ tokens shows as a difference.
 """
 
 from collections.abc import Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,15 +16,12 @@ from transformers.cache_utils import DynamicLayer
 
 from ..errors import PolicyError, one_line, unknown_name
 from .device import device_of, out_of_memory
-from .kv_cache import DynamicRows, forward, inputs_of, padded
+from .kv_cache import DynamicRows, Rows, forward, inputs_of, padded
 from .prefix_cache import SharedRows
 from .sampling import check_finite
 
-CacheRows = SharedRows | DynamicRows
-Kind = type[SharedRows] | type[DynamicRows]
-
 # name of a cache -> kinds of rows to try in turn, the fastest first
-CACHES: dict[str, tuple[Kind, ...]] = {
+CACHES: dict[str, tuple[type[Rows], ...]] = {
     "auto": (SharedRows, DynamicRows),
     "shared": (SharedRows,),
     "dynamic": (DynamicRows,),
@@ -38,10 +34,10 @@ PRECISIONS = {"highest": torch.float32, "high": torch.float16, "medium": torch.b
 PLAIN = (bool, int, float, str, tuple, type(None))  # types of attributes that a user may set
 # model -> its structure when it was tested, and kind of rows -> why it does not work, empty if it
 # does. Weak keys, so that this table keeps no model in memory
-_TRIED: WeakKeyDictionary[nn.Module, tuple[list[Any], dict[Kind, str]]] = WeakKeyDictionary()
+_TRIED: WeakKeyDictionary[nn.Module, tuple[object, dict[type[Rows], str]]] = WeakKeyDictionary()
 
 
-def cache_for(model: PreTrainedModel, cache: str = "auto") -> Kind:
+def cache_for(model: PreTrainedModel, cache: str = "auto") -> type[Rows]:
     """Return the first kind of rows under ``CACHES[cache]`` that a model supports.
 
     Raises
@@ -65,7 +61,7 @@ def supports_shared_prefix(model: PreTrainedModel) -> bool:
     return not _fault(model, SharedRows)
 
 
-def _fault(model: PreTrainedModel, kind: Kind) -> str:
+def _fault(model: PreTrainedModel, kind: type[Rows]) -> str:
     """Return why a kind of rows fails for a model, or nothing."""
     now = structure(model)
     before, tried = _TRIED.get(model, (None, {}))
@@ -77,14 +73,14 @@ def _fault(model: PreTrainedModel, kind: Kind) -> str:
     return tried[kind]
 
 
-def structure(model: nn.Module) -> list[Any]:
+def structure(model: nn.Module) -> list[object]:
     """Return the modules of a model, their functions, plain attributes and configurations.
 
     Two equal results mean that the model computes in the same way, whatever its weights and hooks:
     most hooks only watch. It takes .2 ms for two layers and 2 ms for 32.
     """
     # numbers and texts alone: a reference to a part of the model would keep it in memory
-    found: list[Any] = []
+    found: list[object] = []
     configs: dict[int, PretrainedConfig] = {}
     for module in model.modules():
         kind = type(module)
@@ -100,7 +96,7 @@ def structure(model: nn.Module) -> list[Any]:
     return [*found, *(repr(vars(config)) for config in configs.values())]
 
 
-def _try(model: PreTrainedModel, kind: Kind) -> str:
+def _try(model: PreTrainedModel, kind: type[Rows]) -> str:
     """Return why a kind of rows fails for a model, or nothing."""
     name = type(model).__name__
     # by its structure first: a sliding window, for one, agrees on texts shorter than itself
@@ -142,12 +138,11 @@ def rounding(model: PreTrainedModel) -> float:
 def _is_plain(model: PreTrainedModel) -> bool:
     """True if all layers keep plain keys and values, and accept a registered attention."""
     # `type is`, not `isinstance`: a sliding window is a subclass, and a slab cannot forget tokens
-    layers = DynamicCache(config=model.config).layers
-    plain = all(type(layer) is DynamicLayer for layer in layers)
+    plain = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
     return plain and getattr(model, "_supports_attention_backend", False)
 
 
-def _error(model: PreTrainedModel, kind: Kind) -> float:
+def _error(model: PreTrainedModel, kind: type[Rows]) -> float:
     """Return the largest relative error of cached rows against their texts read alone, uncached.
 
     It is the distance of log-probabilities, or of o_t for a model without a head, divided by their
@@ -158,7 +153,7 @@ def _error(model: PreTrainedModel, kind: Kind) -> float:
     ids = [i * vocabulary // 11 for i in range(1, 11)]
     # 1. two prompts of unequal length, so that one has left padding
     texts = [ids[:3], ids[3:5]]
-    state: CacheRows = kind.open(model, texts)
+    state = kind.open(model, texts)
     results = [(texts, _log_probs(state.hidden, state.logits))]
     # 2. the second prompt branches into two rows, and all three rows grow by two tokens: siblings
     # must not read each other, and copies must not change their source

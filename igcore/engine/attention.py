@@ -79,8 +79,7 @@ class Slab:
 
         keys = [zeros(layer) for layer in prompts.keys]
         values = [zeros(layer) for layer in prompts.values]
-        states = hidden.new_zeros(slots, capacity, hidden.shape[-1])
-        return cls(width, keys, values, states)
+        return cls(width, keys, values, hidden.new_zeros(slots, capacity, hidden.shape[-1]))
 
     def copy_from(self, to: list[int], other: "Slab", slots: list[int], length: int) -> None:
         """Copy the first `length` columns of the other's slots."""
@@ -148,10 +147,9 @@ class Packing:
         first = torch.zeros(self.n_slots, dtype=torch.long, device=prompt.device)
         first[list(slots)] = torch.tensor(starts, device=prompt.device)
         columns = torch.arange(self.filled, device=prompt.device)
-        steps = torch.arange(self.n_steps, device=prompt.device)
         # causal: each query sees the columns up to its own, not those of later tokens of this pass
         # and not those that a longer row or an earlier use has left in the slab
-        last = first[:, None] + steps  # (C, S)
+        last = first[:, None] + torch.arange(self.n_steps, device=prompt.device)  # (C, S)
         suffix = columns <= last[:, :, None]  # (C, S, n)
         # an empty slot sees its prompt and column 0: a fully masked row of the softmax would be NaN
         suffix = suffix.view(len(prompt), 1, self.slab.width, 1, self.n_steps, self.filled)

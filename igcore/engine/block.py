@@ -1,6 +1,13 @@
 """The result of one call of an engine: a block of new tokens per candidate."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from .diversity import Penalty
+
+Ids = Sequence[Sequence[int]]  # tokens of several sequences
+Keys = Sequence[Sequence[int]]  # of each candidate: `random_key` of each position
+Penalties = Sequence[Penalty | None] | None  # of each candidate; None for none at all
 
 
 @dataclass

@@ -13,7 +13,7 @@ from os.path import commonprefix
 import torch
 from torch import Tensor
 
-from .kv_cache import DynamicRows
+from .kv_cache import Rows
 from .prefix_cache import SharedRows
 
 # copies for a sequence: with its state and what a step needs, as much as is planned for it, see
@@ -78,16 +78,16 @@ class DynamicDepths:
 
     Parameters
     ----------
-    root : DynamicRows
+    root : Rows
         The prompts, a row each.
     step : int
         A state is kept after every so many tokens.
     """
 
-    def __init__(self, root: DynamicRows, step: int):
+    def __init__(self, root: Rows, step: int):
         self.root, self.step = root, step
-        self.live: dict[int, tuple[list[int], DynamicRows]] = {}  # row -> its text and state
-        self.kept: dict[int, list[tuple[list[int], DynamicRows]]] = {}  # the deepest last
+        self.live: dict[int, tuple[list[int], Rows]] = {}  # row -> its text and state
+        self.kept: dict[int, list[tuple[list[int], Rows]]] = {}  # the deepest last
 
     def read(self, rows: Sequence[int], texts: Sequence[list[int]]) -> Read:
         """Read what is new in the texts of these rows; the states of other rows are freed."""
@@ -105,7 +105,7 @@ class DynamicDepths:
                 self.kept[row] = [*self.kept[row], (text, copied)][-STATES:]
         return torch.cat([self.live[row][1].logits for row in rows]), counts
 
-    def _nearest(self, row: int, text: list[int]) -> tuple[list[int], DynamicRows]:
+    def _nearest(self, row: int, text: list[int]) -> tuple[list[int], Rows]:
         """Return the longest text of a row that is known and begins this one, and its state."""
         if row in self.live and _begins(self.live[row][0], text):
             return self.live[row]
@@ -121,9 +121,7 @@ def _begins(known: list[int], text: list[int]) -> bool:
     return text[: len(known)] == known
 
 
-def depths_of(
-    root: SharedRows | DynamicRows, depth: int, step: int
-) -> SharedDepths | DynamicDepths:
+def depths_of(root: Rows, depth: int, step: int) -> SharedDepths | DynamicDepths:
     """Return the sequences of prompts that were opened, before their first token."""
     if isinstance(root, SharedRows):
         return SharedDepths(root, depth)

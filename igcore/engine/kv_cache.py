@@ -1,15 +1,8 @@
 """The state of many sequences in transformers' own KV cache, for any decoder-only model.
 
 Every row has its own copy of the prompt's KV cache, and each step copies the cache.
-`igcore.engine.prefix_cache` avoids both; `igcore.engine.agreement` chooses between them. Both have
-the same six methods::
-
-    Rows.open(model, prompts)       prefill prompts, one row each
-    rows.gather(sources, reserve)   copy rows of one or more states, with space for more tokens
-    rows.step(going, tokens)        append one token to the rows that go on; the others are dropped
-    rows.read(tokens)               append the same number of tokens to every row
-    rows.alone(row, sequence)       read a sequence of a row's prompt without others
-    rows.history(rows, keys)        o_t and KV cache of all tokens of these rows since the prompt
+`igcore.engine.prefix_cache` avoids both; `igcore.engine.agreement` chooses between them. Both are
+`Rows`.
 """
 
 import copy
@@ -18,7 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from threading import get_ident
-from typing import Any
+from typing import Any, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +20,11 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..errors import PolicyError
 from .attention import Packing, attention_of
+from .block import Ids
 from .device import device_of
 from .prepack import viewed
 
-Places = Sequence[tuple[Any, int]]  # (state, row in it); all states are of one kind
+Cache: TypeAlias = DynamicCache | Packing
 
 
 @dataclass
@@ -71,7 +65,44 @@ class History:
         return cls(mask, hidden, middle, **others)
 
 
-def cache_name(model: Any) -> str:
+class Rows(Protocol):
+    """The state of R sequences, with the KV cache that they need to go on.
+
+    Attributes
+    ----------
+    hidden : Tensor (R, H)
+        o_t of each row.
+    logits : Tensor (R, V)
+        W o_t.
+    """
+
+    hidden: Tensor
+    logits: Tensor
+
+    @classmethod
+    def open(cls, model: PreTrainedModel, prompts: Ids, watch: int | None = None) -> Self:
+        """Prefill prompts of one token or more, one row each.
+
+        `watch` is a layer whose output is kept beside o_t.
+        """
+
+    def gather(self, sources: Sequence[tuple[Self, int]], reserve: int = 0) -> Self:
+        """Copy rows of one or more states of one kind, with space for `reserve` more tokens."""
+
+    def step(self, going: Sequence[int], tokens: Sequence[int]) -> Self:
+        """Append one token to each row that goes on; the others are dropped."""
+
+    def read(self, tokens: Ids) -> Self:
+        """Append equally many tokens to each row."""
+
+    def alone(self, row: int, sequence: Sequence[int]) -> "Rows":
+        """Read a sequence that grew from a row's prompt, in one piece and without others."""
+
+    def history(self, rows: Sequence[int], keys: bool = True) -> History:
+        """Copy o_t of all tokens of these rows since the prompt, with the KV cache if `keys`."""
+
+
+def cache_name(model: PreTrainedModel) -> str:
     """Return a model's parameter for the KV cache: ``cache`` from transformers 5.24 on."""
     return "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
 
@@ -81,7 +112,7 @@ class _StopForward(Exception):
 
 
 def watched(
-    view: PreTrainedModel, watch: int | None, cache: Any, last: str = "", **inputs: Any
+    view: PreTrainedModel, watch: int | None, cache: Cache | None, last: str = "", **inputs: Any
 ) -> tuple[Any, dict[str, Tensor]]:
     """Run a view of a model; return its output and the tensors that hooks have recorded.
 
@@ -98,10 +129,10 @@ def watched(
             if name == last:
                 raise _StopForward
 
-    def at_head(_: nn.Module, args: Any) -> None:
+    def at_head(_: nn.Module, args: tuple[Tensor, ...]) -> None:
         note("hidden", args[0])
 
-    def at_middle(_: nn.Module, args: Any, out: Any) -> None:
+    def at_middle(_: nn.Module, args: object, out: Tensor | tuple[Tensor, ...]) -> None:
         note("middle", out[0] if isinstance(out, tuple) else out)  # some layers return a tuple
 
     # hooks, because ``output_hidden_states`` would keep the hidden states of every layer. They are
@@ -122,7 +153,7 @@ def watched(
 
 @torch.inference_mode()
 def forward(
-    model: PreTrainedModel, watch: int | None = None, cache: Any = None, **inputs: Any
+    model: PreTrainedModel, watch: int | None = None, cache: Cache | None = None, **inputs: Any
 ) -> tuple[Tensor, Tensor]:
     """Run a view of a model, on a KV cache if given; return o_t (the input of its head) and logits.
 
@@ -165,9 +196,7 @@ def forward(
     return torch.cat([hidden, middle], dim=-1), logits
 
 
-def padded(
-    sequences: Sequence[Sequence[int]], device: torch.device, side: str = "left"
-) -> tuple[Tensor, Tensor]:
+def padded(sequences: Ids, device: torch.device, side: str = "left") -> tuple[Tensor, Tensor]:
     """Return ids (B, L) and mask (B, L), 1 at tokens; the masked ids are 0."""
     # prompts are padded on the left, so that all rows end, and go on, in the same column
     rows = [torch.tensor(s, dtype=torch.long) for s in sequences]
@@ -211,13 +240,8 @@ class DynamicRows:
     watch: int | None = None
 
     @classmethod
-    def open(
-        cls, model: PreTrainedModel, prompts: Sequence[Sequence[int]], watch: int | None = None
-    ) -> "DynamicRows":
-        """Prefill prompts of one token or more, left-padded to one length.
-
-        `watch` is a layer whose output is kept beside o_t.
-        """
+    def open(cls, model: PreTrainedModel, prompts: Ids, watch: int | None = None) -> "DynamicRows":
+        """Prefill prompts, left-padded to one length."""
         ids, mask = padded(prompts, device_of(model))
         cache = DynamicCache(config=model.config)  # the config decides each layer's kind
         hidden, logits = _read(model, watch, ids, mask, cache)
@@ -225,7 +249,7 @@ class DynamicRows:
         return cls(model, cache, mask, hidden, logits, past, watch)
 
     @torch.inference_mode()
-    def gather(self, sources: Places, reserve: int = 0) -> "DynamicRows":
+    def gather(self, sources: Sequence[tuple[Self, int]], reserve: int = 0) -> Self:
         """Copy rows of states of equal length, in this order; the sources do not change.
 
         `reserve` is for `SharedRows`: this cache grows by itself.
@@ -246,7 +270,7 @@ class DynamicRows:
         return replace(self, cache=cache, **tensors)
 
     @torch.inference_mode()
-    def step(self, going: Sequence[int], tokens: Sequence[int]) -> "DynamicRows":
+    def step(self, going: Sequence[int], tokens: Sequence[int]) -> Self:
         """Append one token to each row that goes on."""
         rows = self
         if len(going) < len(self.mask):  # drop the rows that have ended: they would only cost time
@@ -257,7 +281,7 @@ class DynamicRows:
         rows.past = torch.cat([rows.past, rows.hidden[:, None]], dim=1)
         return rows
 
-    def read(self, tokens: Sequence[Sequence[int]]) -> "DynamicRows":
+    def read(self, tokens: Ids) -> Self:
         """Append equally many tokens to each row."""
         rows = self
         # one at a time: a sliding window or a recurrent state cannot continue with several at once

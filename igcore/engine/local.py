@@ -1,14 +1,5 @@
 """The decoding engine: a transformers model that keeps its KV cache from block to block.
 
-It works on token ids: no text, scores or budget. It keeps the state of many sequences at once, its
-rows::
-
-    engine.open(prompts)               one row per prompt
-    engine.sample_block(rows, keys)    candidates sampled from the given rows
-    engine.rollback(keep)              back to the block's start, for a retry
-    engine.select(candidates)          the chosen candidates, of all rounds, become the rows
-    engine.go_on(rows, texts, keys)    the next token of any text of a row, for steps back
-
 For every row it keeps the KV cache of all layers (the paper's h_t), the last hidden state after the
 final norm (o_t) and the reference logits W o_t, so that no prefix is encoded twice. The model reads
 every sampled token, except the last one of a response, so that o_t and h_t are those of the block's
@@ -21,32 +12,115 @@ Where the model allows it, all rows of a prompt share one KV cache of the prompt
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .agreement import CacheRows, cache_for
-from .block import Block
-from .depths import depths_of
-from .diversity import Factors, Penalty
-from .kv_cache import History
+from .agreement import cache_for
+from .block import Block, Ids, Keys, Penalties
+from .depths import DynamicDepths, SharedDepths, depths_of
+from .diversity import Factors
+from .kv_cache import History, Rows
 from .sampling import AS_IS, Drawn, RowFactors, Sampling, draw, uniforms
 
 
-class LocalEngine:
-    """Samples blocks of tokens for many sequences at once.
+class Engine(Protocol):
+    """Samples blocks of tokens for many sequences at once, its rows.
 
-    Three guarantees make results, resumes and replays reproducible:
+    It works on token ids: no text, scores or budget. Candidates are numbered from 0 over all rounds
+    since the last `open` or `select`, ended ones included. Row i is prompt i after `open`, and
+    ``candidates[i]`` after `select`. A server has no `history`, and a pool no `go_on`: no method
+    that needs them gets there.
+    """
+
+    def open(self, prompts: Ids) -> None:
+        """Begin with prompts, one row each: B sequences of at least one token id."""
+
+    def sample_block(
+        self, rows: Sequence[int], keys: Keys, penalties: Penalties = None, last: bool = False
+    ) -> Block:
+        """Sample one continuation of each given row.
+
+        Parameters
+        ----------
+        rows : sequence of R int
+            Row of the current state from which each candidate starts; may repeat.
+        keys : sequence of R sequences of `length` int
+            One `igcore.engine.sampling.random_key` per candidate and position.
+        penalties : sequence of R Penalty or None, optional
+            Factors on each candidate's reference probabilities, see
+            `igcore.engine.sampling.Sampling`. Where they leave no mass the reference is used.
+        last : bool
+            Whether no candidate will be continued: the model then does not read the last tokens,
+            and no candidate can be selected.
+        """
+
+    def rollback(self, keep: Sequence[int] = ()) -> None:
+        """Return to the rows at the block's start, so that the next `sample_block` is a retry.
+
+        Parameters
+        ----------
+        keep : sequence of int
+            Live candidates that may still be selected; the KV cache of all others is freed.
+        """
+
+    def select(self, candidates: Sequence[int]) -> None:
+        """Make these live candidates of any round the rows of the state, in this order.
+
+        Raises
+        ------
+        KeyError
+            When a candidate has ended, was freed or was never sampled: it has no state to continue
+            from.
+        """
+
+    def go_on(
+        self, rows: Sequence[int], texts: Sequence[list[int]], keys: Keys, depth: int, step: int
+    ) -> Block:
+        """Sample the next token of texts, each of which follows the prompt of its row.
+
+        Parameters
+        ----------
+        rows : sequence of R int
+            Prompts in the order of `open`, each once.
+        texts : sequence of R lists of int
+            Tokens after the prompts, none at first; no end token is among them.
+        keys : sequence of R sequences of int
+            The first key of each decides its token. An engine may use more of them, and then
+            sample as many tokens.
+        depth, step : int
+            Most tokens of a text, and after how many a text may be cut; the same in all calls.
+        """
+
+    def history(self, candidates: Sequence[int], keys: bool = True) -> History:
+        """Return o_t and h_t of all tokens so far of live candidates; no token is encoded for it.
+
+        Parameters
+        ----------
+        candidates : sequence of int
+            Of one length.
+        keys : bool
+            Whether to return the KV cache, which is many times larger than o_t. It is a copy.
+
+        Raises
+        ------
+        KeyError
+            As `select`.
+        """
+
+
+class LocalEngine:
+    """An `Engine` whose model is here.
+
+    Two guarantees make results, resumes and replays reproducible:
 
     * Keys decide tokens. A token depends on its sequence and on its own key alone, never on its
       batch: where float32's rounding could change it, a near tie, it is sampled again from its
       sequence alone. In a shorter type near ties are only counted, and a token may depend on its
       batch.
     * `rollback` is bit-equal. A retry with the same keys gives the same tokens and logprobs.
-    * Candidates are numbered from 0 over all rounds since the last `open` or `select`, ended ones
-      included. Row i is prompt i after `open`, and ``candidates[i]`` after `select`.
 
     Parameters
     ----------
@@ -89,43 +163,33 @@ class LocalEngine:
         self.redraws = model.dtype.itemsize >= 4
         self._start(None, [])
 
-    def _start(self, rows: CacheRows | None, sequences: list[list[int]]) -> None:
+    def _start(self, rows: Rows | None, sequences: list[list[int]]) -> None:
         """Begin a block from these rows."""
         # the last references to the old states go here, and with them their KV cache
-        self.rows: CacheRows = rows  # type: ignore[assignment]  # None before and after all prompts
+        self.rows: Rows = rows  # type: ignore[assignment]  # None before and after all prompts
         self.sequences = sequences
         self._grown: dict[int, list[int]] = {}  # live candidate -> its sequence
         # live candidate of any round -> the state and the row that it has
-        self._places: dict[int, tuple[CacheRows, int]] = {}
+        self._places: dict[int, tuple[Rows, int]] = {}
         self._drawn = 0  # number of candidates of all rounds so far
-        self._depths: Any = None  # made by the first `go_on`
+        self._depths: SharedDepths | DynamicDepths | None = None  # made by the first `go_on`
 
-    def open(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Prefill the prompts, one row each: B sequences of at least one token id."""
+    def open(self, prompts: Ids) -> None:
+        """Prefill the prompts, one row each."""
         self._start(self.kind.open(self.model, prompts, self.watch), list(map(list, prompts)))
 
     def sample_block(
         self,
         rows: Sequence[int],
-        keys: Sequence[Sequence[int]],
-        penalties: Sequence[Penalty | None] | None = None,
+        keys: Keys,
+        penalties: Penalties = None,
         last: bool = False,
-        known: Sequence[Sequence[int]] = (),
+        known: Ids = (),
     ) -> Block:
-        """Sample one continuation of each given row.
+        """Sample one continuation of each given row, see `Engine.sample_block`.
 
         Parameters
         ----------
-        rows : sequence of R int
-            Row of the current state from which each candidate starts; may repeat.
-        keys : sequence of R sequences of `length` int
-            One `igcore.engine.sampling.random_key` per candidate and position.
-        penalties : sequence of R Penalty or None, optional
-            Factors on each candidate's reference probabilities, see
-            `igcore.engine.sampling.Sampling`. Where they leave no mass the reference is used.
-        last : bool
-            Whether no candidate will be continued: the model then does not read the last tokens,
-            and no candidate can be selected.
         known : sequence of R sequences of int, optional
             The first tokens of each candidate, where they have been sampled before; the model reads
             them, and their logprobs here are NaN. No end token is among them.
@@ -186,29 +250,12 @@ class LocalEngine:
         return block
 
     def go_on(
-        self,
-        rows: Sequence[int],
-        texts: Sequence[list[int]],
-        keys: Sequence[Sequence[int]],
-        depth: int,
-        step: int,
+        self, rows: Sequence[int], texts: Sequence[list[int]], keys: Keys, depth: int, step: int
     ) -> Block:
-        """Sample the next token of texts, each of which follows the prompt of its row.
+        """Sample the next token of texts, see `Engine.go_on`.
 
         A text may be any: what it shares with the last one of its row is not read again, but for
         one token. Rows that a call leaves out lose their cache.
-
-        Parameters
-        ----------
-        rows : sequence of R int
-            Prompts in the order of `open`, each once.
-        texts : sequence of R lists of int
-            Tokens after the prompts, none at first; no end token is among them.
-        keys : sequence of R sequences of int
-            The first key of each decides its token. Another engine may use more of them, and then
-            sample as many tokens.
-        depth, step : int
-            Most tokens of a text, and after how many a text may be cut; the same in all calls.
         """
         if self._depths is None:
             self._depths = depths_of(self.rows, depth, step)
@@ -235,19 +282,14 @@ class LocalEngine:
         tokens, log_p, log_q, _ = self.draw_next(alone, u[None], {0: factors or {}})
         return tokens[0], log_p[0], log_q[0]
 
-    def draw_next(self, state: CacheRows, u: Tensor, factors: RowFactors) -> Drawn:
+    def draw_next(self, state: Rows, u: Tensor, factors: RowFactors) -> Drawn:
         """Sample one token per row of a state; see `igcore.engine.sampling.draw`."""
         return draw(state.logits, u, factors, self.sampling)
 
     def rollback(self, keep: Sequence[int] = ()) -> None:
-        """Return to the rows at the block's start, so that the next `sample_block` is a retry.
+        """Return to the rows at the block's start, see `Engine.rollback`.
 
         Blocks are sampled on copies of the rows, so the rows are still the same, bit for bit.
-
-        Parameters
-        ----------
-        keep : sequence of int
-            Live candidates that may still be selected; the KV cache of all others is freed.
         """
         # a round with no kept candidate loses its state, and its memory, here
         self._places = {c: place for c, place in self._places.items() if c in keep}
@@ -257,14 +299,7 @@ class LocalEngine:
             self._places = {c: (rows, i) for i, c in enumerate(self._places)}
 
     def select(self, candidates: Sequence[int]) -> None:
-        """Make these live candidates of any round the rows of the state, in this order.
-
-        Raises
-        ------
-        KeyError
-            When a candidate has ended, was freed or was never sampled: it has no state to continue
-            from.
-        """
+        """Make these live candidates the rows of the state, see `Engine.select`."""
         if not candidates:  # every search has ended
             self._start(None, [])
             return
@@ -273,20 +308,7 @@ class LocalEngine:
         self._start(rows, [self._grown[c] for c in candidates])
 
     def history(self, candidates: Sequence[int], keys: bool = True) -> History:
-        """Return o_t and h_t of all tokens so far of live candidates; no token is encoded for it.
-
-        Parameters
-        ----------
-        candidates : sequence of int
-            Of one length.
-        keys : bool
-            Whether to return the KV cache, which is many times larger than o_t. It is a copy.
-
-        Raises
-        ------
-        KeyError
-            As `select`.
-        """
+        """Return o_t and h_t of live candidates, see `Engine.history`."""
         places = self._places_of(candidates)
         state = places[0][0]
         rows = [row for _, row in places]
@@ -296,7 +318,7 @@ class LocalEngine:
             rows = list(range(len(places)))
         return state.history(rows, keys)
 
-    def _places_of(self, candidates: Sequence[int]) -> list[tuple[CacheRows, int]]:
+    def _places_of(self, candidates: Sequence[int]) -> list[tuple[Rows, int]]:
         """Return the state of each candidate, and its row in that state."""
         if missing := set(candidates) - set(self._places):
             raise KeyError(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from .prepack import prepacked
 
@@ -26,7 +26,7 @@ TOKENS = 2048  # about as many are read at once; it bounds the memory and change
 Text = Mapping[str, list[int]]  # ``input_ids``, and what else there is for each token
 
 
-def one_row_view(model: Any) -> Any:
+def one_row_view(model: PreTrainedModel) -> PreTrainedModel:
     """Return a prepacked view of an encoder for `read`; the weights must not change any more.
 
     Raises

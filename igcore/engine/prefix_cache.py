@@ -13,13 +13,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
+from typing import Self
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from .attention import Packing, Prompts, Slab
-from .kv_cache import DynamicRows, History, Places, forward, padded, padded_keys
+from .block import Ids
+from .kv_cache import DynamicRows, History, Rows, forward, padded, padded_keys
 from .prepack import viewed
 
 MOST_KEPT = 2**28  # bytes of prompts in the cache of a view
@@ -29,7 +31,7 @@ LONG = 256  # tokens; a longer prompt is read without others, and its near ties 
 
 @dataclass
 class SharedRows:
-    """The state of R sequences, with the methods of `igcore.engine.kv_cache.DynamicRows`.
+    """The state of R sequences that share the KV cache of their prompts.
 
     Rows may differ in length, and more than one token may be appended at a time (`read`).
     """
@@ -44,13 +46,8 @@ class SharedRows:
     watch: int | None = None
 
     @classmethod
-    def open(
-        cls, model: PreTrainedModel, prompts: Sequence[Sequence[int]], watch: int | None = None
-    ) -> "SharedRows":
-        """Prefill prompts of one token or more, left-padded to one length.
-
-        `watch` is a layer whose output is kept beside o_t.
-        """
+    def open(cls, model: PreTrainedModel, prompts: Ids, watch: int | None = None) -> "SharedRows":
+        """Prefill prompts, left-padded to one length."""
         read = prefixes(model, prompts, watch)
         # zip turns the layers of each prompt into the prompts of each layer: (P, heads, L, d)
         keys = list(map(padded_keys, zip(*(prefix.keys for prefix in read), strict=True)))
@@ -62,8 +59,7 @@ class SharedRows:
         shared = Prompts(numbers, keys, values, mask.bool())
         # one slot per prompt and no column: no new token yet
         slab = Slab.empty(shared, 1, 0, hidden)
-        lengths = [0] * len(prompts)
-        return cls(model, shared, slab, numbers[:], lengths, hidden, logits, watch)
+        return cls(model, shared, slab, numbers[:], [0] * len(prompts), hidden, logits, watch)
 
     def owner(self, row: int) -> int:
         """Return the number of a row's prompt."""
@@ -71,7 +67,7 @@ class SharedRows:
 
     @torch.inference_mode()
     def gather(
-        self, sources: Places, reserve: int = 0, lengths: Sequence[int] = ()
+        self, sources: Sequence[tuple[Self, int]], reserve: int = 0, lengths: Sequence[int] = ()
     ) -> "SharedRows":
         """Copy the new tokens of rows of states that descend from this one, in this order.
 
@@ -117,7 +113,7 @@ class SharedRows:
         return rows.read([[token] for token in tokens])
 
     @torch.inference_mode()
-    def read(self, tokens: Sequence[Sequence[int]]) -> "SharedRows":
+    def read(self, tokens: Ids) -> "SharedRows":
         """Append one token or more to every row, in place and in one pass."""
         counts = [len(row) for row in tokens]
         packing = Packing(self.prompts, self.slab, self.slots, self.lengths, counts)
@@ -141,7 +137,7 @@ class SharedRows:
         self.lengths = [a + n for a, n in zip(self.lengths, counts, strict=True)]
         return self
 
-    def alone(self, row: int, sequence: Sequence[int]) -> "DynamicRows | SharedRows":
+    def alone(self, row: int, sequence: Sequence[int]) -> Rows:
         """Read a sequence that grew from a row's prompt, in one piece and without others.
 
         A long prompt was read without others already: only its last token is read again.
@@ -158,8 +154,7 @@ class SharedRows:
         known = Prompts([0], keys, values, self.prompts.mask[[prompt], -length:-1])
         rest = sequence[length - 1 :]
         slab = Slab.empty(known, 1, len(rest), self.hidden)
-        state = replace(self, prompts=known, slab=slab, slots=[0], lengths=[0])
-        return state.read([rest])
+        return replace(self, prompts=known, slab=slab, slots=[0], lengths=[0]).read([rest])
 
     def last_hidden(self, row: int, length: int, count: int = 1) -> Tensor:
         """Return o_t (count, H) of the last `count` of a row's first `length` new tokens.
@@ -204,9 +199,7 @@ class Prefix:
         return sum(x.nbytes for x in [*self.keys, *self.values, self.hidden, self.logits])
 
 
-def prefixes(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], watch: int | None
-) -> list[Prefix]:
+def prefixes(model: PreTrainedModel, prompts: Ids, watch: int | None) -> list[Prefix]:
     """Return the keys and values of each prompt; cached prompts are not read again.
 
     The cache lives as long as the model's view and holds at most `MOST_KEPT` bytes; the prompts

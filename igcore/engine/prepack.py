@@ -30,6 +30,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from transformers import PreTrainedModel
 
 from .device import installed_bytes
 from .view import state_of, view_of
@@ -51,7 +52,7 @@ class View:
         Bytes of the copies.
     """
 
-    model: Any
+    model: PreTrainedModel
     state: str = ""
     size: int = 0
     # with the view, because it is stale when the weights change
@@ -62,14 +63,14 @@ class _Thread(threading.local):
     """The views that one thread uses, and whether it is inside a `turn`."""
 
     def __init__(self) -> None:
-        self.views: WeakKeyDictionary[Any, View] = WeakKeyDictionary()
+        self.views: WeakKeyDictionary[nn.Module, View] = WeakKeyDictionary()
         self.in_turn = False
 
 
 _HERE = _Thread()
-_TURNS: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+_TURNS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
 # views that no thread uses; a call takes one out, so that no other thread finds it
-_KEPT: WeakKeyDictionary[Any, View] = WeakKeyDictionary()
+_KEPT: WeakKeyDictionary[nn.Module, View] = WeakKeyDictionary()
 _KEEPING = threading.Lock()  # of this table, which must not change while it is gone through
 
 
@@ -105,7 +106,7 @@ def use_prepacked(*models: nn.Module) -> Iterator[None]:
             new.clear()  # freed before the next thread makes its own
 
 
-def _taken(model: Any) -> View:
+def _taken(model: PreTrainedModel) -> View:
     """Take the kept view of a model if it is that of the model as it is now, or make one."""
     state = state_of(model)
     with _KEEPING:
@@ -116,7 +117,7 @@ def _taken(model: Any) -> View:
     return View(prepacked(model), state, copied_bytes(model))
 
 
-def _keep(views: Mapping[Any, View]) -> None:
+def _keep(views: Mapping[nn.Module, View]) -> None:
     """Keep views for the next call; where they are too large together, the oldest go."""
     with _KEEPING:
         _KEPT.update({model: view for model, view in views.items() if view.state})
@@ -143,12 +144,12 @@ def turn(*models: nn.Module) -> Iterator[None]:
             _HERE.in_turn = False
 
 
-def viewed(model: Any) -> View:
+def viewed(model: PreTrainedModel) -> View:
     """Return this thread's view of a model; outside `use_prepacked`, a new one without copies."""
     return _HERE.views.get(model) or View(view_of(model))
 
 
-def prepacked(model: Any) -> Any:
+def prepacked(model: PreTrainedModel) -> PreTrainedModel:
     """Return a view of a model whose linear layers multiply by copies of their weights."""
     view = view_of(model)
     # a view may contain modules of the model itself (see `view_of`): these must not be changed

@@ -295,5 +295,4 @@ def _choose(weights: Tensor, u: Tensor, moved: float) -> tuple[Tensor, Tensor]:
     u = u[:, None]
     distance = (edges - u).abs()
     near = distance < 2 * moved * edges * (1 - edges)
-    chosen = (edges <= u).sum(1)
-    return chosen, near.any(1)
+    return (edges <= u).sum(1), near.any(1)

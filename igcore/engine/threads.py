@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from .device import device_of
 from .kv_cache import forward, inputs_of, padded
@@ -30,7 +30,7 @@ if hasattr(os, "register_at_fork"):  # a forked child has none of the other thre
 
 
 @contextmanager
-def faster_threads(model: Any) -> Iterator[None]:
+def faster_threads(model: PreTrainedModel) -> Iterator[None]:
     """Compute in a with-block with the number of threads that is faster for a model on a CPU."""
     on_cpu = isinstance(model, nn.Module) and device_of(model).type == "cpu"
     before = (_BEFORE[:1] or [torch.get_num_threads()])[0]
@@ -49,7 +49,7 @@ def faster_threads(model: Any) -> Iterator[None]:
         _BEFORE.pop()
 
 
-def _faster(model: Any, most: int) -> int:
+def _faster(model: PreTrainedModel, most: int) -> int:
     """Return the faster of one thread and the most, for a step of one row."""
     inputs = inputs_of(*padded([[0]], device_of(model)))
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ..errors import PolicyError
 
@@ -30,7 +30,7 @@ OWN = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_ho
 HOOK = "_hf_hook"  # where accelerate keeps what places a module's weights
 
 
-def view_of(model: Any) -> Any:
+def view_of(model: PreTrainedModel) -> PreTrainedModel:
     """Return a view of a model as it is now; an object that is no torch module is returned itself.
 
     If the ``forward`` of a module was replaced by a user's function, the view contains the module
@@ -60,7 +60,7 @@ def view_of(model: Any) -> Any:
         )
     # 2. their attributes. Modules share one configuration, and so must their views: deepcopy
     # returns the copy that it finds in this table
-    copied: dict[int, Any] = {}
+    copied: dict[int, PretrainedConfig] = {}
     for module, view in views.items():
         if view is not module:
             for name, value in vars(module).items():
@@ -76,7 +76,7 @@ def _is_foreign(module: nn.Module, views: Mapping[nn.Module, nn.Module]) -> bool
 
 
 def _owned(
-    name: str, value: Any, views: Mapping[nn.Module, nn.Module], copied: dict[int, Any]
+    name: str, value: Any, views: Mapping[nn.Module, nn.Module], copied: dict[int, PretrainedConfig]
 ) -> Any:
     """Return a view's counterpart of its module's attribute."""
     if name in OWN:
@@ -97,7 +97,7 @@ def _owned(
     return value if bound is None else bound
 
 
-def _bound(function: Any, views: Mapping[Any, nn.Module]) -> Callable[..., Any] | None:
+def _bound(function: object, views: Mapping[Any, nn.Module]) -> Callable[..., Any] | None:
     """Return a method or partial function of a module, bound to its view; None for all else."""
     # else the view would call the module itself, with its hooks, attention and training mode
     if isinstance(function, MethodType) and function.__self__ in views:
@@ -136,7 +136,7 @@ def state_of(model: nn.Module) -> str:
     """
     if not isinstance(model, nn.Module):  # it is in a server
         return ""
-    found: list[Any] = [*model.parameters(), *model.buffers()]  # each once
+    found: list[object] = [*model.parameters(), *model.buffers()]  # each once
     for module in model.modules():
         own = vars(module).copy()
         names = ("_modules", "_parameters", "_buffers")
@@ -149,7 +149,7 @@ def state_of(model: nn.Module) -> str:
         return ""
 
 
-def _value(known: Any) -> Any:
+def _value(known: Any) -> object:
     """Return what JSON has in place of a value; raise ``TypeError`` for what is not known."""
     if type(known) in (Tensor, nn.Parameter):
         bits = known.detach().reshape(-1).view(torch.uint8)

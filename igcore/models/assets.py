@@ -83,8 +83,7 @@ class Asset:
     @property
     def folder(self) -> Path:
         """Its folder in `home`, named after the version, or the commit, and the converter."""
-        version = re.split("==|@", self.pin)[1]
-        return home() / f"{self.name}-{version}-{CONVERTER_VERSION}"
+        return home() / f"{self.name}-{re.split('==|@', self.pin)[1]}-{CONVERTER_VERSION}"
 
 
 def pinned(file: Traversable, converters: Mapping[str, Converter]) -> dict[str, Asset]:

@@ -4,13 +4,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from os.path import commonprefix
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from ..engine.kv_cache import forward, inputs_of, padded
 from ..errors import ParameterError
 from ..policy import context_of
+from ..scorers import Texts
 from ..template import broken_up, reserved_strings
 from .texts import Text, Tokens
 
@@ -36,8 +38,7 @@ class Backbone:
     ----------
     model : transformers model
         Decoder-only, with or without its head; only hidden states after the final norm are used.
-    tokenizer
-        Its tokenizer.
+    tokenizer : Tokenizer
     template : callable
         (prompt, response) -> the text to encode, in which the response follows the prompt.
     end_id : int, optional
@@ -57,8 +58,8 @@ class Backbone:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: Tokenizer,
         template: Callable[[str, str], str] = joined,
         end_id: int | None = None,
         *,
@@ -98,10 +99,7 @@ class Backbone:
         return text.ids
 
     def texts(
-        self,
-        prompts: Sequence[str],
-        responses: Sequence[str],
-        sources: Sequence[Text | None] | None = None,
+        self, prompts: Texts, responses: Texts, sources: Sequence[Text | None] | None = None
     ) -> list[Text]:
         """Return the texts of prompts and responses, each encoded from its source.
 

@@ -1,11 +1,11 @@
-"""Any sequence classifier of transformers as a cost or a reward.
+"""A sequence classifier of transformers as a cost or a reward.
 
 A decoder with a linear head reads through a KV cache; an encoder reads every text as a whole.
 Options name the classes that count and the text to read, so a new model needs no code.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
 from os.path import commonprefix
@@ -15,14 +15,15 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from torch.nn.functional import linear
+from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from ..engine.agreement import rounding
 from ..engine.device import out_of_memory
 from ..engine.one_row import Text, one_row_view, read
 from ..errors import ParameterError
 from ..policy import context_of
-from ..scorers import COST, REWARD
-from ..settings import one_of, settings
+from ..scorers import COST, REWARD, Texts
+from ..settings import Options, one_of, settings
 from ..template import broken_up, reserved_strings
 from .backbone import Backbone
 from .lm_scorer import EXAMPLE, Checkpoint, HeadFunction, LMScorer, Pooling, Reader
@@ -105,10 +106,8 @@ class Classifier(Checkpoint):
     reads: Literal["pair", "response"] = "pair"
     pooling: Pooling = "last"
 
-    def scorer(self) -> Reader:
+    def scorer(self) -> "LMScorer | EncoderScorer":
         """Return the scorer, unchecked."""
-        from transformers import AutoModelForSequenceClassification
-
         text_format = self.text_format if self.reads == "pair" else "raw"
         heads = list(tensors_of(self.folder, [HEAD]))
         if self.pooling == "mean" and not heads:
@@ -135,10 +134,10 @@ class Classifier(Checkpoint):
         number = partial(_number, unit, counted)
         head = partial(_scores, weight, number) if heads else number
         name = f"classifier:{Path(self.repo).name}-{ROLES_BY_SIGN[self.sign]}"
-        options: dict[str, Any] = {"counted": counted, "unit": unit, "reads": self.reads}
-        kind: Callable[..., Reader] = partial(EncoderScorer, model=model, pairs=two_texts)
-        if heads:
-            kind = partial(LMScorer, pooling=self.pooling)
+        options: Options = {"counted": counted, "unit": unit, "reads": self.reads}
+        kind: Callable[..., LMScorer | EncoderScorer] = partial(LMScorer, pooling=self.pooling)
+        if not heads:
+            kind = partial(EncoderScorer, model=model, pairs=two_texts)
         scale = "logit" if unit == "logit" else "probability"
         options |= {"text_format": text_format, "pooling": self.pooling}
         return self.made(kind, name, self.sign, backbone, head, options, scale)
@@ -155,7 +154,7 @@ class Classifier(Checkpoint):
                 f"{', '.join(formats)}, if it was trained on pairs, else set reads to 'response'"
             )
 
-    def _unit(self, config: Any) -> str:
+    def _unit(self, config: PreTrainedConfig) -> str:
         """Return the unit of the score, by the option and the configuration."""
         n = config.num_labels
         problem = str(getattr(config, "problem_type", None))
@@ -172,7 +171,7 @@ class Classifier(Checkpoint):
             )
         return self.unit or trained or "logit"
 
-    def _counted(self, config: Any, unit: str) -> list[int]:
+    def _counted(self, config: PreTrainedConfig, unit: str) -> list[int]:
         """Return the indices of the classes that count, in ascending order."""
         classes = config.id2label
         if not self.labels and len(classes) > 1:
@@ -223,12 +222,10 @@ class EncoderScorer(Reader):
         as one text.
     """
 
-    model: Any = None
+    model: PreTrainedModel = field(kw_only=True)
     pairs: bool = False
 
-    def score(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> np.ndarray:
+    def score(self, prompts: Texts, responses: Texts, finished: Sequence[bool]) -> np.ndarray:
         """Return one number per text (n,) float64; `finished` is ignored.
 
         Raises
@@ -291,12 +288,11 @@ class EncoderScorer(Reader):
     @cached_property
     def _first(self) -> int:
         """The first position of a text; RoBERTa and its like count from the pad id on."""
-        embeddings = getattr(self.model.base_model, "embeddings", None)
-        padding = getattr(embeddings, "padding_idx", None)
+        padding = getattr(getattr(self.model.base_model, "embeddings", None), "padding_idx", None)
         return 0 if padding is None else padding + 1
 
     @torch.inference_mode()
-    def _logits(self, texts: Sequence[Text], view: Any) -> list[torch.Tensor]:
+    def _logits(self, texts: Sequence[Text], view: PreTrainedModel | None) -> list[torch.Tensor]:
         """Return the logits (C,) float64 of texts, read together by a view, or one by one."""
         if view:
             outputs = [output for output, _ in read(view, texts, self._first)]
@@ -306,7 +302,7 @@ class EncoderScorer(Reader):
         return [row for output in outputs for row in output.logits.cpu().double()]
 
     @cached_property
-    def _view(self) -> Any:
+    def _view(self) -> PreTrainedModel | None:
         """A view that reads texts together as the model reads each alone, or None."""
         try:
             view = one_row_view(self.model)
@@ -324,9 +320,9 @@ class EncoderScorer(Reader):
         return view if (ours - alone).norm() <= allowed else None  # NaN is not <= anything
 
 
-def _first_states(base: Any, forward: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
+def _first_states(base: PreTrainedModel, run: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
     """Return the output of a base model for the first tokens of its texts, (R, 1, H)."""
-    output = forward(*args, **inputs)
+    output = run(*args, **inputs)
     starts = list(accumulate([0, *inputs["lengths"][:-1]]))
     output.last_hidden_state = output.last_hidden_state[0, starts][:, None]
     if getattr(base, "pooler", None):

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModel
 
 from ..engine.one_row import one_row_view, read
+from ..scorers import Texts
 from . import assets
 from .pretrained import load_model, load_tokenizer
 
@@ -59,9 +60,7 @@ class OffensiveLanguage:
             self._b = weights["b"]
         self._column = {word: column for column, word in enumerate(words)}
 
-    def score(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> np.ndarray:
+    def score(self, prompts: Texts, responses: Texts, finished: Sequence[bool]) -> np.ndarray:
         """Return the probability of offensive language of each response, (n,) float64 in [0, 1].
 
         Prompts and `finished` are ignored. A text without a known word has the models' base rate,
@@ -129,9 +128,7 @@ class MiniLMRelevance:
         # one prompt at a time: a cached vector must equal a new one
         self._embed_prompt = lru_cache(PROMPTS)(lambda prompt: self._embed([prompt])[0])
 
-    def score(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> np.ndarray:
+    def score(self, prompts: Texts, responses: Texts, finished: Sequence[bool]) -> np.ndarray:
         """Return the relevance of each response to its prompt, (n,) float64; `finished` is ignored.
 
         Raises

@@ -1,4 +1,4 @@
-"""Any generative guard as a cost, read from the logits of its labels.
+"""A generative guard as a cost, read from the logits of its labels.
 
 A guard's own code generates a verdict and searches it for a word. This scorer reads the logits of
 the label words instead: it needs one forward pass and returns a number instead of yes or no.
@@ -7,10 +7,11 @@ the label words instead: it needs one forward pass and returns a number instead 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch.nn.functional import linear
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..engine.kv_cache import forward
 from ..errors import ParameterError
@@ -76,8 +77,6 @@ class GenerativeGuard(Wording, Checkpoint):
             When labels are not one token each or not distinct, or when the model's logits do not
             follow from its output embedding.
         """
-        from transformers import AutoModelForCausalLM
-
         labels = [*self.unsafe, *self.safe]
         write = partial(self.text, self.tokenizer)
         ids = label_ids(self.tokenizer, write(*EXAMPLE), labels)
@@ -92,7 +91,7 @@ class GenerativeGuard(Wording, Checkpoint):
         return self.made(LMScorer, name, COST, backbone, cost, options, self.unit)
 
 
-def _logits(model: Any, ids: Sequence[int]) -> HeadFunction:
+def _logits(model: PreTrainedModel, ids: Sequence[int]) -> HeadFunction:
     """Return a function from hidden states (R, H) to float32 logits (R, n) of some tokens."""
     head = model.get_output_embeddings()
     weight = head.weight[list(ids)].detach().float()  # (n, H)
@@ -124,7 +123,7 @@ def _probability(logits: HeadFunction, n: int, hidden: torch.Tensor) -> torch.Te
 
 
 @torch.inference_mode()
-def _check_logits(model: Any, backbone: Backbone, repo: str) -> None:
+def _check_logits(model: PreTrainedModel, backbone: Backbone, repo: str) -> None:
     """Raise ``ParameterError`` unless hidden states and output embedding yield the model's logits.
 
     Some models process their logits further, and one field means different things in different

@@ -7,11 +7,11 @@ pass gives the cost after every token.
 
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..errors import AssetError, ParameterError
 from ..files import file_digest
@@ -102,8 +102,7 @@ def smollm2_harm(device: str = "auto") -> Scorer:
             f"{HARM} is missing or damaged: its sha256 is {found} where {wanted} is needed; "
             "install igcore again"
         )
-    probe = Probe(repo="smollm2", layer=15, head=str(HARM), dtype="float32", device=device)
-    return probe.load()
+    return Probe(repo="smollm2", layer=15, head=str(HARM), dtype="float32", device=device).load()
 
 
 def load_head(path: Path, width: int) -> tuple[Tensor, Tensor, dict[str, str]]:
@@ -137,7 +136,7 @@ def load_head(path: Path, width: int) -> tuple[Tensor, Tensor, dict[str, str]]:
     return tensors["weight"], tensors["bias"], about
 
 
-def cut(model: Any, layer: int) -> None:
+def cut(model: PreTrainedModel, layer: int) -> None:
     """Make a decoder return the output of a layer, each state divided by its root mean square.
 
     Later layers and the final norm are dropped. The mean square is raised by 1e-6.

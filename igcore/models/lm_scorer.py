@@ -20,11 +20,13 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
+from transformers import AutoModel, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from ..errors import ParameterError
 from ..files import digest_of
-from ..scorers import Scorer
-from ..settings import settings
+from ..scorers import Scorer, Texts
+from ..settings import Options, settings
 from .backbone import Backbone
 from .hub import snapshot
 from .pretrained import Dtype, check_vocabulary, contents_of, load_model, load_tokenizer
@@ -103,9 +105,7 @@ class LMScorer(Reader):
                 "and a fast tokenizer; choose another text_format, such as raw, or pooling: last"
             )
 
-    def score(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> np.ndarray:
+    def score(self, prompts: Texts, responses: Texts, finished: Sequence[bool]) -> np.ndarray:
         """Return one number per text (n,); callers refuse the scores of a wider head."""
         states = self.features(prompts, responses)
         # without a session row by row: a batch may round differently
@@ -189,8 +189,7 @@ class LMScorer(Reader):
 
     def _texts(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Text]:
         """Return the texts of prompts and responses."""
-        reader = self.session or self.backbone
-        return reader.texts(prompts, responses)
+        return (self.session or self.backbone).texts(prompts, responses)
 
     def _states(self, texts: Sequence[Text], counts: Sequence[int]) -> list[torch.Tensor]:
         """Return what the head reads after each of the last tokens of texts, (count, H) each."""
@@ -271,12 +270,12 @@ class Checkpoint:
         ScorerError
             When it ranks the two fixed texts in the wrong order.
         """
-        scorer: Scorer = self.scorer()
+        scorer = self.scorer()
         if self.self_check:
             probe(scorer, self.boundary)
         return scorer
 
-    def scorer(self) -> Any:
+    def scorer(self) -> Scorer:
         """Return the scorer, unchecked."""
         raise NotImplementedError
 
@@ -286,7 +285,7 @@ class Checkpoint:
         return snapshot(self.repo, self.revision)
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer of the folder."""
         return load_tokenizer(self.folder)
 
@@ -296,13 +295,11 @@ class Checkpoint:
         heads: Sequence[str] = (),
         optional: Sequence[str] = (),
         **config: Any,
-    ) -> tuple[Any, dict[str, torch.Tensor]]:
+    ) -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
         """Return the model and the tensors of its head, see `igcore.models.pretrained.load_model`.
 
         The default `kind` is ``AutoModel``.
         """
-        from transformers import AutoModel
-
         # old configurations name pad ids without an embedding; padding is masked, so any id works
         config = config or {"pad_token_id": 0}
         where = self.folder, self.dtype, self.device
@@ -311,7 +308,7 @@ class Checkpoint:
         return model, tensors
 
     def backbone(
-        self, model: Any, text_format: str, kind: type[Backbone] = Backbone, **more: Any
+        self, model: PreTrainedModel, text_format: str, kind: type[Backbone] = Backbone, **more: Any
     ) -> Backbone:
         """Return a backbone that reads a text format; `more` goes to its class `kind`."""
         template = TEMPLATES[text_format]
@@ -326,7 +323,7 @@ class Checkpoint:
         sign: str,
         backbone: Backbone,
         head: HeadFunction,
-        options: Mapping[str, Any],
+        options: Options,
         unit: str | None = None,
         files: Mapping[str, str] | None = None,
     ) -> Kind:

@@ -5,7 +5,6 @@ If one of the costs fails on a text, the maximum is NaN, which is never safe.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -26,8 +25,7 @@ def maximum_of(costs: Sequence[Scorer]) -> "MaximumScorer":
     if len(costs) < 2:
         raise ParameterError(f"a maximum needs two or more costs, not {len(costs)}; give another")
     parts = tuple(check_sign(cost, "cost") for cost in costs)
-    kind = CachingMaximum if any(map(keeps_cache, parts)) else MaximumScorer
-    return kind(parts)
+    return (CachingMaximum if any(map(keeps_cache, parts)) else MaximumScorer)(parts)
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class MaximumScorer:
     parts : tuple of Scorer
     """
 
-    parts: tuple[Any, ...]
+    parts: tuple[Scorer, ...]
     sign = COST
 
     @property
@@ -50,8 +48,7 @@ class MaximumScorer:
     @property
     def digest(self) -> str:
         """Hash of all parts, in any order."""
-        known = [[part.name, part.digest] for part in self.parts]
-        return digest_of(["maximum", sorted(known)])
+        return digest_of(["maximum", sorted([part.name, part.digest] for part in self.parts)])
 
     @property
     def unit(self) -> str:
@@ -81,7 +78,7 @@ class CachingMaximum(MaximumScorer):
     """The maximum of costs with KV caches; costs of one backbone share theirs."""
 
     @property
-    def backbone(self) -> tuple[Any, ...]:
+    def backbone(self) -> tuple[Scorer, ...]:
         """The parts, which open their caches together."""
         return self.parts
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import extract_model_from_parallel
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from ..catalog import POLICIES, found, room
 from ..errors import AssetError, ParameterError, unknown_name
@@ -22,7 +24,8 @@ from .hub import PATHS, SMALL, snapshot
 from .templates import TextFormat, template_of
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any] | Named | tuple[Any, Any]
+Pair = tuple[PreTrainedModel, Tokenizer]
+PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any] | Named | Pair
 OUTSIDE = ("POLY", "SHADOW", "XLORA")  # kinds of adapters that act outside the wrapped model
 
 
@@ -103,8 +106,6 @@ def load_policy(
     AssetError
         When its files cannot be downloaded, are damaged, or do not belong together.
     """
-    from transformers import AutoModelForCausalLM
-
     chosen = Named.of(name, "policy")
     if "server" in chosen.options:
         served: Policy = room("load_served")(written(chosen))
@@ -139,7 +140,7 @@ def load_policy(
 def as_policy(
     policy: PolicyLike,
     device: str = "auto",
-    dtype: Any = "auto",
+    dtype: str | torch.dtype = "auto",
     chat_options: Mapping[str, Any] | None = None,
 ) -> Policy:
     """Return a `Policy`: itself, loaded by name or folder, or made of (model, tokenizer)."""
@@ -160,7 +161,7 @@ def as_policy(
     if isinstance(policy, Policy):
         return policy
     if isinstance(policy, tuple) and len(policy) == 2:
-        return policy_of(*policy, **options)
+        return policy_of(*policy, options.get("chat_options"))
     if hasattr(policy, "model") and hasattr(policy, "tokenizer"):
         raise ParameterError("policy is a pipeline; give (pipe.model, pipe.tokenizer)")
     raise ParameterError(
@@ -188,7 +189,7 @@ def _last_part(path: str) -> str:
     return os.path.basename(os.path.abspath(os.path.expanduser(path)))
 
 
-def policy_of(model: Any, tokenizer: Any, chat_options: Options | None = None) -> Policy:
+def policy_of(model: PreTrainedModel, tokenizer: Tokenizer, chat: Options | None = None) -> Policy:
     """Return a loaded transformers model and its tokenizer as a policy.
 
     Prompts are formatted with the tokenizer's chat template if it has one, else used unchanged. The
@@ -208,14 +209,14 @@ def policy_of(model: Any, tokenizer: Any, chat_options: Options | None = None) -
         name=_last_part(getattr(model, "name_or_path", "") or type(model).__name__),
         model=model,
         tokenizer=tokenizer,
-        template=template_of(tokenizer, None, "the pair", chat_options),
+        template=template_of(tokenizer, None, "the pair", chat),
         eos_ids=eos_ids_of(model, tokenizer, ()),
     )
     _check_prompt(policy, "the pair")
     return policy
 
 
-def unwrapped(model: Any) -> Any:
+def unwrapped(model: PreTrainedModel) -> PreTrainedModel:
     """Return the model inside torch.compile, DataParallel or a PEFT wrapper; else the model itself.
 
     Layers of an adapter stay in the model, so switching the adapter later takes effect.
@@ -240,12 +241,10 @@ def unwrapped(model: Any) -> Any:
     return model.get_base_model()
 
 
-def _check_pair(model: Any, tokenizer: Any) -> None:
+def _check_pair(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
     """Raise ``ParameterError`` unless these are a causal language model and a tokenizer."""
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     kind = type(model).__name__
-    if not isinstance(model, PreTrainedModel) or not isinstance(tokenizer, PreTrainedTokenizerBase):
+    if not isinstance(model, PreTrainedModel) or not isinstance(tokenizer, Tokenizer):
         raise ParameterError(
             f"policy is a pair ({kind}, {type(tokenizer).__name__}); give (model, tokenizer), both "
             "loaded by transformers and in this order, or the folder alone"
@@ -285,7 +284,7 @@ def check_ending(policy: Policy, place: str) -> None:
         )
 
 
-def eos_ids_of(model: Any, tokenizer: Any, ends: Sequence[str]) -> frozenset[int]:
+def eos_ids_of(model: PreTrainedModel, tokenizer: Tokenizer, ends: Sequence[str]) -> frozenset[int]:
     """Return all end tokens of the tokenizer and the checkpoint's settings, and `ends`."""
     found: list[Any] = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list(ends))]
     for config in (model.generation_config, model.config):

@@ -5,12 +5,15 @@ or unexpected key raises an error, because transformers would continue with rand
 """
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers.modeling_utils import load_state_dict
 
 from ..engine.device import multiplies_bfloat16, usable
 from ..errors import AssetError, IgcoreError, one_line
@@ -101,10 +104,8 @@ def automatic_dtype(folder: Path, device: str) -> str:
 # --- loading --------------------------------------------------------------------------------------
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Tokenizer:
     """Load a tokenizer from a folder; errors are those of `load_model`."""
-    from transformers import AutoTokenizer
-
     for path in sorted(folder.glob("*.json")):  # transformers ignores some damaged files
         with one_sentence(path):
             json.loads(path.read_bytes())
@@ -119,7 +120,7 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def check_backend(tokenizer: Any, place: Path | str) -> None:
+def check_backend(tokenizer: Tokenizer, place: Path | str) -> None:
     """Raise ``AssetError`` for a tokenizer without the methods of transformers' own.
 
     Where mistral-common is installed, transformers prefers it for a folder with tekken.json.
@@ -140,7 +141,7 @@ def load_model(
     heads: Sequence[str] = (),
     optional: Sequence[str] = (),
     **settings: Any,
-) -> tuple[Any, dict[str, torch.Tensor]]:
+) -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
     """Load a model in evaluation mode, with the tensors of a head of our own beside it.
 
     Parameters
@@ -206,7 +207,7 @@ def load_model(
 
 
 def check_vocabulary(
-    tokenizer: Any, model: Any, place: Path | str, prompt: Collection[int] | None = None
+    tokenizer: Tokenizer, model: PreTrainedModel, place: Path | str, prompt: list[int] | None = None
 ) -> None:
     """Raise ``AssetError`` when a tokenizer has ids without an embedding in the model.
 
@@ -233,8 +234,6 @@ def tensors_of(folder: Path, keys: Sequence[str]) -> dict[str, torch.Tensor]:
 
     Only tensors are loaded from pickles.
     """
-    from transformers.modeling_utils import load_state_dict
-
     out: dict[str, torch.Tensor] = {}
     for path in files_of(folder) if keys else ():
         with one_sentence(path):

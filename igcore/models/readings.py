@@ -5,21 +5,21 @@ takes seconds for a language model. The name of a file covers all that the score
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import RunError
 from ..files import digest_of, file_digest, replace_file
+from ..scorers import Scorer, Texts
 from .assets import home
 
 
-def kept_readings(scorer: Any, texts: Sequence[str], read: Callable[[], np.ndarray]) -> np.ndarray:
+def kept_readings(scorer: Scorer, texts: Texts, read: Callable[[], np.ndarray]) -> np.ndarray:
     """Return what `read` found or finds now: four readings of n texts, (4, n).
 
     A file that is damaged, or was written for something else, is ignored, and so is a cache that

@@ -27,7 +27,7 @@ ELSEWHERE = (
 )
 
 
-def named_scorer(value: Any, kind: str = "scorer") -> Named:
+def named_scorer(value: object, kind: str = "scorer") -> Named:
     """Parse a user's scorer into name and options; a list of costs becomes their maximum."""
     return Named.of({"name": "maximum", "costs": value} if isinstance(value, list) else value, kind)
 
@@ -45,8 +45,7 @@ def scorer_factory(name: str, kind: str = "scorer", role: str = "cost") -> Calla
             extend()
     if name not in SCORERS:
         raise unknown_name(kind, name, SCORERS, ELSEWHERE)
-    made: Callable[..., Any] = found(SCORERS[name])
-    return made
+    return found(SCORERS[name])
 
 
 def own_scorer(name: str, role: str) -> Scorer:
@@ -101,7 +100,7 @@ def prepared(scorer: Named, kind: str = "scorer", role: str = "cost") -> Callabl
     return partial(made, **scorer.options)
 
 
-def _checked(value: Any, info: ValidationInfo) -> Named:
+def _checked(value: object, info: ValidationInfo) -> Named:
     """Parse a scorer; refuse unknown names and options."""
     scorer = named_scorer(value, f"parameter {info.field_name}")
     prepared(scorer, f"{info.field_name} scorer")

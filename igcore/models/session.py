@@ -118,8 +118,7 @@ class Session:
         for part in _parts(texts, checks):
             read = self._checked([texts[at] for at in part], [counts[at] for at in part])
             found |= zip(part, read, strict=True)
-        whole = [texts[at].ids for at in alone]
-        states = self.backbone.states(whole, [counts[at] for at in alone])
+        states = self.backbone.states([texts[at].ids for at in alone], [counts[at] for at in alone])
         found |= zip(alone, states, strict=True)
         return [found[at] for at in range(len(texts))]
 

@@ -7,7 +7,7 @@ split into its turns first.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -15,6 +15,8 @@ from functools import partial
 from itertools import combinations, cycle
 from typing import Annotated, Any, NamedTuple
 from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from ..errors import ParameterError, one_line
 from ..prompt import CHAT_ROLES
@@ -49,14 +51,14 @@ def _written(name: str, begin: str, user: str, seam: str, end: str) -> Template:
     Its text is `begin`, the user's turn in `user`, `seam`, and the answer closed by `end`.
     """
 
-    def opening(_: Any, prompt: str) -> str:
+    def opening(_: Tokenizer, prompt: str) -> str:
         """Return the text before the answer."""
         text = begin
         for i, turn in enumerate(turns_of(prompt)):
             text += user.format(turn) if i % 2 == 0 else seam + turn + end
         return text
 
-    def whole(tokenizer: Any, prompt: str, answer: str) -> str:
+    def whole(tokenizer: Tokenizer, prompt: str, answer: str) -> str:
         """Return the text of prompt and answer."""
         answered = answer.lstrip(" ") if seam else answer
         return opening(tokenizer, prompt) + seam + answered
@@ -69,12 +71,12 @@ def messages_of(turns: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(cycle(("user", "assistant")), turns, strict=False))
 
 
-def _chat(tokenizer: Any, prompt: str, **options: Any) -> str:
+def _chat(tokenizer: Tokenizer, prompt: str, **options: Any) -> str:
     """Return the chat text before the answer."""
     return rendered(tokenizer, messages_of(turns_of(prompt)), opened=True, **options)
 
 
-def _chatted(tokenizer: Any, prompt: str, answer: str, **options: Any) -> str:
+def _chatted(tokenizer: Tokenizer, prompt: str, answer: str, **options: Any) -> str:
     """Return the chat text of prompt and answer."""
     messages = [*messages_of(turns_of(prompt)), (ANSWER, answer)]
     return rendered(tokenizer, messages, opened=False, **options)
@@ -107,15 +109,15 @@ class Reading(NamedTuple):
         What it writes of a message of each role.
     """
 
-    program: Any
+    program: str | dict[str, str]
     in_parts: tuple[str, ...]
     written: str
 
 
-_READINGS: WeakKeyDictionary[Any, Reading] = WeakKeyDictionary()
+_READINGS: WeakKeyDictionary[Tokenizer, Reading] = WeakKeyDictionary()
 
 
-def reading_of(tokenizer: Any, options: Mapping[str, Any]) -> Reading:
+def reading_of(tokenizer: Tokenizer, options: Options) -> Reading:
     """Return how the chat template of a tokenizer reads messages, found once by `MARKERS`."""
     known = _READINGS.get(tokenizer)
     if known is None or known.program != tokenizer.chat_template:
@@ -125,7 +127,7 @@ def reading_of(tokenizer: Any, options: Mapping[str, Any]) -> Reading:
     return known
 
 
-def _tried(tokenizer: Any, options: Mapping[str, Any]) -> Reading:
+def _tried(tokenizer: Tokenizer, options: Options) -> Reading:
     """Return the first reading in which all markers arrive, each as a text."""
     # some refuse or leave out a system's message, and some read a single one
     for markers in (MARKERS, MARKERS[1:], MARKERS[1:2]):
@@ -138,10 +140,10 @@ def _tried(tokenizer: Any, options: Mapping[str, Any]) -> Reading:
 
 
 def _written_text(
-    tokenizer: Any, messages: Messages, in_parts: Sequence[str], opened: bool, **options: Any
+    tokenizer: Tokenizer, messages: Messages, in_parts: Sequence[str], opened: bool, **options: Any
 ) -> str:
     """Return what a chat template writes of messages."""
-    given: list[dict[str, Any]] = []
+    given: list[dict[str, object]] = []
     for role, said in messages:
         role = "assistant" if role == ANSWER else role
         content = [{"type": "text", "text": said}] if role in in_parts else said
@@ -157,7 +159,7 @@ def _written_text(
     )
 
 
-def _with_date(program: Any) -> Any:
+def _with_date(program: str | dict[str, str]) -> str | None:
     """Return a chat template that writes the date by `STRFTIME`, or None to use it as it is."""
     strftime = STRFTIME.get()
     if strftime is None or not isinstance(program, str):
@@ -165,14 +167,14 @@ def _with_date(program: Any) -> Any:
     return TODAY.sub(lambda call: json.dumps(strftime(call[2])), program)
 
 
-def written_by(tokenizer: Any) -> str:
+def written_by(tokenizer: Tokenizer) -> str:
     """Return a tokenizer's chat template and what it writes around messages; empty without one."""
     if not getattr(tokenizer, "chat_template", None):
         return ""
     return str(tokenizer.chat_template) + reading_of(tokenizer, {}).written
 
 
-def rendered(tokenizer: Any, messages: Messages, opened: bool, **options: Any) -> str:
+def rendered(tokenizer: Tokenizer, messages: Messages, opened: bool, **options: Any) -> str:
     """Return messages, each a role and a content, in the chat template of a tokenizer.
 
     Parameters
@@ -239,7 +241,9 @@ TEMPLATES = {template.name: template for template in KNOWN}
 TextFormat = Annotated[str, one_of(TEMPLATES)]
 
 
-def template_of(tokenizer: Any, name: str | None, owner: str, options: Options | None) -> Template:
+def template_of(
+    tokenizer: Tokenizer, name: str | None, owner: str, options: Options | None
+) -> Template:
     """Return a template by name, with options for the tokenizer's chat template if given.
 
     By default it is that of the tokenizer, or none. Errors are those of `check_chat`.
@@ -252,13 +256,13 @@ def template_of(tokenizer: Any, name: str | None, owner: str, options: Options |
     return replace(CHAT, opening=opening, whole=whole, options=options)
 
 
-def check_chat(tokenizer: Any, template: str, name: str, options: Options | None = None) -> None:
-    """Refuse `template` if its chat template is missing, and options that no template reads."""
-    if template == "chat" and not tokenizer.chat_template:
+def check_chat(tokenizer: Tokenizer, form: str, name: str, options: Options | None = None) -> None:
+    """Refuse a text format if its chat template is missing, and options that no template reads."""
+    if form == "chat" and not tokenizer.chat_template:
         raise ParameterError(f"{name} has no chat template; choose one of {', '.join(TEMPLATES)}")
     for option in options or ():
-        if template != "chat" or option not in str(tokenizer.chat_template):
+        if form != "chat" or option not in str(tokenizer.chat_template):
             raise ParameterError(
-                f"chat_options of {name} has {option!r}, which its template {template!r} does not "
+                f"chat_options of {name} has {option!r}, which its template {form!r} does not "
                 "read; correct the name, or leave it out"
             )

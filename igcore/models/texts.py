@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from os.path import commonprefix
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from ..engine.prefix_cache import SharedRows
 
 # encoded before a rest, which begins with a space, as no tokenizer reads one in front
 ANCHOR = "a"
@@ -40,6 +44,9 @@ class Pieces(NamedTuple):
     def followed(self, kept: int, rest: "Pieces") -> "Pieces":
         """Return so many first tokens, and the rest after them."""
         return Pieces(self.ids[:kept] + rest.ids, self.ends[:kept] + rest.ends)
+
+
+Source = tuple[str, Pieces] | None  # a text from which others are encoded, and its tokens
 
 
 @dataclass(eq=False)
@@ -73,7 +80,7 @@ class Text:
     source: "Text | None"
     kept: int
     rest: Pieces
-    place: tuple[Any, int] | None = field(default=None, repr=False)
+    place: tuple[SharedRows, int] | None = field(default=None, repr=False)
     cached: int = 0
 
     @property
@@ -99,7 +106,7 @@ class Text:
         others = self.source.ids[self.kept : self.n_tokens]
         return self.kept + len(commonprefix([self.rest.ids, others]))
 
-    def put(self, place: tuple[Any, int], cached: int) -> None:
+    def put(self, place: tuple[SharedRows, int], cached: int) -> None:
         """Note the place of its KV cache; its source, which may go, is not needed any more."""
         self.rest, self.kept, self.source = self.pieces, 0, None
         self.place, self.cached = place, cached
@@ -110,15 +117,14 @@ class Tokens:
 
     Parameters
     ----------
-    tokenizer
-        Of transformers.
+    tokenizer : Tokenizer
     special : bool
         True if the tokenizer adds its special tokens to a text.
     end_id : int, optional
         Token to append to every text.
     """
 
-    def __init__(self, tokenizer: Any, special: bool, end_id: int | None):
+    def __init__(self, tokenizer: Tokenizer, special: bool, end_id: int | None):
         self.tokenizer, self.special, self.end_id = tokenizer, special, end_id
         self.fast = bool(getattr(tokenizer, "is_fast", False))
         self.added = set(tokenizer.added_tokens_decoder)
@@ -146,19 +152,14 @@ class Tokens:
         ids = list(ids) if self.end_id is None else [*ids, self.end_id]
         return ids or [self.tokenizer.eos_token_id]
 
-    def after(
-        self, texts: Sequence[str], sources: Sequence[tuple[str, Pieces] | None]
-    ) -> list[tuple[int, Pieces]]:
+    def after(self, texts: Sequence[str], sources: Sequence[Source]) -> list[tuple[int, Pieces]]:
         """Return for each text how many tokens of its source begin it, and its tokens after these.
 
         A source is another text and its tokens.
         """
-        cuts = any(sources) and self.can_cut
-        return self._after(texts, sources if cuts else [None] * len(texts))
+        return self._after(texts, sources if any(sources) and self.can_cut else [None] * len(texts))
 
-    def _after(
-        self, texts: Sequence[str], sources: Sequence[tuple[str, Pieces] | None]
-    ) -> list[tuple[int, Pieces]]:
+    def _after(self, texts: Sequence[str], sources: Sequence[Source]) -> list[tuple[int, Pieces]]:
         """Return what `after` does, whether it is right or not."""
         places = [self._place(*pair) for pair in zip(texts, sources, strict=True)]
         rests = [
@@ -176,7 +177,7 @@ class Tokens:
             found.append((kept, pieces))
         return found
 
-    def _place(self, text: str, source: tuple[str, Pieces] | None) -> tuple[int, int]:
+    def _place(self, text: str, source: Source) -> tuple[int, int]:
         """Return the last place up to which a text has the tokens of its source, and how many.
 
         There a word ends in both of them, before a space or at the end: no tokenizer that

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from ..errors import ParameterError
 from ..prompt import role_and_content
@@ -51,7 +52,7 @@ class Wording:
             if slot not in "\n".join(contents):
                 raise ParameterError(f"messages has no {slot}; write it into the text")
 
-    def text(self, tokenizer: Any, prompt: str, response: str) -> str:
+    def text(self, tokenizer: Tokenizer, prompt: str, response: str) -> str:
         """Return the text before the guard's verdict."""
         check_chat(tokenizer, "chat", tokenizer.name_or_path)
         options = self.chat_options or {}
@@ -72,7 +73,7 @@ def filled(template: str, prompt: str, response: str) -> str:
     return SLOT.sub(lambda slot: texts[slot[1]], template)
 
 
-def label_ids(tokenizer: Any, text: str, labels: Sequence[str]) -> list[int]:
+def label_ids(tokenizer: Tokenizer, text: str, labels: Sequence[str]) -> list[int]:
     """Return the token of each label after a text of a chat template.
 
     Raises

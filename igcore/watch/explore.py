@@ -88,8 +88,7 @@ class Explorer:
         self.shown.layout.flex_flow = "row wrap"
 
         settings = widgets.VBox([self.prompt, *labelled.values()])
-        actions = widgets.HBox([decode, self.message])
-        self.box = widgets.VBox([settings, actions, self.shown])
+        self.box = widgets.VBox([settings, widgets.HBox([decode, self.message]), self.shown])
         # a notebook without a kernel shows the static picture of this output
         self.live = self.box._repr_mimebundle_
         self.box._repr_mimebundle_ = self.with_picture
@@ -99,7 +98,7 @@ class Explorer:
         self.budget.observe(self.judge, names="value")
         decode.on_click(self.decode)
 
-    def decode(self, change: Any = None) -> None:
+    def decode(self, change: object = None) -> None:
         """Decode the prompt by every chosen method and show the trees; the controls wait."""
         for control in self.controls:
             control.disabled = True
@@ -127,7 +126,7 @@ class Explorer:
         self.show(self.trees)
         self.show_message("decoded")
 
-    def judge(self, change: Any = None) -> None:
+    def judge(self, change: object = None) -> None:
         """Show the recorded candidates under the budget of the slider."""
         self.show({name: tree.rejudge(self.budget.value) for name, tree in self.trees.items()})
         self.show_message("the recorded candidates, judged again; Decode samples under this budget")

@@ -70,13 +70,16 @@ def args(batch: Batch) -> list[Emission]:
     ScorerError, PolicyError
         As `igcore.search.guarded_beam_search`.
     """
-    config: ArgsConfig = batch.config
+    config = batch.config
+    assert isinstance(config, ArgsConfig)  # see `one_token`
+    engine = batch.engine
+    assert isinstance(engine, LocalEngine)  # a policy in a server refuses the method
     open_searches(batch)
     position = 0
     while going := [search for search in batch.searches if search.live]:
         beams = [search.live[0] for search in going]  # ARGS keeps one beam per prompt
         with batch.work.timed("generate"):
-            block = propose(batch.engine, [beam.row for beam in beams], config.token_top_k)
+            block = propose(engine, [beam.row for beam in beams], config.token_top_k)
         pairs = list(zip(going, beams, strict=True))
         candidates = candidates_of(
             batch.policy, block, [pair for pair in pairs for _ in range(config.token_top_k)]
@@ -93,7 +96,7 @@ def args(batch: Batch) -> list[Emission]:
             batch.work.saw_block(search)
         if chosen := [search.live[0] for search in going if search.live]:
             with batch.work.timed("generate"):
-                read_chosen(batch.engine, chosen, config.token_top_k)
+                read_chosen(engine, chosen, config.token_top_k)
         go_on(batch)
         for search in going:  # a proposed token is read only when it is taken
             batch.work.saw_read(search, len(search.live))
@@ -172,6 +175,7 @@ def ask_promising(batch: Batch, candidates: Sequence[Candidate]) -> None:
     for candidate in candidates:
         candidate.beam.reward = -math.inf  # until it is asked for
 
+    assert isinstance(batch.config, ArgsConfig)
     k = batch.config.token_top_k
     firsts = []  # of each prompt the token that promises most
     for at in range(0, len(candidates), k):
@@ -192,7 +196,8 @@ def weigh(batch: Batch, candidate: Candidate) -> float:
     # a scorer failed, or was not asked; not left to the sum, where 0 * inf would be NaN
     if candidate.beam.broken or candidate.beam.reward == -math.inf:
         return math.inf
-    config: ArgsConfig = batch.config
+    config = batch.config
+    assert isinstance(config, ArgsConfig)  # see `one_token`
     score: Any = batch.method.score(candidate.beam, config)  # none of the tuples of others
     weighed = TOKEN_SCORES[config.token_score](candidate.log_p[0], score, config)
     if not config.token_temperature:

@@ -20,10 +20,10 @@ from torch.nn.functional import linear
 from igcore import Policy, PolicyError, Scorer, SearchConfig
 from igcore.beams import unranked
 from igcore.critic.files import Network, Origin, load_network
-from igcore.engine.agreement import CacheRows
-from igcore.engine.kv_cache import forward
+from igcore.critic.network import Steers
+from igcore.engine.kv_cache import Rows, forward
 from igcore.engine.local import LocalEngine
-from igcore.engine.sampling import Drawn, RowFactors, draw
+from igcore.engine.sampling import Drawn, RowFactors, Sampling, draw
 from igcore.methods import Method, one_sample
 from igcore.search import Batch, guarded_beam_search
 from igcore.settings import settings
@@ -43,7 +43,7 @@ class SteeredEngine(LocalEngine):
 
     steering: Steering
 
-    def draw_next(self, state: CacheRows, u: torch.Tensor, factors: RowFactors) -> Drawn:
+    def draw_next(self, state: Rows, u: torch.Tensor, factors: RowFactors) -> Drawn:
         """Sample one token per row of a state from the steered logits."""
         steered = self.steering(state.hidden, state.logits)
         tokens, _, log_q, near = draw(steered, u, factors, self.sampling)
@@ -69,7 +69,8 @@ def re_control(batch: Batch) -> list[Emission]:
         When gradient ascent diverges, or the policy's logits are not W o_t.
     """
     network, policy = batch.critic, batch.policy
-    sampling = batch.engine.sampling
+    assert isinstance(network, Steers)  # which the method needs
+    sampling = Sampling.of(batch.config)
     engine = SteeredEngine(policy.model, policy.eos_ids, policy.cache, sampling=sampling)
     engine.steering = network.steering(policy.model, batch.config)
     batch.engine = engine

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from igcore import ParameterError, Policy, RunError, Scorer
-from igcore.engine.local import LocalEngine
+from igcore.engine.local import Engine
 from igcore.engine.sampling import Sampling
 from igcore.files import root, writing
 from igcore.scorers import FunctionScorer
@@ -91,7 +91,7 @@ class Pool:
             with self.opened(prompt) as database:
                 database.executemany("INSERT OR IGNORE INTO records VALUES (?, ?)", lines)
 
-    def engine(self, make: Callable[[], LocalEngine], policy: Policy, sampling: Sampling) -> Any:
+    def engine(self, make: Callable[[], Engine], policy: Policy, sampling: Sampling) -> Engine:
         """Return an engine that looks here first, and samples the rest with the one of `make`.
 
         A server has no pool: it draws some candidates of a group with another seed than all.

@@ -11,16 +11,16 @@ from functools import reduce
 from sqlite3 import Connection
 from typing import Any
 
-from igcore.engine.block import Block
+from igcore.engine.block import Block, Keys, Penalties
 from igcore.engine.diversity import Penalty
 from igcore.engine.kv_cache import History
-from igcore.engine.local import LocalEngine
+from igcore.engine.local import Engine, LocalEngine
 from igcore.engine.sampling import AS_IS, Sampling
 from igcore.policy import Policy
 
 from . import Pool, digest, policy_digest, value_of
 
-Make = Callable[[], LocalEngine]
+Make = Callable[[], Engine]
 Draw = Sequence[Any]  # token, log_p, log_q, and whether it was a near tie
 # a row, and the keys and penalty of its block
 BlockRequest = tuple[int, Sequence[int], Penalty | None]
@@ -55,7 +55,7 @@ class PooledEngine:
     Parameters
     ----------
     make : callable
-        Makes the `LocalEngine`, when it is first needed.
+        Makes the engine of the policy, a `LocalEngine`, when it is first needed.
     policy : Policy
     pool : Pool
     sampling : Sampling
@@ -87,13 +87,9 @@ class PooledEngine:
     # --- sampling ---------------------------------------------------------------------------------
 
     def sample_block(
-        self,
-        rows: Sequence[int],
-        keys: Sequence[Sequence[int]],
-        penalties: Sequence[Penalty | None] | None = None,
-        last: bool = False,
+        self, rows: Sequence[int], keys: Keys, penalties: Penalties = None, last: bool = False
     ) -> Block:
-        """Sample one continuation of each given row, see `LocalEngine.sample_block`."""
+        """Sample one continuation of each given row, see `Engine.sample_block`."""
         penalties = penalties or [None] * len(rows)
         asked = list(zip(rows, keys, penalties, strict=True))
         found = self._known(asked)
@@ -171,14 +167,14 @@ class PooledEngine:
     # --- what is kept -----------------------------------------------------------------------------
 
     def rollback(self, keep: Sequence[int] = ()) -> None:
-        """Return to the rows at the block's start, see `LocalEngine.rollback`."""
+        """Return to the rows at the block's start, see `Engine.rollback`."""
         self._candidates = {c: self._candidates[c] for c in keep}
         self._read = {c: self._read[c] for c in keep if c in self._read}
         if self._engine:
             self._engine.rollback(list(self._read.values()))
 
     def select(self, candidates: Sequence[int]) -> None:
-        """Make these live candidates the rows, see `LocalEngine.select`.
+        """Make these live candidates the rows, see `Engine.select`.
 
         What the model has read, it reads on; the rest when a later block lacks something.
         """
@@ -189,8 +185,12 @@ class PooledEngine:
         rows = [self.rows[row].after(tokens) for row, tokens in chosen]
         self._begin(rows, {i: number for number, i in enumerate(read)})
 
+    def go_on(self, *_: Any, **__: Any) -> Block:
+        """Raise ``NotImplementedError``: a method that steps back samples without a pool."""
+        raise NotImplementedError
+
     def history(self, candidates: Sequence[int], keys: bool = True) -> History:
-        """Return o_t and h_t of live candidates, see `LocalEngine.history`."""
+        """Return o_t and h_t of live candidates, see `Engine.history`."""
         engine, own = self._at_rows([self._candidates[c][0] for c in candidates])
         # the model reads what the pool has known
         if unread := [i for i, c in enumerate(candidates) if c not in self._read]:
@@ -207,9 +207,9 @@ class PooledEngine:
         Where it lacks one, it reads these rows from their prompts. Rows that the pool knows to
         their ends are never read, unless something asks for latents.
         """
-        if self._engine is None:
-            self._engine = self.make()
-        engine, needed = self._engine, sorted(set(rows))
+        engine, needed = self._engine or self.make(), sorted(set(rows))
+        assert isinstance(engine, LocalEngine)  # not that of a server, see `Pool.engine`
+        self._engine = engine
         if not self._there.keys() >= set(needed):
             branches = [self.rows[row] for row in needed]
             prompts = list(dict.fromkeys(branch.prompt for branch in branches))

@@ -19,7 +19,7 @@ from igcore.methods import method_of
 from igcore.settings import written
 
 from ..linefile import Fields
-from ..pool import pool_at
+from ..pool import Pool, pool_at
 from ..prompts import load_prompts
 from ..scorers import scoring_options
 from ..trust import loaded
@@ -114,7 +114,7 @@ def _decoded(params: DecodeParams, folder: Path) -> Run:
     with open_run(folder, identity) as run:
         run.fill(experiment.work, experiment.lines_of, params.run)
         manifest = summary(run.lines) | {"params": run.params}
-        if guard.pool is not None:  # of this start alone
+        if isinstance(guard.pool, Pool):  # of this start alone
             manifest["pool"] = {"drawn": guard.pool.drawn, "reused": guard.pool.reused}
         run.finish(manifest)
     return run

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from igcore.engine.device import usable
+from igcore.scorers import Texts
 
 from ..assets import sound
 
@@ -95,9 +96,7 @@ class JigsawToxicity:
         self._model = network.double().to(usable(str(device))).eval()
         self._device = device
 
-    def score(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> np.ndarray:
+    def score(self, prompts: Texts, responses: Texts, finished: Sequence[bool]) -> np.ndarray:
         """Return the probability that each response is toxic, (n,) float64 in [0, 1].
 
         Prompts and `finished` are ignored. A text without a known word gets the score of the

@@ -11,7 +11,7 @@ from typing import Any
 
 from igcore.files import digest_of
 from igcore.models.registry import ScorerName, load_scorer
-from igcore.scorers import COST, FunctionScorer, Scorer, check_sign, reads_prompts
+from igcore.scorers import COST, FunctionScorer, Scorer, Texts, check_sign, reads_prompts
 from igcore.settings import Count, Named, settings
 
 NUMBER = re.compile(r"\d+(?:,\d+)*(?:\.\d+)?")
@@ -126,9 +126,7 @@ class LastWordsScorer:
         """True if the cost reads prompts."""
         return reads_prompts(self.parts[0])
 
-    def score(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> Any:
+    def score(self, prompts: Texts, responses: Texts, finished: Sequence[bool]) -> Any:
         """Return the cost of the last words of each response."""
         return self.parts[0].score(prompts, [self.ending(text) for text in responses], finished)
 
