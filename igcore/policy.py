@@ -12,6 +12,7 @@ from .catalog import room
 from .config import SearchConfig
 from .errors import ParameterError
 from .prompt import PROBE, Chat, Encoded, Prompt
+from .prompt import as_prompt as as_prompt  # it was here in 1.0.0
 from .template import RAW, Template, escape_special_tokens, special_strings
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ def progress(total: int, label: str) -> tqdm:
     In a terminal or an open notebook the bar is live. Elsewhere (papermill, a cluster's log) it is
     a plain line to standard output at most every 30 seconds.
     """
-    if sys.stderr.isatty() or any(
-        name in os.environ for name in ("JPY_SESSION_NAME", "VSCODE_PID")
-    ):
+    in_notebook = os.environ.keys() & {"JPY_SESSION_NAME", "VSCODE_PID"}
+    if sys.stderr.isatty() or in_notebook:
         from tqdm.auto import tqdm as live  # here: it loads widgets, and a log shows none
 
         return live(total=total, desc=label)

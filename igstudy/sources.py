@@ -9,7 +9,9 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Iterator
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
+from inspect import isroutine
 from pathlib import Path
 from typing import Any
 
@@ -124,22 +126,35 @@ def identified(scorer: Any) -> Any:
 
 
 def function_digest(scorer: Any) -> str:
-    """Return the digest of a function that was loaded as ``module:function``, 64 hex digits.
+    """Return the digest of a function that a module names, 64 hex digits.
 
-    It is that of its name, the file of the module, and the file that defines the function.
+    It is that of its name, the file of the module, and the file that defines the function. A
+    partial of such a function counts by the plain values that it holds, too.
     """
     home, _, path = scorer.name.partition(":")
-    files = {}
+    function: Any = getattr(scorer, "function", None)
+    inner = function.func if isinstance(function, partial) else function
+    files, held = {}, []
+    if not path and is_named(inner):
+        home, path = inner.__module__, inner.__name__
+        held = [] if inner is function else [path, function.args, function.keywords]
     # any other function may hold values that stand in no file
     if isinstance(scorer, FunctionScorer) and path:
-        files = module_digests(home, getattr(scorer.function, "__module__", None) or "")
-    if home not in files:
-        raise RunError(
-            f"scorer {scorer.name!r} has no digest, and no file of a module tells what it is, so a "
-            "run would not see it change; put it into a module and name it as module:function, "
-            "or give it a text as its attribute digest, such as 'v1', and change that with it"
-        )
-    return digest_of([scorer.name, files])
+        files = module_digests(home, getattr(function, "__module__", None) or "")
+    with suppress(TypeError):  # a partial may hold what is no plain value
+        if home in files:
+            return digest_of([scorer.name, files, *held])
+    raise RunError(
+        f"scorer {scorer.name!r} has no digest, and no file of a module tells what it is, so a run "
+        "would not see it change; put it into a module and name it as module:function, or give it "
+        "a text as its attribute digest, such as 'v1', and change that with it"
+    )
+
+
+def is_named(function: Any) -> bool:
+    """True if a function is what its module has under its name."""
+    module = sys.modules.get(getattr(function, "__module__", "")) if isroutine(function) else None
+    return module is not None and getattr(module, function.__name__, None) is function
 
 
 def has_source(kind: type) -> bool:

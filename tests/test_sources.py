@@ -94,6 +94,19 @@ class Held:
         return self.weight * len(text)
 
 
+def weigh(text, by):
+    return by * len(text)
+
+
+def test_a_partial_counts_by_the_plain_values_that_it_holds():
+    """Guards answers of another weight: no run takes them for its own."""
+    light, heavy = (functools.partial(weigh, by=by) for by in (1, 2))
+    digests = [identified(of_function(cost, "cost")).digest for cost in (light, heavy, light)]
+    assert digests[0] != digests[1] and digests[0] == digests[2]
+    with pytest.raises(RunError, match="has no digest, and no file"):
+        identified(of_function(functools.partial(weigh, by=object()), "cost"))
+
+
 UNNAMED = {
     "a closure": closed(2),
     "a partial": functools.partial(lambda text, by: by * len(text), by=2),
