@@ -191,7 +191,7 @@ def packed_runs(files: ParamFiles, asked: Profile) -> set[str]:
     made = file.compared(decoded)
     home = Path("runs", files.profile)
     made |= {run for run in decoded if _begun(home / run)}
-    used = json.dumps([decoded[run] for run in made])
+    used = str([decoded[run] for run in made])
     critics = {f"critics/{run}" for run in files.named("critic")}
     made |= {run for run in critics if f"{home / run}/" in used or _begun(home / run)}
     return {f"{files.profile}/{run}" for run in (decoded.keys() | critics) - made}
