@@ -185,9 +185,9 @@ def test_every_committed_file_is_valid(path):
         assert cls(**given).profile == path.parent.name
 
 
-def test_a_default_that_changes_is_told():
+def test_a_default_that_changes_is_in_the_changelog():
     """Bug: a params file that leaves a setting out asks for something else after an upgrade, and
-    the changelog does not say so. tests/defaults.json has the defaults of the last release.
+    the changelog does not name it. tests/defaults.json has the defaults of the last release.
     """
     newest = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
     for kind, released in json.loads((ROOT / "tests/defaults.json").read_text()).items():

@@ -77,7 +77,7 @@ def re_control(batch: Batch) -> list[Emission]:
     return guarded_beam_search(batch)
 
 
-# --- methods -------------------------------------------------------------------------
+# --- methods --------------------------------------------------------------------------------------
 
 
 def one_steered_sample(config: SearchConfig) -> ReControlConfig:

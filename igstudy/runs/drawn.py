@@ -25,11 +25,11 @@ from igcore.engine.sampling import (
 )
 
 # How far logits of a type shorter than float32 move, as `NEAR_TIE` is for float32, in units of its
-# precision and of their standard deviation. SmolLM2-135M, decoded alone and beside up to 31 rows,
-# read again in one piece: edges on the way to a token moved by up to 13.7 in 4,288 tokens of
-# bfloat16 (99.9 % by less than 10), and 10.7 in 1,152 of float16. The numbers of a token lay beyond
-# its edges by at most 5.4 in 3,048 tokens of bfloat16, 3.1 in 3,052 of float16, and 6.3 in 3,070
-# of bfloat16 under other instruction sets (`python -m tests.forgeries --moves`)
+# precision and of their standard deviation. SmolLM2-135M, decoded beside up to 31 rows and read
+# again alone: the numbers of a token lay beyond its edges by at most 5.4 in 3,048 tokens of
+# bfloat16, 3.1 in 3,052 of float16, and 6.3 in 3,070 of bfloat16 under other instruction sets
+# (`python -m tests.forgeries --moves`). The edges themselves moved by up to 13.7 in bfloat16, in a
+# measurement that no command here repeats
 HALF_TIE = 16
 
 
