@@ -120,10 +120,10 @@ class Guard(Setup):
         config = config_of(config, settings)
         if cost is None:
             raise ParameterError("cost is missing; give a function of a text, or a scorer's name")
-        if critic is not None and not (hasattr(critic, "judge") or hasattr(critic, "steering")):
+        if critic is not None and not isinstance(critic, Judge | Steers):
             raise ParameterError(
                 f"critic is {critic!r:.60}; give a network that notebook 20 has trained, or an "
-                "object with judge or steering, as igcore.critic.network.Critic has it"
+                "object such as igcore.critic.network.Judge or Steers describes"
             )
         if pool is not None and not hasattr(pool, "engine"):
             raise ParameterError(
