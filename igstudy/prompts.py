@@ -192,7 +192,7 @@ def check_prompts(name: str | Path | Mapping[str, Any] | Named) -> tuple[str, Pr
     allowed = ["only"]
     if from_hub(source):
         allowed += ["column", "revision", "subset", "part"]
-    elif reading.ending_of(Path(source)) in reading.READERS:
+    elif Path(source).suffix in reading.READERS:
         allowed += ["column"]
     elif source not in PROMPT_SETS:
         others = f", owner/name on the hub{reading.FILES}"
@@ -203,7 +203,7 @@ def check_prompts(name: str | Path | Mapping[str, Any] | Named) -> tuple[str, Pr
 
 def from_hub(source: str) -> bool:
     """True if a set is a data set of the hub."""
-    is_file = reading.ending_of(Path(source)) in reading.READERS
+    is_file = Path(source).suffix in reading.READERS
     return source in SOURCES or bool(HUB_NAME.fullmatch(source)) and not is_file
 
 

@@ -6,7 +6,6 @@ reads data files alone and runs no code beside them.
 
 import csv
 import glob
-import gzip
 import io
 import json
 import logging
@@ -46,9 +45,8 @@ def load_prompts(name: str | Path, column: str = "prompt") -> list[Prompt]:
     name : str or Path
         ``"mild"`` (24 harmless openings for teaching), ``"benign"`` (80 everyday instructions that
         need no refusal), a set that another package added to `igcore.catalog.PROMPT_SETS`, or a
-        path to a .txt file (one prompt per line), or a .csv, .tsv, .json or .jsonl file, each of
-        which may be compressed (.gz), or a .parquet or .arrow file, which needs the library
-        datasets.
+        path to a .txt file (one prompt per line), or a .csv, .tsv, .json or .jsonl file, or a
+        .parquet or .arrow file, which needs the library datasets.
     column : str
         Column of the prompts in such a file.
 
@@ -68,10 +66,10 @@ def texts_of(name: str, column: str) -> tuple[str, list[str]]:
     """Return the name of a set and its texts in file order, see `load_prompts`."""
     if name in PROMPT_SETS:
         return name, found(PROMPT_SETS[name])()
-    if ending_of(Path(name)) not in READERS:
+    if Path(name).suffix not in READERS:
         raise unknown_name("prompt set", name, PROMPT_SETS, FILES)
     path = Path(os.path.expanduser(name))
-    return path.name.removesuffix(".gz").removesuffix(ending_of(path)), file_texts(path, column)
+    return path.stem, file_texts(path, column)
 
 
 def as_prompts(texts: Iterable[str], set_name: str) -> list[Prompt]:
@@ -81,18 +79,12 @@ def as_prompts(texts: Iterable[str], set_name: str) -> list[Prompt]:
 
 # --- how files are read ---------------------------------------------------------------------------
 
-MOST = 64 * 2**20  # bytes of an unpacked .gz: a small one may hold any number
 POINTER = b"version https://git-lfs.github.com/spec/v1"
 END = "\x1f"  # no cell of a table
 
 
 class Unreadable(ValueError):
     """A table has the wrong form; the message continues a sentence after the file's name."""
-
-
-def ending_of(path: Path) -> str:
-    """Return the ending of a file's name, such as ``.csv``, without a ``.gz`` after it."""
-    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
 def file_texts(path: Path, column: str = "prompt") -> list[str]:
@@ -110,7 +102,7 @@ def file_texts(path: Path, column: str = "prompt") -> list[str]:
     ParameterError
         When the file cannot be read, or has no such column or no row, or a row has no prompt.
     """
-    ending = ending_of(path)
+    ending = path.suffix
     place = f", in a column {column!r}, or set column to another" if ending != ".txt" else ""
     try:
         cells = READERS[ending](path, column)
@@ -145,15 +137,9 @@ def check_file(path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, which may be compressed, without a byte order mark."""
+    """Return the text of a file without a byte order mark."""
     check_file(path)
-    if path.suffix != ".gz":
-        return path.read_bytes().decode("utf-8-sig")
-    with gzip.open(path) as file:
-        content = file.read(MOST + 1)
-    if len(content) > MOST:
-        raise Unreadable(f"holds more than {MOST >> 20} MiB; unpack it first")
-    return content.decode("utf-8-sig")
+    return path.read_bytes().decode("utf-8-sig")
 
 
 def lines_of(path: Path, column: str) -> list[str]:
@@ -165,7 +151,7 @@ def lines_of(path: Path, column: str) -> list[str]:
 def csv_cells(path: Path, column: str) -> list[Any]:
     """Return a column of a table with a header; a missing cell is an empty text."""
     lines = io.StringIO(read_text(path), newline="")
-    delimiter = "\t" if ending_of(path) == ".tsv" else ","
+    delimiter = "\t" if path.suffix == ".tsv" else ","
     limit = csv.field_size_limit(sys.maxsize)  # a prompt may be long
     try:
         # within quotes that do not end, the last line is no row of two cells
@@ -214,7 +200,7 @@ def arrow_cells(path: Path, column: str) -> list[Any]:
     with TemporaryDirectory() as cache:  # nothing stays in the user's home
         files = glob.escape(str(path))
         where = {"split": "train", "streaming": True, "cache_dir": cache}
-        return cells_of(load_dataset(ending_of(path)[1:], data_files=files, **where), column)
+        return cells_of(load_dataset(path.suffix[1:], data_files=files, **where), column)
 
 
 # ending -> what returns the cells of a column
