@@ -4,20 +4,20 @@ slow reference.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import FITTING, Counter, random_model, saved, tiny_tokenizer
+from tiny import FITTING, random_model, saved, tiny_tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, LlamaModel
 
 from igcore import AssetError
 from igcore.models.lm_scorer import LMScorer
-from igcore.scorers import keeps_cache
 from tests.rehearsal.checkpoints import FORMATS, drawn, old_keys, save, shapes_of
 
 CONFIG = FORMATS["llama2"] | {"max_position_embeddings": 512, "torch_dtype": "float32"}
@@ -31,10 +31,10 @@ RESPONSES = [
     "Water it when the soil is dry.", "The gas </s> makes bubbles, as in the dough.", "",
     "Black tea: 35 % of it!",
 ]  # fmt: skip
-TEXTS = [(p, r, f) for p in PROMPTS for r in RESPONSES for f in (True, False)]
+TEXTS = [(p, r) for p in PROMPTS for r in RESPONSES]
 EXACT = dict(rel=1e-6, abs=1e-6)  # references compute in float64
 
-Scores = Callable[[Sequence[str], Sequence[str], Sequence[bool]], Sequence[float]]
+Scores = Callable[[Sequence[str], Sequence[str]], Sequence[float]]  # of prompts and responses
 
 
 def llama_state(
@@ -86,56 +86,49 @@ def assert_refused(load: Callable, folder: Path, config: dict, state: dict, matc
         load(repo=str(folder), dtype="float32")
 
 
-def assert_equal_to(scorer: LMScorer, reference: Scores, texts: Sequence[tuple] = TEXTS) -> None:
-    """Compare in one batch, one by one, and read on in a session; `texts` are (prompt, response,
-    finished).
-    """
-    prompts, responses, finished = zip(*texts, strict=True)
-    expected = reference(prompts, responses, finished)
-    assert np.std(expected) > 0.01
-    assert scorer.score(prompts, responses, finished) == pytest.approx(expected, **EXACT)
-    alone = [scorer.score(*([part] for part in text))[0] for text in texts]
-    assert alone == pytest.approx(expected, **EXACT)
-    assert_growing_equal_to(scorer, reference)
-
-
-def assert_growing_equal_to(
-    scorer: LMScorer, reference: Scores, words: str = "Water it when the soil is dry ; then wait ."
+def assert_everywhere(
+    scorer: LMScorer, expected_of: Scores, texts: Sequence[tuple] = TEXTS, **how: Any
 ) -> None:
-    """Read answers word by word, ended and not, and others that part from them; two of the prompts
-    have several turns or marks.
+    """Compare (prompt, response) in one batch, alone, and as texts that grow in a session; `how`
+    goes to `assert_growing`.
     """
-    cached = scorer.with_cache(scorer.open_cache(PROMPTS))
-    words = words.split(" ")
+    close, columns = how.get("close", EXACT), list(map(list, zip(*texts, strict=True)))
+    expected = expected_of(*columns)
+    assert np.std(expected) > 0.01
+    assert scorer.score(*columns, [True] * len(texts)) == pytest.approx(expected, **close)
+    alone = [scorer.score([prompt], [response], [False])[0] for prompt, response in texts]
+    assert alone == pytest.approx(expected, **close)
+    assert_growing(scorer, expected_of, list(dict.fromkeys(columns[0])), **how)
+
+
+def assert_growing(
+    scorer: LMScorer,
+    expected_of: Scores,
+    prompts: Sequence[str] = PROMPTS,
+    words: str = "Water it when the </s> soil is dry ; then wait .",
+    with_cache: bool = True,
+    close: Mapping[str, float] = EXACT,
+) -> None:
+    """Read answers word by word, ended and not, and others that part from them."""
+    session, words = scorer.open_cache(prompts), words.split(" ")
     for n in range(0, len(words) + 1, 2):
-        answers = [
-            " ".join(words[:n]),
-            " ".join([*words[:n], "tea"]),
-            " ".join([*words[:n], "</s>", "well"]),
-        ]
-        texts = [(p, r, f) for p in PROMPTS for r in answers for f in (True, False)]
-        columns = list(zip(*texts, strict=True))
-        assert cached.score(*columns) == pytest.approx(reference(*columns), **EXACT)
-    prompts, responses = PROMPTS, [" ".join(words[:4])] * len(PROMPTS)
-    cached.session.retain(prompts, responses)
-    texts = (prompts, [f"{r} bread" for r in responses], [False] * len(PROMPTS))
-    with Counter(cached.backbone.model) as counter:
-        scores = cached.score(*texts)
-    # the new word, an end, and what the tokenizer changed before them
-    assert counter.tokens < 8 * len(PROMPTS)
-    assert scores == pytest.approx(reference(*texts), **EXACT)
+        answers = [" ".join([*words[:n], *end]) for end in ([], ["tea"], ["</s>", "well"])]
+        asked = [prompt for prompt in prompts for _ in answers]
+        texts = (asked, answers * len(prompts))
+        found = scorer.with_cache(session).score(*texts, [i % 2 > 0 for i in range(len(asked))])
+        assert found == pytest.approx(expected_of(*texts), **close)
+    assert (session.root is not None) == with_cache
 
 
-def padded(
-    sequences: Sequence[Sequence[int]], side: str, pad: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and mask (B, L) with the padding on one side."""
+def padded(sequences: Sequence[Sequence[int]], side: str, pad: int) -> dict[str, torch.Tensor]:
+    """Return a model's inputs (B, L) for sequences, with the padding on one side."""
     longest = max(map(len, sequences))
     ids, mask = (torch.full((len(sequences), longest), fill) for fill in (pad, 0))
     for row, sequence in enumerate(sequences):
         columns = slice(longest - len(sequence), None) if side == "left" else slice(len(sequence))
         ids[row, columns], mask[row, columns] = torch.tensor(sequence), 1
-    return ids, mask
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
 
 
 @torch.inference_mode()
@@ -145,12 +138,10 @@ def last_states(
     """Return the hidden states (n, H) of the tokens of each sequence, from one plain pass over all
     of them.
     """
-    ids, mask = padded(sequences, side, pad)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    hidden = model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
-    ).last_hidden_state
-    return [row[chosen.bool()] for row, chosen in zip(hidden, mask, strict=True)]
+    inputs = padded(sequences, side, pad)
+    hidden = model(**inputs, use_cache=False).last_hidden_state
+    chosen = inputs["attention_mask"].bool()
+    return [row[tokens] for row, tokens in zip(hidden, chosen, strict=True)]
 
 
 # --- sequence classifiers -------------------------------------------------------------------------
@@ -229,28 +220,3 @@ def chatted(tokenizer, prompt: str, response: str) -> list[int]:
         f"<|{('user', 'assistant')[i % 2]}|>{turn}<|end|>" for i, turn in enumerate(said)
     )
     return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def assert_everywhere(
-    scorer, expected_of, texts, with_cache: bool = True, close: dict = EXACT
-) -> None:
-    """Compare one batch, texts alone, and texts that grow in a session, with (prompts, responses)
-    -> scores.
-    """
-    columns = [list(column) for column in zip(*texts, strict=True)]
-    expected = expected_of(*columns)
-    assert np.std(expected) > 1e-3
-    assert scorer.score(*columns, [True] * len(texts)) == pytest.approx(expected, **close)
-    alone = [scorer.score([prompt], [response], [False])[0] for prompt, response in texts]
-    assert alone == pytest.approx(expected, **close)
-    sessions = [scorer.open_cache(columns[0])] if keeps_cache(scorer) else []
-    cached = scorer.with_cache(sessions[0]) if sessions else scorer
-    words = "Water it when the </s> soil is dry".split(" ")
-    for n in range(0, len(words) + 1, 2):
-        answers = [" ".join(words[:n]), " ".join([*words[:n], "tea"])]
-        prompts, responses = zip(
-            *((p, r) for p in dict.fromkeys(columns[0]) for r in answers), strict=True
-        )
-        found = cached.score(prompts, responses, [False] * len(prompts))
-        assert found == pytest.approx(expected_of(prompts, responses), **close)
-    assert all((session.root is not None) == with_cache for session in sessions)

@@ -94,10 +94,9 @@ def gaps(folder, sequences, unsafe, safe, side: str = "alone") -> np.ndarray:
     rows = [sequences] if side != "alone" else [[sequence] for sequence in sequences]
     out = []
     for batch in rows:
-        ids, mask = padded(batch, side, 0)
-        logits = model(
-            input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)
-        ).logits.numpy()
+        inputs = padded(batch, side, 0)
+        logits = model(**inputs).logits.numpy()
+        mask = inputs["attention_mask"]
         last = mask.shape[1] - 1 - mask.flip(1).argmax(1)  # of what is read
         p = np.exp(logits[range(len(batch)), last])
         out += list(np.log(p[:, unsafe].sum(1) / p[:, safe].sum(1)))
@@ -124,12 +123,7 @@ def test_costs_are_the_logit_gaps_of_transformers(hub, family, side):
     scorer = load(folder, unsafe=["unsafe", " Controversial"])
     assert check_sign(scorer, "cost")
     assert (scorer.name, scorer.unit, len(scorer.digest)) == (f"guard:{family}", "logit gap", 64)
-    assert_everywhere(
-        scorer,
-        reference,
-        [(p, r) for p in PROMPTS for r in RESPONSES],
-        with_cache=family != "gemma2",
-    )
+    assert_everywhere(scorer, reference, with_cache=family != "gemma2")
 
 
 def test_a_probability_is_that_of_the_unsafe_labels(hub):

@@ -15,8 +15,8 @@ from scorerfiles import (
     EXACT,
     PROMPTS,
     TEXTS,
-    assert_equal_to,
-    assert_growing_equal_to,
+    assert_everywhere,
+    assert_growing,
     assert_refused,
     last_states,
     llama_state,
@@ -40,6 +40,8 @@ from igstudy.scorers.paper import AnchoredBackbone, BeaverCost, LlamaReward, QRM
 from tests.rehearsal.checkpoints import drawn
 from tests.rehearsal.tokenizers import FORMATS, llama3_folder, sentencepiece_folder
 
+ENDED = [(*text, finished) for text in TEXTS for finished in (True, False)]
+COLUMNS = list(zip(*ENDED, strict=True))
 USER, ANSWER = "How do I water a fern?", "Water it when the soil is dry."
 
 # --- llama-7b-rm
@@ -264,7 +266,7 @@ def reference_of(name, folder, side="right", score=None):
             return [*tokenizer(conversation(prompt, response))["input_ids"], 2]
         return chat(tokenizer, prompt, response)
 
-    def reference(prompts, responses, finished):
+    def reference(prompts, responses):
         texts = [tuple(ids_of(*text)) for text in zip(prompts, responses, strict=True)]
         distinct = list(dict.fromkeys(texts))
         states = last_states(model, distinct, side, KINDS[name].config["pad_token_id"])
@@ -286,7 +288,19 @@ def test_scores_are_those_of_the_slow_reference(folders, name, side):
     scorer = load(name, folders[name])
     assert (scorer.name, scorer.sign) == (name, KINDS[name].sign)
     assert scorer_factory(name) is KINDS[name].made
-    assert_equal_to(scorer, reference_of(name, folders[name], side))
+    reference = reference_of(name, folders[name], side)
+    assert_everywhere(scorer, reference)
+    cached, unended = scorer.with_cache(scorer.open_cache(PROMPTS)), [False] * len(PROMPTS)
+    begun = ["Water it when the"] * len(PROMPTS)
+    cached.score(PROMPTS, begun, unended)
+    cached.session.retain(PROMPTS, begun)
+    longer = [f"{response} bread" for response in begun]
+    with Counter(cached.backbone.model) as counter:
+        assert cached.score(PROMPTS, longer, unended) == pytest.approx(
+            reference(PROMPTS, longer), **EXACT
+        )
+    # the new word, an end, and what the tokenizer changed before them
+    assert counter.tokens < 8 * len(PROMPTS)
 
 
 @pytest.mark.parametrize("name", [RM_NAME, BEAVER_NAME, QRM_COST])
@@ -417,13 +431,13 @@ def test_an_answer_is_read_up_to_where_it_speaks_for_the_user(folders, of_transf
     "human:", in any letters.
     """
 
-    def reference(prompts, responses, finished):
+    def reference(prompts, responses):
         cut = [re.split("human:", r, flags=re.IGNORECASE)[0] for r in responses]
         return [of_transformers(spoken(*text)) for text in zip(prompts, cut, strict=True)]
 
     scorer = load(RM_NAME, folders[RM_NAME])
     for words in ("dry \n\nHuman: So? \n\nAssistant: Wait .", "dry . HUMAN: So? human: Wait ."):
-        assert_growing_equal_to(scorer, reference, f"Water it when {words}")
+        assert_growing(scorer, reference, words=f"Water it when {words}")
 
 
 @pytest.mark.parametrize("pad", [-1, 400, None, 7])
@@ -431,10 +445,9 @@ def test_any_pad_id_of_the_configuration_serves(folders, spoilt, pad):
     """Guards batches against a pad id that is missing, outside the vocabulary, or an ordinary
     token.
     """
-    columns = list(zip(*TEXTS, strict=True))
     other = load(RM_NAME, spoilt(RM_NAME, config={"pad_token_id": pad}))
-    expected = load(RM_NAME, folders[RM_NAME]).score(*columns)
-    assert other.score(*columns).tolist() == expected.tolist()
+    expected = load(RM_NAME, folders[RM_NAME]).score(*COLUMNS)
+    assert other.score(*COLUMNS).tolist() == expected.tolist()
 
 
 # --- beaver-7b-cost -------------------------------------------------------------------------------
@@ -450,18 +463,17 @@ def test_bias_and_scale_are_those_of_the_files(spoilt, bias, normalised):
     folder = spoilt(BEAVER_NAME, {"bias": not bias, "do_normalize": normalised}, state)
     score = linear_score(state, "score_head", 2.5 + 1e-8 if normalised else 1.0)
     reference = reference_of(BEAVER_NAME, folder, score=score)
-    assert_growing_equal_to(load(BEAVER_NAME, folder), reference)
+    assert_growing(load(BEAVER_NAME, folder), reference)
 
 
 def test_files_without_a_normaliser(folders, spoilt):
     """Guards older files, and against costs that are said to be normalised by a number that is not
     there.
     """
-    columns = list(zip(*TEXTS, strict=True))
-    expected = load(BEAVER_NAME, folders[BEAVER_NAME]).score(*columns).tolist()
+    expected = load(BEAVER_NAME, folders[BEAVER_NAME]).score(*COLUMNS).tolist()
     bare = {key: x for key, x in BEAVER_STATE.items() if not key.startswith("normalizer")}
     folder = spoilt(BEAVER_NAME, state=bare)
-    assert load(BEAVER_NAME, folder).score(*columns).tolist() == expected
+    assert load(BEAVER_NAME, folder).score(*COLUMNS).tolist() == expected
     config, match = BEAVER | {"do_normalize": True}, "cannot be loaded .*normalizer.var"
     assert_refused(KINDS[BEAVER_NAME].load, folder, config, bare, match)
 
@@ -560,10 +572,9 @@ def test_the_temperature_is_that_of_the_configuration(folders, spoilt, named, te
     folder = spoilt(QRM_REWARD)
     config = without(QRM, "gating_temperature")
     write(folder, config | ({"gating_temperature": named} if named else {}), QRM_STATE)
-    columns = list(zip(*TEXTS[:6], strict=True))
-    scorer = load(QRM_REWARD, folder)
+    scorer, (prompts, responses, _) = load(QRM_REWARD, folder), COLUMNS
     reference = reference_of(QRM_REWARD, folder, score=qrm_score("reward", temperature))
-    assert scorer.score(*columns) == pytest.approx(reference(*columns), **EXACT)
+    assert scorer.score(*COLUMNS) == pytest.approx(reference(prompts, responses), **EXACT)
     assert scorer.digest != load(QRM_REWARD, folders[QRM_REWARD]).digest
 
 
@@ -577,7 +588,7 @@ def test_reward_and_cost_come_from_one_pass(folders):
         contracts = {role: Contract(scorer) for role, scorer in roles.items()}
         scoring = Scoring(contracts, PROMPTS)
         # the end of a check, as of an empty answer, is read for each scorer
-        columns = list(zip(*(text for text in TEXTS if text[1]), strict=True))
+        columns = list(zip(*(text for text in ENDED if text[1]), strict=True))
         cost = scoring.search["cost"].score(*columns)
         read = counter.tokens
         reward = scoring.search["reward"].score(*columns)

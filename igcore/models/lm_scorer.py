@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -249,7 +249,6 @@ class Checkpoint:
     dtype: Dtype = "bfloat16"
     device: str = "auto"
     self_check: bool = True
-    scale: ClassVar[str] = "trained scale"  # the unit of its scores
 
     @property
     def boundary(self) -> float | None:
@@ -324,7 +323,7 @@ class Checkpoint:
         backbone: Backbone,
         head: HeadFunction,
         options: Options,
-        unit: str | None = None,
+        unit: str = "trained scale",
         files: Mapping[str, str] | None = None,
     ) -> Kind:
         """Return a scorer loaded from the folder, with its digest.
@@ -335,12 +334,12 @@ class Checkpoint:
             Its class, a `Reader`.
         options : mapping
             Everything that changes its scores besides files, text and dtype.
-        unit : str, optional
-            By default `scale`.
+        unit : str
+            See `igcore.scorers.Scorer`.
         files : mapping, optional
             The result of `igcore.models.pretrained.contents_of`, if the caller has it.
         """
         files = files or contents_of(self.folder)
         # the text of an example: a chat template may write the date
         known = [files, backbone.template(*EXAMPLE), {"dtype": self.dtype, **options}]
-        return kind(name, backbone, head, sign, digest_of(known), unit or self.scale, files)
+        return kind(name, backbone, head, sign, digest_of(known), unit, files)
