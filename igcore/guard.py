@@ -5,7 +5,7 @@ answer = guard("Dear customer,")
 """
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -59,7 +59,7 @@ class Guard(Setup):
         Safety budget d in units of the cost. It has no default: only the user can say what is
         safe. `igcore.suggest_budget` helps to choose it.
     method : str
-        A key of `METHODS`, for calls of the guard; `decode` names its own.
+        A key of `METHODS`; `Guard.decode` may name another.
     seed : int
         Together with a prompt it decides every token, unless a call names another.
     pool : Pool, optional
@@ -160,9 +160,8 @@ class Guard(Setup):
         Raises
         ------
         ParameterError, ScorerError, PolicyError
-            As `decode`.
+            As `igcore.decode`.
         """
-        chosen = self.seed if seed is None else seed
         if input_ids is None and inputs:
             name = next(iter(inputs))
             raise ParameterError(
@@ -171,11 +170,30 @@ class Guard(Setup):
             )
         if input_ids is None:
             warn_of_unread(self)
-            answers = decode(
-                self.method, self, [prompt], seed=chosen, on_block=on_block, record=record
-            )
-            return next(answers)
+            return next(self.decode([prompt], seed=seed, on_block=on_block, record=record))
+        chosen = self.seed if seed is None else seed
         return room("answer_rows")(self, prompt, input_ids, seed=chosen, **inputs)
+
+    def decode(
+        self,
+        prompts: Iterable[PromptLike],
+        *,
+        method: str | None = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> Iterator[Response]:
+        """Yield the answers to many prompts as each group finishes, by this or another method.
+
+        The options are those of `igcore.decode`: ``on_block``, ``memory_gb`` and ``record``.
+
+        Raises
+        ------
+        ParameterError, ScorerError, PolicyError
+            As `igcore.decode`.
+        """
+        method = self.method if method is None else method
+        seed = self.seed if seed is None else seed
+        return decode(method, self, prompts, seed=seed, **options)
 
     def map(self, prompts: Iterable[PromptLike], *, seed: int | None = None) -> list[Response]:
         """Answer many prompts in batches of ``config.group_size``, with a progress bar.
@@ -183,14 +201,13 @@ class Guard(Setup):
         Raises
         ------
         ParameterError, ScorerError, PolicyError
-            As `decode`.
+            As `igcore.decode`.
         """
         given = listed(prompts)
         warn_of_unread(self)
-        chosen = self.seed if seed is None else seed
         answers = []
         with progress(len(given), self.method) as bar:
-            for answer in decode(self.method, self, given, seed=chosen):
+            for answer in self.decode(given, seed=seed):
                 answers.append(answer)
                 bar.update()
         return answers

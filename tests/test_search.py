@@ -570,6 +570,19 @@ def test_no_prompts_have_no_answers():
     assert guard.map([]) == [*decode("base", guard, iter(()))] == []
 
 
+def test_a_guard_decodes_by_its_own_method_and_seed_or_by_others():
+    """Guards the front of `decode`: what is left out is the guard's, and what is named is not."""
+    guard = Guard(mock_policy(), LetterCost(), budget=1.0, method="rejection", seed=3)
+    assert texts(guard.decode(PROMPTS)) == texts(decode("rejection", guard, PROMPTS, seed=3))
+    found = texts(guard.decode(PROMPTS, method="base", seed=4))
+    assert found == texts(decode("base", guard, PROMPTS, seed=4))
+
+
+def texts(answers):
+    """Return what each answer says."""
+    return [answer.text for answer in answers]
+
+
 @pytest.mark.parametrize(
     ("prompts", "settings", "message"),
     [
