@@ -40,7 +40,7 @@ help:
 	@echo "make served-test  the guard with llama.cpp's server and vLLM on this processor, compared with the local engine (installs both)"
 	@echo "                SOFTWARE=llama.cpp takes one of them"
 	@echo "make audit      a million answers under hostile scorers, checked again independently (about ten minutes on two cores);"
-	@echo "                and 2,000 searches with steps back, beside a second implementation"
+	@echo "                and 2,000 searches with steps back and 10,000 texts under the rules, beside second implementations"
 	@echo "make mutants    400 mutants of the code that decides safety, and whether a test fails for each (about an hour on two cores)"
 	@echo "make bench      the guard and its engine beside transformers and its_hub, into runs/bench/figures (about thirty-five minutes on one core; resumes)"
 	@echo "make slurm-test jobs on a SLURM cluster of one node, which is set up only for this test (root on Debian)"
@@ -126,6 +126,7 @@ audit: assets
 	@$(BIN)/python -m tests.forgeries
 	@$(BIN)/python -m tests.audit --emissions 1000000 --processes $(CORES)
 	@PYTHONPATH=tests $(BIN)/python -W ignore -m tests.slowsteps 2000
+	@PYTHONPATH=tests $(BIN)/python -c 'import test_rules; print(test_rules.compare(10_000, seed=1))'
 
 # into mutants/, where `mutmut results` and `mutmut show NAME` read them
 mutants: assets

@@ -11,13 +11,14 @@ from typing import Any
 __version__ = "1.0.0"
 # public name -> its module; the stub, which editors read, lists them
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-_HOME = {name: home for home, name in re.findall(r"^from \.(\S+) import (\w+)", _STUB, re.M)}
+_HOME = {name: home for home, name in re.findall(r"^from \.(\S*) import (\w+)", _STUB, re.M)}
 __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+        module = importlib.import_module(f".{_HOME[name] or name}", __name__)
+        return getattr(module, name) if _HOME[name] else module
     if name != "custom_generate":
         raise AttributeError(f"module 'igcore' has no attribute {name!r}")
     from .catalog import room

@@ -2,6 +2,7 @@
 
 from igserve.generate import custom_generate as custom_generate
 
+from . import rules as rules
 from .catalog import POLICIES as POLICIES
 from .catalog import SCORERS as SCORERS
 from .config import SearchConfig as SearchConfig

@@ -23,6 +23,13 @@ SCORERS: dict[str, Callable[..., Any] | str] = {
     "probe": "igcore.models.head:Probe",
     "guard": "igcore.models.guard:GenerativeGuard",
     "maximum": "igcore.models.registry:Maximum",
+    "without-new-numbers": "igcore.rules:without_new_numbers",
+    "without-words": "igcore.rules:without_words",
+    "without-pattern": "igcore.rules:without_pattern",
+    "longest-sentence": "igcore.rules:longest_sentence",
+    "length": "igcore.rules:length",
+    "valid-json": "igcore.rules:valid_json",
+    "contains": "igcore.rules:contains",
 }
 PROMPT_SETS: dict[str, Callable[[], list[str]] | str] = {  # name -> its texts, or where they are
     "mild": "igcore.models.prompts:mild",

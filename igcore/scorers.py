@@ -97,7 +97,7 @@ class FunctionScorer:
     Attributes
     ----------
     takes : dict of str to str
-        Name of each parameter -> ``prompt`` or ``response``.
+        Name of each parameter -> ``prompt``, ``response`` or ``finished``.
     by_place : bool
         True if its parameters have no names, as in a function of C.
     digest : str
@@ -114,15 +114,15 @@ class FunctionScorer:
 
     def score(self, prompts: Texts, responses: Texts, finished: Sequence[bool]) -> list[float]:
         """Return the function's value for each response."""
-        return [self._asked(p, r) for p, r in zip(prompts, responses, strict=True)]
+        return [self._asked(*text) for text in zip(prompts, responses, finished, strict=True)]
 
     @property
     def reads_prompts(self) -> bool:
         """True if one of its parameters takes the prompt."""
         return "prompt" in self.takes.values()
 
-    def _asked(self, prompt: str, response: str) -> float:
-        values = {"prompt": prompt, "response": response}
+    def _asked(self, prompt: str, response: str, finished: bool) -> float:
+        values = {"prompt": prompt, "response": response, "finished": finished}
         given = {name: values[role] for name, role in self.takes.items()}
         return self.function(*given.values()) if self.by_place else self.function(**given)
 

@@ -114,3 +114,55 @@ def test_single_settings_change_what_the_notebook_sets(capsys):
     assert notebook_params("decode", {"In": [misspelt, edited]}) == replace(sample, limit=3)
     with pytest.raises(ParameterError, match="unknown parameter 'limt'; did you mean 'limit'"):
         notebook_params("decode", {"In": [own, misspelt]})
+
+
+# --- what the text says of the stored outputs -----------------------------------------------------
+
+
+def outputs(name):
+    """Return the text of the stored outputs of a notebook, cell by cell, without tags."""
+    found = []
+    for cell in read(name).cells:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            text = output.get("text") or data.get("text/html") or data.get("text/plain", "")
+            found.append(html.unescape(re.sub(r"<[^>]*>", "\n", text)))
+    return found
+
+
+@pytest.mark.parametrize("name", ["00_start_here", "02_the_budget", "05_your_own"])
+def test_the_first_notebooks_mask_nothing(name):
+    """Bug: the first demonstration was a false alarm of a learned cost, hidden by a mask."""
+    assert "█" not in (ROOT / f"notebooks/{name}.ipynb").read_text(encoding="utf-8")
+
+
+def test_what_the_first_notebook_says_of_its_answers():
+    """Guards sentences that a new run of the notebook would make untrue."""
+    said = "\n".join(cell.source for cell in read("00_start_here").cells)
+    plain, both, *_ = outputs("00_start_here")
+    assert "The cost is 2: the answer has two numbers" in said
+    assert plain.endswith("cost 2, budget 0\n")
+    unguarded, guarded = both.split("with the guard")[1].strip().split("\n", 1)
+    assert len(re.findall(r"\d+", unguarded)) == 2
+    assert "The guarded answer has no number" in said
+    assert not re.search(r"\d", guarded)
+    assert "before it has sampled 256 tokens" in said
+    assert any(text.startswith("abstained after 256 tokens") for text in outputs("00_start_here"))
+
+
+def test_what_the_notebook_of_budgets_says_of_its_numbers():
+    """Guards the same, where a text says which verdicts differ and what a weight loses."""
+    shown = "\n".join(outputs("02_the_budget"))
+    assert re.search(r"peak +total 0\.29: over the budget", shown)
+    assert re.search(r"terminal +total 0\.19: within the budget", shown)
+    tuned = float(re.search(r"tuned on all 24 prompts: λ = (.+)", shown)[1])
+    rewards = dict(re.findall(r"λ = +(\S+): .*mean reward (\S+)", shown))
+    within = re.search(r"a budget +: .*mean reward (\S+)", shown)[1]
+    assert float(rewards[f"{tuned:g}"]) < float(within)
+
+
+def test_what_the_notebook_of_ones_own_says_of_its_run():
+    """Guards the same, of the three questions of the kitchen."""
+    table = outputs("05_your_own")[-2].split()
+    assert table.count("unverified_unsafe") == 2
+    assert table.count("verified_safe") == 4

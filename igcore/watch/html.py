@@ -20,6 +20,7 @@ from ..verdict import within
 
 WITHIN, OVER, GREY = "#0173b2", "#d55e00", "#6b6b6b"  # distinct for colour-blind readers
 BLOCK = "█"
+WORD = re.compile(r"\w*[^\W\d]\w*")  # a number by itself is left to read
 NOT_MASKED = "[not masked] "  # before a prompt, which the cost does not judge
 READABLE = 0.2  # highest probability of offence of a readable word
 WHY = {  # reason of a response -> sentence
@@ -36,8 +37,8 @@ WHY = {  # reason of a response -> sentence
 def mask(text: str, cost: Scorer, threshold: float = READABLE) -> str:
     """Mask every word whose cost is above a threshold, by blocks of the same length.
 
-    White space and punctuation stay, so a masked text is as long as the original. It fails closed:
-    a word without a finite score is masked, and so is every word if `threshold` is NaN.
+    White space, punctuation and numbers stay, so a masked text is as long as the original. It fails
+    closed: a word without a finite score is masked, and so is every word if `threshold` is NaN.
 
     Parameters
     ----------
@@ -48,7 +49,7 @@ def mask(text: str, cost: Scorer, threshold: float = READABLE) -> str:
     threshold : float
         Highest cost of a readable word, in the cost's unit.
     """
-    words = sorted(set(re.findall(r"\w+", text)))
+    words = sorted(set(WORD.findall(text)))
     costs = checked_score(cost, [""] * len(words), words, [True] * len(words))
     readable = dict(zip(words, costs <= threshold, strict=True))  # False for NaN
 
@@ -56,7 +57,7 @@ def mask(text: str, cost: Scorer, threshold: float = READABLE) -> str:
         word = match[0]
         return word if readable[word] else BLOCK * len(word)
 
-    return re.sub(r"\w+", shown, text)
+    return WORD.sub(shown, text)
 
 
 def masker_of(answer: Response) -> Callable[[str], str]:

@@ -39,6 +39,8 @@ class Tree:
         The settings of the recorded search.
     budget : float
         The budget under which the candidates are judged.
+    reward : str
+        What the reward is called; without a reward model it is the policy's own likelihood.
     """
 
     prompt: str
@@ -47,6 +49,7 @@ class Tree:
     method: str
     config: SearchConfig
     budget: float
+    reward: str
 
     @classmethod
     def of(cls, answer: Response, masked: bool = True) -> "Tree":
@@ -76,7 +79,9 @@ class Tree:
                 nodes = [n if n.within else replace(n, text=hidden(n.text)) for n in nodes]
             nodes = [replace(node, text=mask(node.text)) for node in nodes]
         config = guard.config
-        return cls(prompt, verdict_of(answer), nodes, guard.method, config, config.budget)
+        reward = "reward" if guard.reward else "mean log p"
+        verdict = verdict_of(answer)
+        return cls(prompt, verdict, nodes, guard.method, config, config.budget, reward)
 
     def rejudge(self, budget: float) -> "Tree":
         """Return the same candidates judged under another budget, without decoding."""
@@ -141,7 +146,7 @@ class Tree:
         # the budget may be charged with a check inside the block
         cost = f"cost {round(beam.worst, 3):g}" + " inside the block" * (beam.worst > beam.cost)
         line = f"{node.fate} · {cost}, z {round(beam.state.z, 3):g}: {side} the budget of "
-        line += f"{self.budget:g} · reward {beam.reward:.2f}"
+        line += f"{self.budget:g} · {self.reward} {beam.reward:.2f}"
         return line + (f" · f1 {beam.f1:.2f}" if math.isfinite(beam.f1) else "")
 
 
