@@ -32,7 +32,7 @@ help:
 	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  the gain from a critic when costs exist only for complete answers (about half an hour on two cores; resumes)"
 	@echo "make attack     thirty harmful requests in eight templates each, with and without the guard (under an hour on one core without the outside judge; resumes)"
-	@echo "make networks   train the critics and value networks that the embedded profiles use again, into params/networks (about half an hour on two cores)"
+	@echo "make networks   train the critics and value networks that the embedded profiles use again, into records/networks (about half an hour on two cores)"
 	@echo "make harm-card  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (about fifteen minutes on one core)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models with a stub judge, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    lists the jobs of a profile, such as PROFILE=paper, and starts nothing"
@@ -92,13 +92,13 @@ attack: assets
 networks: assets
 	@$(SNAKE) --config profile=networks
 	@cd runs/networks/critics && for weights in */terminal/*.safetensors */peak/*.safetensors */value/*.safetensors; do \
-	  kept=../../../params/networks/$$(dirname $$weights) && mkdir -p $$kept && \
+	  kept=../../../records/networks/$$(dirname $$weights) && mkdir -p $$kept && \
 	  cp $${weights%.safetensors}.json $$weights $$kept || exit 1; done
 	@cd runs/networks/critics && for rollouts in */rollouts-*; do \
-	  kept=../../../params/networks/$$rollouts && mkdir -p $$kept && \
+	  kept=../../../records/networks/$$rollouts && mkdir -p $$kept && \
 	  cp $$rollouts/manifest.json $$rollouts/params.json $$kept && \
 	  gzip -9nc $$rollouts/responses.jsonl > $$kept/responses.jsonl.gz || exit 1; done
-	@cd runs/networks/critics && for measured in */trainings.csv; do cp $$measured ../../../params/networks/$$measured || exit 1; done
+	@cd runs/networks/critics && for measured in */trainings.csv; do cp $$measured ../../../records/networks/$$measured || exit 1; done
 
 harm-card: assets
 	@$(BIN)/python -m igstudy run notebooks/25_train_harm_cost.ipynb runs/harm/25_train_harm_cost.ipynb -p limit null -p folder runs/harm

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from igcore.errors import IgcoreError
 from igstudy.runs import jobs
-from igstudy.runs.paramfiles import ParamFiles
+from igstudy.runs.paramfiles import ParamFiles, figures_of
 from igstudy.runs.profiles import CLAIMS, load_profile, settings_for
 
 
@@ -48,7 +48,7 @@ DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for suffix in SUFFIXES for
 MADE = {name: made for name, made in ASKED.made().items() if RUNS and not (made.whole and config.get("limit"))}
 BESIDE = {name: jobs.finished(made.beside, Path()) for name, made in MADE.items()}  # runs of another profile, once all have finished
 # the committed tables and pictures, in figures, are copies of these, see docs/compare.py
-LEFT = {name: list(made.files(f"runs/{PROFILE}/figures", bool(BESIDE[name]))) for name, made in MADE.items()}
+LEFT = {name: list(made.files(figures_of(PROFILE), bool(BESIDE[name]))) for name, made in MADE.items()}
 
 DECODE, CRITIC, JUDGE = (f"notebooks/{name}.ipynb" for name in ("30_decode", "20_train_critic", "60_judge"))
 RUN = f"'{sys.executable}' -m igstudy run"  # papermill, with the reason of a failure in one sentence

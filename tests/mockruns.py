@@ -71,7 +71,7 @@ def experiment(p, prompts=PROMPTS, policy=None, cost=None):
 
 
 def fill(run, experiment):
-    run.fill(experiment.work, experiment.lines_of, "test")
+    run.fill(experiment.work, experiment.lines_of)
 
 
 def decode_into(folder, p=PARAMS, cost=None):

@@ -47,7 +47,7 @@ def params(**changes):
 @pytest.fixture
 def mocked(tmp_path, monkeypatch):
     """Runs whose policy, scorers and prompts are mocks, and whose root is the test's folder."""
-    monkeypatch.setattr(decode_run, "root", lambda: tmp_path)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(policies, "load_policy", lambda *_: letters())
     monkeypatch.setitem(SCORERS, "offensive-language", LetterCost)
     monkeypatch.setitem(SCORERS, "minilm-relevance", LetterReward)

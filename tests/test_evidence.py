@@ -148,7 +148,7 @@ def settings_of(archive, run):
     """Return the settings under which a packed run, critic or judge was made."""
     manifest = archive.files[run, "manifest.json"]
     if "/critics/" in run:
-        return manifest
+        return modern(manifest)
     if "/judge/" in run:  # where its pictures go changes no verdict
         return manifest["params"] | {"figures": f"runs/{archive.profile}/figures"}
     return modern(archive.files[run, "params.json"])
@@ -243,21 +243,20 @@ def test_an_archive_holds_runs_of_its_profile_and_nothing_else(packed):
 
 def test_every_prompt_set_of_an_archive_has_its_licence_beside_it(packed):
     """Bug: the archives held seven hundred texts of other people without their licence."""
-    folder = ROOT / "records/licences"
-    page = (folder / "README.md").read_text()
+    page = (ROOT / "records/LICENCES.md").read_text()
+    headings = {f"#{name}" for name in re.findall("^## (.+)", page, re.MULTILINE)}
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("|")]
     listed, archives = set(), []
     for which, made_from, licence in rows:
         archives = re.findall(r"`([^`]+)`", which) or archives  # an empty cell continues
         links = re.findall(r"\]\(([^)]+)\)", licence)
-        assert all((folder / link).is_file() for link in links), licence
+        assert {*links} <= headings | {"../LICENSE"}, licence
         named = re.findall(r"`([^`]+)`", made_from)
         listed |= {(name, of) for name in archives for of in named if links}
     for name, archive in packed.items():
         sets = {line["prompts"] for lines in archive.lines.values() for line in lines}
         assert {(name, of) for of in sets} <= listed
-    linked = set(re.findall(r"\]\(([^/)]+\.txt)\)", page))
-    assert {path.name for path in folder.glob("*.txt")} == linked
+    assert headings == set(re.findall(r"\]\((#[^)]+)\)", page))
 
 
 # --- the numbers ----------------------------------------------------------------------------------

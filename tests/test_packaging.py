@@ -180,7 +180,7 @@ def test_every_params_file_is_valid_and_named_after_its_run(path):
     for params in points(path):
         assert params.profile == path.parent.name and params.run.startswith(path.stem)
         if params.critic:  # named in the params file of the notebook that trains it
-            shipped = params.critic.startswith("params/networks/")
+            shipped = params.critic.startswith("records/networks/")
             profile, *_, run, name = Path(params.critic).parts[1:]
             assert not shipped or (ROOT / params.critic / "critic.safetensors").exists()
             trained = CriticParams(**read_recipe(ROOT / f"params/{profile}/critic-{run}.yaml"))

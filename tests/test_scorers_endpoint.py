@@ -329,7 +329,7 @@ def test_a_run_goes_on_when_a_server_comes_back_at_another_address():
         cost = load_scorer(given)
         known = {"cost": Contract(cost)}  # no request is sent
         guard = ig.Guard(mock_policy(), cost, LetterReward(), params.search(), contracts=known)
-        return json.dumps(identity_of(params, Experiment.of(params, [], guard, {}), {}))
+        return json.dumps(identity_of(Experiment.of(params, [], guard, {}), {}))
 
     same = identity()
     assert identity(url="https://host.example/v1", workers=1, timeout=3.0) == same

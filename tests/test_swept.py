@@ -9,24 +9,27 @@ import pytest
 from imaginaryruns import executed, outputs, workplace, written
 
 from igcore import RunError
-from igstudy import paper
-from igstudy.paper import SWEPT, compare, is_deferred
+from igstudy.paper import MEASURED, compare, of_paper
 from igstudy.runs import jobs
+from igstudy.runs.profiles import left_by
 
+ROOT = Path(__file__).parents[1]
 TOGETHER = ("45-02b", "45-swept-tables")
+SWEPT = of_paper(left_by("45_ablations", "ablations", ROOT).tables_beside)
 
 
 @pytest.fixture
-def repository(tmp_path, monkeypatch):
+def repository(tmp_path):
     """A folder with a params file of two runs, one of which is an example, for the profiles
     ``main`` and ``sweeps``.
     """
-    monkeypatch.delitem(paper.MAIN_PROFILES, "ablations")
-    monkeypatch.setitem(paper.MAIN_PROFILES, "sweeps", "main")
+    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
     for profile, kind in itertools.product(("main", "sweeps"), ("decode", "examples")):
         path = tmp_path / f"params/{profile}/{kind}-a.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"profile: {profile}\nrun: {kind}-a\ngrid: {{seed: [0, 1]}}\n")
+    asked = "notebooks: {45_ablations: {beside: main, tables_beside: [paper_ndk]}}"
+    (tmp_path / "params/sweeps/profile.yaml").write_text(asked)
     return tmp_path
 
 
@@ -55,8 +58,8 @@ def test_all_runs_of_both_must_have_finished(repository):
     with pytest.raises(RunError, match="1 runs have not finished, the first main/decode-a-seed-1;"):
         jobs.check_finished("sweeps", repository)
     finish(repository, "main/decode-a-seed-1.1-of-2")
-    jobs.check_finished("sweeps", repository)
-    with pytest.raises(RunError, match="the profile 'main' has no main profile; choose sweeps"):
+    assert jobs.check_finished("sweeps", repository).tables_beside == ["paper_ndk"]
+    with pytest.raises(RunError, match="45_ablations of profile 'main' has no `beside`; name"):
         jobs.check_finished("main", repository)
 
 
@@ -83,7 +86,7 @@ def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch, capsys
     executed(tmp_path, "small", "40_tables", cells=("40-04", "40-15"))
     assert all((tmp_path / name).read_bytes() == content for name, content in left.items())
     every = {path.stem for path in tmp_path.glob("figures/tables/*.csv")}
-    unswept = {f"paper_{table}" for table in paper.MEASURED if table not in SWEPT}
+    unswept = {f"paper_{table}" for table in MEASURED if table not in SWEPT}
     assert every - {Path(name).stem for name in left} == {"main", *unswept}
 
 
@@ -92,10 +95,10 @@ def test_what_waits_is_what_sweeps_change(tmp_path, monkeypatch):
     workplace(tmp_path, monkeypatch)
     for profile in ("small", "ablations"):
         written(tmp_path, profile)
-    alone, both = (compare.load(profile) for profile in ("small", "ablations"))
+    alone, both = compare.load("small"), compare.load("small", "ablations")
     changed = {
         table
-        for table in paper.MEASURED
+        for table in MEASURED
         if not compare.beside(table, alone).equals(compare.beside(table, both))
     }
     assert changed == set(SWEPT)
@@ -105,11 +108,12 @@ def test_one_profile_writes_each_of_them():
     """Bug: two profiles that write one file into figures, so that what the second knows replaces
     what the first knew.
     """
-    assert set(SWEPT) < set(paper.MEASURED)
-    for name in paper.MEASURED:
-        assert is_deferred("small", name) == is_deferred("ablations", name)
-        assert is_deferred("small", name) == (name in SWEPT)
-        assert not any(
-            is_deferred(profile, name)
-            for profile in ("ci", "paper", "critic-search", "tune", "mine")
-        )
+    asked = {
+        path.parent.name: left_by("40_tables", path.parent.name, ROOT)
+        for path in ROOT.glob("params/*/profile.yaml")
+    }
+    assert len(asked) == 9 and left_by("40_tables", "mine", ROOT) is None
+    found = {profile: of_paper(made.tables) for profile, made in asked.items()}
+    every = {name: list(MEASURED) for name in ("ci", "paper")}
+    main = {"small": [name for name in MEASURED if name not in SWEPT]}
+    assert {profile: names for profile, names in found.items() if names} == every | main

@@ -405,7 +405,7 @@ def test_a_critic_that_a_walk_trains_leaves_its_run_undecided(monkeypatch):
     monkeypatch.setattr("igstudy.runs.verify.verify", scored)
     for critic, undecided in (
         ("runs/x/critics/c/terminal", 1),
-        ("params/networks/c", 0),
+        ("records/networks/c", 0),
         (None, 0),
     ):
         task = ("x/r", Path("responses.jsonl"), SIZE | {"policy": "mock", "critic": critic}, 3)

@@ -5,6 +5,7 @@ LaTeX source of arXiv 2502.01208 (version 2), its files joined in the order in w
 reads them.
 """
 
+from collections.abc import Collection
 from importlib.resources import files
 
 import pandas as pd
@@ -22,9 +23,6 @@ INTEGER_TYPES = dict.fromkeys(PAPER_SETTINGS[:3], "Int64")
 IDENTITY = ["policy", "prompts", "method", *PAPER_SETTINGS]
 # ends the names of columns of percentages as text: "94.0" has one decimal more than "94"
 AS_TEXT = "_printed"
-# profile of sweeps -> the one with the main runs beside them
-MAIN_PROFILES = {"ablations": "small"}
-SWEPT = ("lambda_alpaca_beaver", "lambda_vicuna", "ndk", "latency")  # tables that need both
 _PERCENTAGES = [f"{name}{AS_TEXT}" for name in ("safety", "helpfulness", "harmlessness")]
 _TYPES = INTEGER_TYPES | dict.fromkeys(_PERCENTAGES, str) | {"lagrange_multiplier": float}
 
@@ -87,12 +85,10 @@ def read(name: str) -> pd.DataFrame:
         return pd.read_csv(file, dtype=types)
 
 
-def is_deferred(profile: str, table: str) -> bool:
-    """True if a table of this profile waits for the runs of its sweeps.
+def of_paper(names: Collection[str]) -> list[str]:
+    """Return those of `MEASURED` whose comparison with runs is among names of tables.
 
-    From the runs of one profile alone each of `SWEPT` would lose rows or cells. So notebook 45 of
-    the profile of the sweeps writes them, when the runs of both have finished
-    (`igstudy.runs.jobs.check_finished`). Any other profile holds its own sweeps, and its notebook
-    40 writes everything.
+    From the runs of a profile alone, a table that another profile sweeps would lose rows or cells.
+    So ``profile.yaml`` names it for one notebook, in one profile, see `igstudy.runs.profiles.Made`.
     """
-    return table in SWEPT and profile in {*MAIN_PROFILES, *MAIN_PROFILES.values()}
+    return [table for table in MEASURED if f"paper_{table}" in names]

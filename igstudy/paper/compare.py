@@ -19,7 +19,7 @@ from ..report.load import each_finished
 from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import Source, of_runs
 from ..report.statistics import bootstrap_mean, wilson
-from . import IDENTITY, INTEGER_TYPES, MAIN_PROFILES, PAPER_SETTINGS, contents, measured, reported
+from . import IDENTITY, INTEGER_TYPES, PAPER_SETTINGS, contents, measured, reported
 
 NOT_RUN = "not run"
 RAW, CHAT = "smollm2-raw", "smollm2-chat"
@@ -247,14 +247,12 @@ def nearest(row: dict[str, Any], printed: pd.DataFrame, candidates: list[Cell]) 
 # --- what a profile holds -------------------------------------------------------------------------
 
 
-def load(profile: str) -> pd.DataFrame:
-    """Return the lines of the finished runs of a profile, and print why others are left out.
+def load(*profiles: str) -> pd.DataFrame:
+    """Return the lines of the finished runs of profiles, and print why others are left out.
 
-    The lines have the columns ``profile`` and ``run``, and neither texts nor traces. Those of the
-    profile for which this one sweeps (`MAIN_PROFILES`) come first. Of Best-of-N's sweep it returns
-    every point.
+    The lines have the columns ``profile`` and ``run``, and neither texts nor traces. Of Best-of-N's
+    sweep it returns every point.
     """
-    profiles = [MAIN_PROFILES[profile], profile] if profile in MAIN_PROFILES else [profile]
     parts = [
         replayed(lines).reindex(columns=FIELDS).assign(profile=name)
         for name in profiles

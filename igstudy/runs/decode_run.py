@@ -108,11 +108,11 @@ def _decoded(params: DecodeParams, folder: Path) -> Run:
     guard = guard_of(params)
     params = with_sampling(params, vars(guard.config))
     prompts = load_prompts(params.prompts, params.split, params.limit, params.hardest, guard.cost)
-    networks, weights = load_networks(params, root(), guard)
+    networks, weights = load_networks(params, guard)
     experiment = Experiment.of(params, prompts, guard, networks)
-    identity = identity_of(params, experiment, weights)
+    identity = identity_of(experiment, weights)
     with open_run(folder, identity) as run:
-        run.fill(experiment.work, experiment.lines_of, params.run)
+        run.fill(experiment.work, experiment.lines_of)
         manifest = summary(run.lines) | {"params": run.params}
         if isinstance(guard.pool, Pool):  # of this start alone
             manifest["pool"] = {"drawn": guard.pool.drawn, "reused": guard.pool.reused}
@@ -155,11 +155,10 @@ def with_sampling(params: DecodeParams, taken: Fields) -> DecodeParams:
 def settings_of(params: DecodeParams) -> Fields:
     """Return the settings of a run as JSON values, without the addresses of scorers."""
     scorers = {"cost": scoring_options(params.cost), "reward": scoring_options(params.reward)}
-    settings: Fields = written(params) | written(scorers)
-    return settings
+    return {**written(params), **written(scorers)}
 
 
-def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[str, str]) -> Fields:
+def identity_of(experiment: Experiment, weights: Mapping[str, str]) -> Fields:
     """Return the identity of a run, as JSON values: settings, models, code and prompts by content.
 
     Parameters
@@ -170,12 +169,12 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     guard = next(iter(experiment.guards.values()))  # policy and scorers are the same in all
     prompts = list(chain(*experiment.groups))
     # a method of a user's own is found by name
-    searches = [found(method_of(method).search) for method in params.methods]
+    searches = [found(method_of(method).search) for method in experiment.guards]
     modules = [search.__module__ for search in searches if search]
     known = models_identity(guard.policy, guard.cost, guard.reward, prompts, *modules)
     known["parts"] |= weights
-    known["dtype"] = params.dtype
-    return settings_of(params) | known
+    known["dtype"] = experiment.params.dtype
+    return settings_of(experiment.params) | known
 
 
 def summary(lines: Sequence[Fields]) -> Fields:

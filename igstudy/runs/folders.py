@@ -60,7 +60,6 @@ class Run:
         self,
         work: Sequence[tuple[str, Sequence[Prompt]]],
         lines_of: Callable[[str, Sequence[Prompt]], Iterable[Fields]],
-        label: str,
     ) -> None:
         """Append the lines that the run lacks.
 
@@ -70,16 +69,14 @@ class Run:
             All lines of the run, in the order of decoding.
         lines_of : callable
             Makes the lines of all prompts of a group under a method.
-        label : str
-            Name of the progress bar.
         """
         done = {key(line) for line in self.lines}
         with writing(self.folder):
             self.responses.touch()  # a shard without a group is complete, too
         total = sum(len(group) for _, group in work)
         if done:
-            print(f"{label}: an earlier start has left {len(done)} of {total} lines")
-        with progress(total, label) as bar:
+            print(f"{self.folder.name}: an earlier start has left {len(done)} of {total} lines")
+        with progress(total, self.folder.name) as bar:
             for method, group in work:
                 missing = [prompt.id for prompt in group if (method, prompt.id) not in done]
                 if missing:

@@ -21,7 +21,6 @@ from igcore.errors import ParameterError, RunError, shown, unknown_name
 from igcore.files import file_digest, locked, replace_file
 from igcore.models.registry import first_on_path
 
-from ..paper import MAIN_PROFILES
 from ..provenance import UNPACKED, versions
 from ..settings import Settings
 from ..sources import package_digest
@@ -29,7 +28,7 @@ from ..trust import admitted, named_modules
 from ..yamlfile import read_yaml
 from .identity import code_of, notebook_digest
 from .paramfiles import Given, ParamFiles
-from .profiles import Profile
+from .profiles import SWEEPS, Made, Profile, left_by
 
 # the keys after --config: texts, and numbers
 TEXT_KEYS = ("profile", "with", "hub", "allow")
@@ -221,27 +220,29 @@ def lock(folder: Path) -> AbstractContextManager[object]:
     return locked(path, busy)
 
 
-def check_finished(profile: str, base: Path) -> None:
-    """Raise ``RunError`` unless the runs of a profile of sweeps and of its main one have finished.
+def check_finished(profile: str, base: Path) -> Made:
+    """Return what notebook 45 leaves of a profile of sweeps, once all runs that it needs are there.
 
     Parameters
     ----------
-    profile : str
-        A key of `igstudy.paper.MAIN_PROFILES`.
     base : Path
-        The folder that holds ``params`` and ``runs``.
+        The folder that holds ``params``, ``notebooks`` and ``runs``.
+
+    Raises
+    ------
+    RunError
+        Unless its runs and those of the profile `Made.beside` have finished.
     """
-    if profile not in MAIN_PROFILES:
-        names = ", ".join(MAIN_PROFILES)
-        raise RunError(
-            f"the profile {profile!r} has no main profile; choose {names}, or see notebook 40"
-        )
-    for of in (MAIN_PROFILES[profile], profile):
+    asked = left_by(SWEEPS, profile, base)
+    if asked is None or asked.beside is None:
+        raise RunError(f"{SWEEPS} of profile {profile!r} has no `beside`; name the main profile")
+    for of in (asked.beside, profile):
         if missing := unfinished(of, base):
             raise RunError(
                 f"{len(missing)} runs have not finished, the first {of}/{missing[0]}; run "
                 "`make reproduce` and then `make ablations`"
             )
+    return asked
 
 
 def finished(profile: str | None, base: Path) -> list[str]:

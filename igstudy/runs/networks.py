@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from igcore.critic.network import Critic, load_critic
-from igcore.files import digest_of, file_digest
+from igcore.files import digest_of, file_digest, root
 from igcore.guard import Guard
 
 from ..baselines.re_control import ValueNetwork, load_value
@@ -67,15 +67,15 @@ class ShuffledCritic:
 Networks = dict[str, Critic | ShuffledCritic | ValueNetwork]
 
 
-def load_networks(
-    params: DecodeParams, root: Path, guard: Guard
-) -> tuple[Networks, dict[str, str]]:
+# parameter that names a folder of weights -> what loads them
+LOADERS: dict[str, Any] = {"critic": load_critic, "value": load_value}
+
+
+def load_networks(params: DecodeParams, guard: Guard) -> tuple[Networks, dict[str, str]]:
     """Return the networks that a run names, and the hash of each one's weights and spec.
 
     Parameters
     ----------
-    root : Path
-        Folder that the paths of the networks start at.
     guard : Guard
         Policy and scorers that the networks must have been trained for.
 
@@ -84,18 +84,12 @@ def load_networks(
     ParameterError, RunError
         See `igcore.critic.network.load_critic` and `igstudy.baselines.re_control.load_value`.
     """
-    networks: Networks = {}
-    digests = {}
     parts: Any = {"policy": guard.policy, "cost": guard.cost, "reward": guard.reward}
-    if params.critic:
-        critic = load_critic(root / params.critic, **parts)
-        shuffled = params.critic_control == "shuffled"
-        networks["critic"] = ShuffledCritic(critic) if shuffled else critic
-        digests["critic"] = _digest(root / params.critic, "critic")
-    if params.value:
-        networks["value"] = load_value(root / params.value, **parts)
-        digests["value"] = _digest(root / params.value, "value")
-    return networks, digests
+    named = {role: getattr(params, role) for role in LOADERS if getattr(params, role)}
+    networks = {role: LOADERS[role](root() / named[role], **parts) for role in named}
+    if "critic" in networks and params.critic_control == "shuffled":
+        networks["critic"] = ShuffledCritic(networks["critic"])
+    return networks, {role: _digest(root() / named[role], role) for role in named}
 
 
 def _digest(folder: Path, name: str) -> str:

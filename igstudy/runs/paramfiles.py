@@ -205,8 +205,13 @@ def read_recipe(path: Path) -> Given:
         placed["run"] = path.stem.removeprefix(f"{kind}-")
     given = placed | given
     if kind in ("judge", "harm"):
-        given = {"figures": f"runs/{given['profile']}/figures"} | given
+        given = {"figures": figures_of(given["profile"])} | given
     return given
+
+
+def figures_of(profile: str) -> str:
+    """Return the folder of a profile's tables and pictures, seen from the repository's root."""
+    return f"runs/{profile}/figures"
 
 
 def kind_of(file: Path) -> str:

@@ -14,9 +14,10 @@ from igcore.settings import Options, settings
 
 from ..settings import FolderName, InsideFolder
 from ..yamlfile import read_yaml
-from .paramfiles import Given, ParamFiles
+from .paramfiles import Given, ParamFiles, figures_of
 
-FILE, CLAIMS = "profile.yaml", "80_claims"  # the notebook that decides claims
+# a profile's own file, and the notebooks that decide claims and read sweeps
+FILE, CLAIMS, SWEEPS = "profile.yaml", "80_claims", "45_ablations"
 
 
 @settings(kw_only=True)
@@ -121,12 +122,31 @@ def load_profile(files: ParamFiles, notebooks: Path = Path("notebooks")) -> Prof
     return profile
 
 
+def left_by(notebook: str, profile: str, base: Path) -> Made | None:
+    """Return what ``profile.yaml`` asks of a notebook, or None where a profile has no such file.
+
+    Parameters
+    ----------
+    base : Path
+        The folder that holds ``params`` and ``notebooks``.
+
+    Raises
+    ------
+    ParameterError
+        See `load_profile`.
+    """
+    files = ParamFiles(profile, base=base / "params")
+    if not (files.base / profile / FILE).is_file():
+        return None
+    return load_profile(files, base / "notebooks").made().get(notebook, Made())
+
+
 def settings_for(files: ParamFiles, profile: Profile, name: str) -> Given:
     """Return the settings of a notebook of a profile: those of its file or mapping, with places."""
     given = profile.made()[name].given
     if isinstance(given, str):
         return files.read(files.base / files.folder / given)
-    placed: Given = {"profile": files.profile, "figures": f"runs/{files.profile}/figures"}
+    placed: Given = {"profile": files.profile, "figures": figures_of(files.profile)}
     if name == CLAIMS:
         placed |= {"claims": profile.claims, "pilot": profile.pilot}
     return placed | given

@@ -76,7 +76,7 @@ def roll_out(
         return list(halving(group, len(group), work))
 
     with open_run(folder, identity) as run, use_prepacked(policy.model):
-        run.fill([(METHOD, group) for group in groups], lines_of, f"rollouts {policy.name}")
+        run.fill([(METHOD, group) for group in groups], lines_of)
         seconds = sum(line["generate_s"] + line["score_s"] for line in run.lines)
         run.finish({"lines": len(run.lines), "seconds": seconds})
     return _rollouts_of_lines(run.lines)

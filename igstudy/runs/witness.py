@@ -17,7 +17,6 @@ from torch import Tensor
 from igcore import Guard, Prompt
 from igcore.engine.prepack import use_prepacked
 from igcore.engine.sampling import NEAR_TIE
-from igcore.files import root
 from igcore.methods import method_of
 from igcore.progress import progress
 
@@ -139,7 +138,7 @@ class Witness:
         params = replace(self.params, methods=methods)
         networks: Networks = {}
         if any(map(network_of, methods)):
-            networks, weights = load_networks(params, root(), self.guard)
+            networks, weights = load_networks(params, self.guard)
             self.compare(weights)
         experiment = Experiment.of(params, self.prompts, self.guard, networks)
         again = set[LineKey]()
