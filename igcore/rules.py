@@ -77,10 +77,10 @@ def count_new_numbers(prompt: str, response: str, finished: bool) -> int:
     """Return how many numbers of a response are not in its prompt, see `without_new_numbers`."""
     known, text = {*numbers_in(prompt)}, in_digits(response)
     endings = {""}
-    if not finished:  # the point of a marker, or the rest of a number that is allowed
+    if not finished:  # the point of a marker, and the rest of a group or of a number that is known
         forms = known | {grouped(number) for number in known}
         begun = [(form, n) for form in forms for n in range(1, len(form))]
-        endings |= {"."} | {form[n:] for form, n in begun if text.endswith(form[:n])}
+        endings |= {".", "0", "00"} | {form[n:] for form, n in begun if text.endswith(form[:n])}
     return min(sum(n not in known for n in numbers_in(text + ending)) for ending in endings)
 
 
