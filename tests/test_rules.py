@@ -175,7 +175,7 @@ BAD = [
     (rules.without_pattern, "(", r"^pattern is '\('; it does not compile \(missing \)"),
     (rules.without_pattern, "a*", "the empty text breaks it"),
     (rules.longest_sentence, -1, "^most is -1; give a whole number"),
-    (rules.contains, "", "^text is ''; give the text"),
+    (load_scorer, "contains", "^text is ''; give the text"),  # a text that is left out
 ]
 
 
