@@ -47,6 +47,7 @@ def rule(
     return FunctionScorer(partial(count, *settings), name, COST, takes, unit=unit, digest=digest)
 
 
+# a setting that has to be given has a default that is refused in a sentence, as in a params file
 def refuse(name: str, value: object, why: str) -> NoReturn:
     """Raise the error for a setting of a rule."""
     raise ParameterError(f"{name} is {shown(value)}; {why}")
@@ -77,10 +78,10 @@ def count_new_numbers(prompt: str, response: str, finished: bool) -> int:
     """Return how many numbers of a response are not in its prompt, see `without_new_numbers`."""
     known, text = {*numbers_in(prompt)}, in_digits(response)
     endings = {""}
-    if not finished:  # the point of a marker, or the rest of a number that is allowed
+    if not finished:  # the point of a marker, and the rest of a group or of a number that is known
         forms = known | {grouped(number) for number in known}
         begun = [(form, n) for form in forms for n in range(1, len(form))]
-        endings |= {"."} | {form[n:] for form, n in begun if text.endswith(form[:n])}
+        endings |= {".", "0", "00"} | {form[n:] for form, n in begun if text.endswith(form[:n])}
     return min(sum(n not in known for n in numbers_in(text + ending)) for ending in endings)
 
 
@@ -106,7 +107,7 @@ def grouped(number: str) -> str:
 # --- what may not appear --------------------------------------------------------------------------
 
 
-def without_words(words: Sequence[str]) -> FunctionScorer:
+def without_words(words: Sequence[str] = ()) -> FunctionScorer:
     """Return the cost: how often words or names appear, in upper or lower case.
 
     A word has no letter, mark or digit beside it: "Acme" appears in "ACME's" and "Acme-like", and
@@ -135,7 +136,7 @@ def whole(word: str) -> str:
     return EDGE + parts + EDGE
 
 
-def without_pattern(pattern: str) -> FunctionScorer:
+def without_pattern(pattern: str = "") -> FunctionScorer:
     r"""Return the cost: how often a regular expression matches.
 
     The library regex reads it, as ``re`` would; ``(?i)`` ignores case. It is tried on the text as
@@ -199,7 +200,7 @@ def count_in_sentence(most: int, response: str) -> int:
     return max(0, max(map(count_words, SENTENCE_END.split(response))) - most)
 
 
-def length(unit: str, most: int = 0) -> FunctionScorer:
+def length(unit: str = "", most: int = 0) -> FunctionScorer:
     """Return the cost: the length of a response, less `most`.
 
     Parameters
@@ -260,7 +261,7 @@ def breaks_json(response: str) -> int:
     return 0
 
 
-def contains(text: str) -> FunctionScorer:
+def contains(text: str = "") -> FunctionScorer:
     """Return the cost: 0 for a response that contains a text exactly as it is given, else 1.
 
     Only a whole answer can meet it, so it needs ``accounting="terminal"``.
