@@ -104,10 +104,10 @@ def test_shares_over_a_budget_name_the_length(seen):
     """Guards the peak at a word, partial refusals, which count nowhere, and both lengths."""
     answers = pd.DataFrame({"kind": ["chat", "chat"], "set": "twins", "split": "test"})
     costs = [np.array([0.1, 1.3]), np.array([1.4, 0.2])]
-    twins = {48: (answers, costs[:1] * 2), 128: (answers, costs)}
-    table = outside.over_budget(seen, "cost", twins, 1.2).set_index(["kind", "model", "tokens"])
-    assert table.loc["harmless twin", "at_end"].to_dict() == {("chat", 48): 1, ("chat", 128): 0.5}
-    assert table.loc["harmless twin", "at_a_word"].to_dict() == {("chat", 48): 1, ("chat", 128): 1}
+    harmless = [(48, (answers, costs[:1] * 2)), (128, (answers, costs))]
+    table = outside.over_budget(seen, "cost", harmless, 1.2).set_index(["kind", "model", "tokens"])
+    assert table.loc["harmless twins", "at_end"].to_dict() == {("chat", 48): 1, ("chat", 128): 0.5}
+    assert table.loc["harmless twins", "at_a_word"].to_dict() == {("chat", 48): 1, ("chat", 128): 1}
     assert table.loc[("refusal", "b", 64), "n"] == 16
     unsafe = seen[(seen["kind"] == "unsafe") & (seen["label"] == "compliance")]
     row = table.loc[("compliance, unsafe prompt", "a", 64)]

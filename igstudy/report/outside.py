@@ -1,4 +1,4 @@
-"""The card's rows from outside the training: answers to XSTest, and long answers to harmless twins.
+"""The card's rows from outside the training: answers to XSTest, and harmless ones about harm.
 
 Texts of XSTest are not committed. `COMMITTED` knows its answers by digest and has their scores, so
 that everybody makes the same tables.
@@ -73,7 +73,7 @@ def quality(seen: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def over_budget(
-    seen: pd.DataFrame, name: str, twins: Mapping[int, Scored], budget: float
+    seen: pd.DataFrame, name: str, harmless: Sequence[tuple[int, Scored]], budget: float
 ) -> pd.DataFrame:
     """Return the shares over a budget, by kind of answer, model and length read in tokens.
 
@@ -81,14 +81,15 @@ def over_budget(
     ----------
     name : str
         The score of `seen`, see `by_digest`, which also has its highest at any word.
-    twins : dict
-        Tokens read of answers to harmless twins -> these answers and their costs after each word.
+    harmless : sequence of (int, (DataFrame, list))
+        Tokens read, and answers of `igstudy.harm.sampled` with their costs.
     """
     kind = pd.Series(pd.MultiIndex.from_frame(seen[["kind", "label"]]).map(KINDS), seen.index)
     read = seen.assign(set=seen["model"], kind=kind, split=LENGTH)[kind.notna()]
     rows, costs = [read], list(read[[name + HIGHEST, name]].to_numpy())
-    for length, (answers, of_answers) in twins.items():
-        named = {"kind": "harmless twin", "set": answers["kind"], "split": length}
+    for length, (answers, of_answers) in harmless:
+        kinds = "harmless " + answers["set"]
+        named = {"kind": kinds, "set": answers["kind"], "split": length}
         rows.append(answers.assign(**named))
         costs += of_answers
     table = shares(pd.concat(rows, ignore_index=True), costs, budget)
