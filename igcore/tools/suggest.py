@@ -108,8 +108,7 @@ def suggest_budget(
         default; the ends of its blocks, where it looks too, are not known here. ``end`` takes the
         cost of the complete text alone, as under accounting ``terminal``.
     length : int, optional
-        The guard's ``max_new_tokens``. With it, answers that are too short for it are named: a
-        token is counted as half a word, which most languages exceed.
+        The guard's ``max_new_tokens``, for the warning below.
     twins : sequence of str or of (str, str)
         Acceptable answers to harmless prompts about harmful matters. They change no budget; each
         row says how many of them are over it.
@@ -117,8 +116,8 @@ def suggest_budget(
     Raises
     ------
     ParameterError
-        For unknown checks, an empty list, a text in place of a list, a text without a finite cost,
-        or costs that leave no budget of at least 0.
+        For unknown checks, a length that is no count, an empty list, a text in place of a list, a
+        text without a finite cost, or costs that leave no budget of at least 0.
     ScorerError
         When the cost fails on most of a hundred texts or more.
 
@@ -126,10 +125,12 @@ def suggest_budget(
     -----
     ScorerWarning
         When no budget parts the texts, when the cost reads prompts and an answer has none, and when
-        no acceptable answer is as long as `length`.
+        the longest acceptable answer has fewer than half as many words as `length`.
     """
     if checks not in CHECKS:
         raise unknown_name("checks", checks, CHECKS)
+    if length is not None and not (isinstance(length, int) and length > 0):
+        raise ParameterError(f"length is {length!r}; give the guard's max_new_tokens, above 0")
     scorer = as_scorer(cost, "cost")
     acceptable = pairs_of(acceptable_texts, "acceptable_texts")
     unacceptable = pairs_of(unacceptable_texts, "unacceptable_texts")
