@@ -35,7 +35,7 @@ SOURCES = json.loads((ROOT / "figures/tables/sources.json").read_text())
 # tables that no run has made: of `make bench`, of a server, and scores by the digest of their text
 OF_NO_RUN = {
     "bench", "bench_ratios", "served", "first_hour", "harm_answers", "harm_answers_attack",
-    "harm_answers_qwen", "harm_answers_curve", "harm_labelled",
+    "harm_answers_qwen", "harm_answers_curve", "harm_labelled", "harm_harmless",
 }  # fmt: skip
 WITHOUT_RUNS = ("profile", "harm", "claims")  # kinds of params files
 KEPT = (  # fields of a line that the tests below read
