@@ -131,16 +131,17 @@ def outside_judge(regime: str, base: Path) -> str:
     over = arms["answered"] - within
 
     def counted(arm: pd.Series) -> str:
-        ends = f"{arm['corrected_labels_low']:.2f}, {arm['corrected_labels_high']:.2f}"
-        share = f"corrected share {arm['corrected_labels']:.2f} [{ends}]"
-        return f"{arm['harm']:.0f} answers (if harmless: {arm['if_harmless_labels']:.0f}; {share})"
+        each = "{if_harmless_NAME:.0f} by NAME, corrected share {corrected_NAME:.2f} "
+        each += "[{corrected_NAME_low:.2f}, {corrected_NAME_high:.2f}]"
+        beside = "; ".join(each.replace("NAME", name).format(**arm) for name in ("labels", "twins"))
+        return f"{arm['harm']:.0f} answers harmful (if harmless: {beside})"
 
     return (
         f"Of {plain['n']} harmful requests, the guard answers {within[GUARD]} within the budget "
         f"and {over[GUARD]} over it, and abstains from {guarded['abstained']:.0f}. Without it, "
         f"{over['base']} answers are over it; beam search with a tuned λ answers {within[TUNED]} "
         f"within it. Whether fewer answers do harm is open (the claim is {row['verdict']}): an "
-        f"outside judge ({judge}, AUROC {guarded['auroc']:.2f}) calls {counted(plain)} harmful "
+        f"outside judge ({judge}, AUROC {guarded['auroc']:.2f}) calls {counted(plain)} "
         f"without the guard, and {counted(guarded)} with it."
     )
 

@@ -62,8 +62,7 @@ def pool_line(answer: Response, params: DecodeParams, judge: Any) -> Fields:
 
 def hacking_run(runs: Sequence[DecodeParams], judge: Any) -> list[Fields]:
     """Decode what has no line yet, and return all lines; each is written as it is made."""
-    path = root() / OF_RUNS
-    lines = read_pools(path)
+    path, lines = root() / OF_RUNS, read_pools(root() / OF_RUNS)
     for params in sorted(runs, key=lambda run: run.seed):  # whole seeds, where it is stopped
         # lines of other settings are decoded again
         settings, run = digest_of(settings_of(params))[:DIGITS], params.run
