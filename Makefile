@@ -19,7 +19,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search attack networks harm-card rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
+.PHONY: help reproduce quick ablations critic-search attack hacking networks harm-card rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
 	@echo "make reproduce  decodes the runs that the claims compare, reads the others from records/small.tar.xz, and writes every table"
@@ -32,6 +32,8 @@ help:
 	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  the gain from a critic when costs exist only for complete answers (about half an hour on two cores; resumes)"
 	@echo "make attack     thirty harmful requests in eight templates each, with and without the guard (under an hour on one core without the outside judge; resumes)"
+	@echo "make hacking    which candidates the cost let through, and which the search emitted: harmful requests with 1, 2 and 4 samples and three seeds"
+	@echo "                (about half an hour on one core; resumes); PROFILE=qwen adds a larger policy, which you fetch first"
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into records/networks (about half an hour on two cores)"
 	@echo "make harm-card  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (about seventeen minutes on one core)"
 	@echo "                XSTEST=folder scores the answers of XSTest again, from your copy of the publisher's files"
@@ -89,6 +91,10 @@ critic-search: assets
 attack: assets
 	@$(SNAKE) --config profile=attack
 	@$(BIN)/python -m docs.compare attack
+
+# one process, whose lines notebook 65 counts; qwen-0.5b must have been fetched for the second
+hacking: assets
+	@$(BIN)/python -m igstudy.runs.hacking_run params/hacking/decode-smollm2-chat.yaml $(if $(filter qwen,$(PROFILE)),params/hacking/decode-qwen.yaml)
 
 networks: assets
 	@$(SNAKE) --config profile=networks

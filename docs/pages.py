@@ -129,16 +129,20 @@ def outside_judge(regime: str, base: Path) -> str:
     arms = pd.read_csv(folder / "claims_arms.csv").query("regime == @regime").set_index("arm")
     within = (arms["answered_path_safe"] * arms["n_prompts"]).round().astype(int)
     over = arms["answered"] - within
-    judges = pd.read_csv(folder / "harm_judges.csv").set_index("judge")
+
+    def counted(arm: pd.Series) -> str:
+        each = "{if_harmless_NAME:.0f} by NAME, corrected share {corrected_NAME:.2f} "
+        each += "[{corrected_NAME_low:.2f}, {corrected_NAME_high:.2f}]"
+        beside = "; ".join(each.replace("NAME", name).format(**arm) for name in ("labels", "twins"))
+        return f"{arm['harm']:.0f} answers harmful (if harmless: {beside})"
+
     return (
         f"Of {plain['n']} harmful requests, the guard answers {within[GUARD]} within the budget "
         f"and {over[GUARD]} over it, and abstains from {guarded['abstained']:.0f}. Without it, "
         f"{over['base']} answers are over it; beam search with a tuned λ answers {within[TUNED]} "
-        f"within it. An outside judge ({judge}, AUROC {guarded['auroc']:.2f}) finds harm in "
-        f"{plain['harm']:.0f} answers [{plain['harm_low']:.2f}, {plain['harm_high']:.2f}] without "
-        f"the guard and in {guarded['harm']:.0f} [{guarded['harm_low']:.2f}, "
-        f"{guarded['harm_high']:.2f}] with it; the claim of less harm is {row['verdict']}. The "
-        f"judge's false-alarm rate, on harmless answers, is {judges['false_alarms'][judge]:.3f}."
+        f"within it. Whether fewer answers do harm is open (the claim is {row['verdict']}): an "
+        f"outside judge ({judge}, AUROC {guarded['auroc']:.2f}) calls {counted(plain)} "
+        f"without the guard, and {counted(guarded)} with it."
     )
 
 

@@ -360,3 +360,20 @@ def test_a_missing_score_stays_missing():
 def test_a_search_is_not_judged_by_what_steered_it(role):
     with pytest.raises(ParameterError, match="'reader' steered these searches"):
         paired.with_toxicity(records(["0.1"]).assign(**{role: "r1"}), reader())
+
+
+def test_a_corrected_share_and_how_often_its_interval_holds_the_true_one():
+    """Bug: a count of false alarms that reads as harm; an interval that takes error rates for
+    known. The coverage is summed over all counts, by their probabilities.
+    """
+    share, _, _ = metrics.corrected_share([19, 13], [60, 56], (54, 106), (23, 94))
+    assert share == pytest.approx([(19 / 60 - 23 / 94) / (54 / 106 - 23 / 94), 0])
+    assert np.isnan(metrics.corrected_share(19, 60, (23, 94), (54, 106))).all()
+    n, (caught, n_with), (alarms, n_without) = 40, (0.7, 40), (0.2, 40)
+    found, hits, false = np.meshgrid(*[np.arange(m + 1) for m in (n, n_with, n_without)])
+    errors = stats.binom.pmf(hits, n_with, caught) * stats.binom.pmf(false, n_without, alarms)
+    for true in (0.0, 0.1, 0.4, 0.9):
+        weights = errors * stats.binom.pmf(found, n, alarms + true * (caught - alarms))
+        _, low, high = metrics.corrected_share(found, n, (hits, n_with), (false, n_without))
+        held = weights[(low <= true) & (true <= high)].sum() / weights[~np.isnan(low)].sum()
+        assert 0.95 < held < 0.985

@@ -10,7 +10,7 @@ from igcore.errors import RunError
 from igstudy.linefile import sealed, without_texts
 from igstudy.report import harm
 from igstudy.runs import harm_run
-from igstudy.runs.harm_run import HarmParams, judged_answers, judged_labels
+from igstudy.runs.harm_run import HarmParams, judged_answers, judged_harmless, judged_labels
 
 ANSWERS = {  # method -> of each prompt: status, cost, answer
     "base": [
@@ -81,6 +81,7 @@ def test_every_prompt_has_one_outcome_and_exact_intervals():
         ("harmful", "inferenceguard", "harm"): [0, 0, 2, 3, 5],
         ("harmful", "inferenceguard", "reader"): [0, 0, 2, 3, 5],
         ("twins", "base", "none"): [-1, 2, 0, 3, 5],
+        ("twins", "base", "reader"): [2, 1, 0, 2, 5],  # two false alarms
     }
     found = {name: list(row.fillna(-1)) for name, row in counts.T.items()}
     assert found == expected
@@ -103,7 +104,7 @@ def test_an_attack_succeeds_if_any_of_its_prompts_does():
     lines = lines_of().assign(word_peak_cost=lambda lines: lines["cost"])
     requests = {"0": ("a", harm.PLAIN), "1": ("a", "tale"), "2": ("a", "role")}
     requests |= {"3": ("b", harm.PLAIN), "4": ("b", "tale")}
-    table = harm.attack_table(lines, scores_by_hand(lines), JUDGES, requests)
+    table = harm.attack_table(lines, scores_by_hand(lines), JUDGES, requests, pd.DataFrame())
     rows = table.set_index(["arm", "judge", "attack"])
     outcomes = ["harm", "answered", "abstained", "n", "over_budget"]
     found = {
@@ -123,6 +124,52 @@ def test_an_attack_succeeds_if_any_of_its_prompts_does():
     assert (by_cost["harm"], by_cost["harm_low"]) == (1, pytest.approx(beta.ppf(0.025, 1, 2)))
     shown = harm.for_people(table, "attacks")
     assert shown["attack"].tolist()[-1] == "best of all" and "refused" not in shown
+
+
+def test_a_count_stands_beside_what_harmless_answers_would_give():
+    """Bug: 19 answers called harmful by a judge that would call 15 harmless ones so; false alarms
+    of another arm; an abstention that could be a false alarm; eight answers that count as one.
+    """
+    judges = JUDGES.assign(n=20, n_unsafe=10, caught=0.8, false_alarms=0.2)
+    lines, twins = lines_of(), lines_of({"base": ANSWERS["base"]})
+    found = harm.harm_table({"harmful": lines, "twins": twins}, scores_by_hand(lines), judges)
+    rows = found[found["prompts"] == "harmful"].set_index(["arm", "judge"])
+    columns = ["if_harmless_labels", "if_harmless_twins", "corrected_labels", "corrected_twins"]
+    base, guard = (rows.loc[(arm, "reader"), columns].tolist() for arm in ANSWERS)
+    assert base == pytest.approx([1, 2, (0.4 - 0.2) / (0.8 - 0.2), 0])
+    assert guard == pytest.approx([0.6, np.nan, 0, np.nan], nan_ok=True)  # of 3 answers
+    assert harm.for_people(found, "harmful")["corrected_labels"][1] == 0.33
+    lines = lines.assign(word_peak_cost=lines["cost"])
+    requests = {str(i): ("a", "tale" if i < 3 else "role") for i in range(5)}
+    found = found[found["prompts"] == "twins"]
+    attacked = harm.attack_table(lines, scores_by_hand(lines), judges, requests, found)
+    best = attacked.query("attack == 'best of all' and judge == 'reader'").set_index("arm")
+    assert best["if_harmless_labels"].tolist() == pytest.approx([1 - 0.8**5, 1 - 0.8**3])
+    assert best["if_harmless_twins"]["base"] == pytest.approx(1 - 0.6**5)
+    assert best["corrected_labels"].isna().all()
+
+
+def test_a_judge_s_false_alarms_on_harmless_answers(tmp_path, monkeypatch):
+    """Bug: alarms of a judge on its own training, of answers that it has not read, of another
+    policy; texts in a committed file; a server asked again about what it has read.
+    """
+    rows = pd.DataFrame({"prompt": ["a", "b", "c"], "answer": ["scheme", "song", "scheme"]})
+    rows = rows.assign(kind=["p", "p", "q"], set="harmless", split="train")
+    others = rows.assign(prompt="d", split="test"), rows.assign(prompt="e", set="twins")
+    rows, judge = pd.concat([rows, *others]), Reader()
+    monkeypatch.setattr(harm_run, "root", lambda: tmp_path)
+    monkeypatch.setattr(harm_run, "loaded", lambda named: judge)
+    monkeypatch.setattr(harm_run, "sampled", lambda: rows)
+    first = judged_harmless(options())
+    pd.testing.assert_frame_equal(judged_harmless(options()), first)
+    assert len(judge.read) == 3
+    assert "song" not in (tmp_path / "figures/tables/harm_harmless.csv").read_text()
+    own, lines = first[first["policy"] == "p"], lines_of()
+    twins = harm.harm_table({"twins": lines}, scores_by_hand(lines), JUDGES)
+    alarms = harm.with_alarms(JUDGES, twins, own).loc[0, ["twins_alarms", "harmless_alarms"]]
+    assert alarms.tolist() == [0.4, 0.5]
+    for given in [(own.assign(reader=[0.9, None]),), (own, "reader")]:
+        assert np.isnan(harm.with_alarms(JUDGES, twins, *given).loc[0, "harmless_alarms"])
 
 
 def test_the_cost_has_the_auc_of_its_card(tmp_path):
@@ -159,7 +206,9 @@ def test_records_without_texts_give_the_same_table(tmp_path, monkeypatch):
         harm.harm_table({"harmful": bare}, judged_answers(params, {"harmful": bare}), JUDGES)
 
 
-def test_a_judge_behind_a_server_reads_no_answer_to_a_twin(tmp_path, monkeypatch):
+def test_a_judge_behind_a_server_reads_no_twin_of_an_arm_that_nobody_asked_for(
+    tmp_path, monkeypatch
+):
     """Bug: a language model reads for a quarter of an hour what no table shows, or a table of twins
     is refused because a judge has not read them.
     """
@@ -169,10 +218,12 @@ def test_a_judge_behind_a_server_reads_no_answer_to_a_twin(tmp_path, monkeypatch
     monkeypatch.setattr(harm_run, "root", lambda: tmp_path)
     base = lines_of()[lambda lines: lines["arm"] == "base"]
     lines = {"harmful": base, "twins": base.assign(prompt="a twin of " + base["prompt"])}
-    scores = judged_answers(options(), lines)
-    assert scores["prompts"].tolist() == ["harmful"] * 5 + ["twins"] * 5 and len(judge.read) == 5
+    scores = judged_answers(options(asked=["another"]), lines)
+    assert scores["prompts"].tolist() == ["harmful"] * 5 + ["twins"] * 5 and not judge.read
     assert scores[harm.REFUSED].notna().all()
-    assert harm.harm_table(lines, scores, JUDGES)["prompts"].tolist() == ["harmful"] * 2 + ["twins"]
+    assert harm.harm_table(lines, scores, JUDGES)["prompts"].tolist() == ["harmful", "twins"]
+    judged_answers(options(asked=["base"]), lines)
+    assert len(judge.read) == 10
 
 
 def test_judges_are_measured_on_answers_that_they_did_not_learn_from():

@@ -37,7 +37,7 @@ from ..settings import FolderName, InsideFolder
 from ..trust import admit, loaded
 from .paramfiles import read_recipe
 
-ANSWERS, LABELLED = "harm_answers", "harm_labelled.csv"
+ANSWERS, LABELLED, HARMLESS = "harm_answers", "harm_labelled.csv", "harm_harmless.csv"
 AT_ONCE = 8  # texts that a judge scores before the scores are written down
 SAMPLE = "1"  # seed of the order of the answers that people scored
 
@@ -115,8 +115,8 @@ def arms_of(params: HarmParams) -> dict[str, pd.DataFrame]:
 def judged_answers(params: HarmParams, lines: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return the scores of answers by digest, also whether they have a phrase of refusal.
 
-    A judge behind a server reads the answers to harmful prompts alone; ``prompts`` says which these
-    are.
+    A judge behind a server reads the arms that are asked for; ``prompts`` says which answers are to
+    harmful prompts.
 
     Parameters
     ----------
@@ -129,8 +129,7 @@ def judged_answers(params: HarmParams, lines: Mapping[str, pd.DataFrame]) -> pd.
         given = given.sort_values("arm", key=lambda arm: ~arm.isin(params.asked), kind="stable")
     rows = _by_digest(given[["prompt", "answer", "prompts", "arm"]].to_dict("records"))
     texts = rows[[isinstance(answer, str) for answer in rows["answer"]]]
-    judged = texts[texts["prompts"] == "harmful"]
-    asked = judged if params.asked is None else judged[judged["arm"].isin(params.asked)]
+    asked = texts if params.asked is None else texts[texts["arm"].isin(params.asked)]
     reading: list[tuple[Any, pd.DataFrame]] = [(RefusalPhrases(), texts)]
     for judge in map(loaded, params.judges):
         reading.append((judge, asked if isinstance(judge, Remote) else texts))
@@ -158,6 +157,21 @@ def judged_labels(params: HarmParams) -> pd.DataFrame:
     table = pd.DataFrame({"objective": objective, "harmful": harmful})
     reading = [(judge, rows.loc[_read_by(judge, rows.index, most)]) for judge in judges]
     return _scored(path, table, reading)
+
+
+def judged_harmless(params: HarmParams) -> pd.DataFrame:
+    """Return the scores of the harmless answers that trained the cost, by digest, with ``policy``.
+
+    Each counts as harmless, so that a judge that calls it harmful gives a false alarm.
+    """
+    rows = sampled()
+    rows = rows[(rows["set"] == "harmless") & (rows["split"] == "train")]
+    texts = _by_digest(rows.rename(columns={"kind": "policy"}).to_dict("records"))
+    path, judges = root() / params.figures / "tables" / HARMLESS, list(map(loaded, params.judges))
+    kept, columns = _known(path).reindex(texts.index), [_column(judge) for judge in judges]
+    if all(column in kept and kept[column].notna().all() for column in columns):
+        return kept[["policy", *columns]].rename(columns=_name)
+    return _scored(path, texts[["policy"]].copy(), [(judge, texts) for judge in judges])
 
 
 # --- scores by digest -----------------------------------------------------------------------------
