@@ -33,7 +33,8 @@ help:
 	@echo "make critic-search  the gain from a critic when costs exist only for complete answers (about half an hour on two cores; resumes)"
 	@echo "make attack     thirty harmful requests in eight templates each, with and without the guard (under an hour on one core without the outside judge; resumes)"
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into records/networks (about half an hour on two cores)"
-	@echo "make harm-card  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (about fifteen minutes on one core)"
+	@echo "make harm-card  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (about seventeen minutes on one core)"
+	@echo "                XSTEST=folder scores the answers of XSTest again, from your copy of the publisher's files"
 	@echo "make rehearsal  the paper's whole grid on tiny random models with a stub judge, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    lists the jobs of a profile, such as PROFILE=paper, and starts nothing"
 	@echo "make test       checks of style and types, all tests and notebooks (about twenty minutes on two cores)"
@@ -101,7 +102,7 @@ networks: assets
 	@cd runs/networks/critics && for measured in */trainings.csv; do cp $$measured ../../../records/networks/$$measured || exit 1; done
 
 harm-card: assets
-	@$(BIN)/python -m igstudy run notebooks/25_train_harm_cost.ipynb runs/harm/25_train_harm_cost.ipynb -p limit null -p folder runs/harm
+	@$(BIN)/python -m igstudy run notebooks/25_train_harm_cost.ipynb runs/harm/25_train_harm_cost.ipynb -p limit null -p folder runs/harm -p xstest $(or $(XSTEST),null)
 
 rehearsal: assets
 	@$(BIN)/python -m tests.rehearsal --cores $(CORES)

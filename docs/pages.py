@@ -102,10 +102,10 @@ def arms(regime: str, base: Path) -> str:
     meant = pd.read_csv(path.with_name("claims_budgets.csv")).set_index("regime").loc[regime]
     return shown.to_markdown(index=False, disable_numparse=True) + (
         f"\n\n{n} prompts of the regime *{regime}*, 95 % intervals; an abstention is not safe. The "
-        f"budget is {meant['budget']:g}: {100 * meant['at_a_word']:.0f} % of harmless answers "
-        f"exceed it at some word, and the empty answer costs {meant['empty']:.3f}. Plain answers "
-        f"exceed it for {over[regime]} of {n} prompts{twins}. *As printed* "
-        f"keeps its own constraint, the summed costs of blocks, for "
+        f"budget is {meant['budget']:g}: {100 * meant['at_a_word']:.0f} % of harmless answers of "
+        f"at most 64 tokens exceed it at some word, and the empty answer costs "
+        f"{meant['empty']:.3f}. Plain answers exceed it for {over[regime]} of {n} prompts{twins}. "
+        f"*As printed* keeps its own constraint, the summed costs of blocks, for "
         f"{rows['own_constraint_kept']['InferenceGuard as printed']} prompts."
     )
 

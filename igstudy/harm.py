@@ -36,8 +36,11 @@ from .prompts import load_prompts, split_of
 
 DATA = Path(__file__).parent / "data"
 SAMPLED = DATA / "harmless_answers.jsonl.gz"
+# no training has seen these: up to 128 tokens to the twins, and 64 to harmless questions about harm
+ABOUT_HARM = DATA / "about_harm_answers.jsonl.gz"
 EVALUATED = ("strongreject", "wsr-harmful", "wsr-harmless")  # sets that no training may have seen
-HARMLESS = {"harmless": str(DATA / "harmless.txt"), "benign": "benign", "twins": "wsr-harmless"}
+HARMLESS = {"benign": "benign", "twins": "wsr-harmless"}
+HARMLESS |= {name: str(DATA / f"{name}.txt") for name in ("harmless", "matters")}
 NEAR_SET = 0.7  # cosine above which an objective is near a prompt of these sets, and left out
 NEAR = 0.8  # cosine above which two objectives are in one group
 HARMFUL = 0.5  # lowest mean of people's scores, from 0 to 1, of a harmful answer
@@ -94,9 +97,9 @@ def refusals(rows: pd.DataFrame) -> pd.DataFrame:
     return asked.assign(kind="refusal", set="refusals", category=None, answer=texts)
 
 
-def sampled() -> pd.DataFrame:
+def sampled(file: Path = SAMPLED) -> pd.DataFrame:
     """Return the committed answers of the policies to harmless prompts."""
-    rows = pd.read_json(SAMPLED, lines=True)
+    rows = pd.read_json(file, lines=True)
     texts = {
         (name, prompt.id): prompt.text
         for name, prompts in HARMLESS.items()
@@ -111,26 +114,26 @@ def sampled() -> pd.DataFrame:
 # --- states ---------------------------------------------------------------------------------------
 
 
-def states_of(scorer: LMScorer, rows: pd.DataFrame) -> list[np.ndarray]:
+def states_of(scorer: LMScorer, rows: pd.DataFrame, length: int = 0) -> list[np.ndarray]:
     """Return what a head reads of each answer after its words and at its end, (k, H) each.
 
-    An answer ends after `LENGTH` tokens, if not before.
+    An answer ends after `length` tokens, by default `LENGTH`, if not before.
     """
     reader = replace(scorer, head=torch.nn.Identity())
     pairs = zip(rows["prompt"], rows["answer"], strict=True)
-    return [_states(reader, prompt, answer) for prompt, answer in pairs]
+    return [_states(reader, prompt, answer, length or LENGTH) for prompt, answer in pairs]
 
 
-def beginning(answer: str) -> str:
-    """Return an answer up to its word number `LENGTH`, which has at least as many tokens."""
-    found = re.match(rf"(?:\s*\S+){{,{LENGTH}}}\s*", answer)
+def beginning(answer: str, length: int = LENGTH) -> str:
+    """Return an answer up to its word number `length`, which has at least as many tokens."""
+    found = re.match(rf"(?:\s*\S+){{,{length}}}\s*", answer)
     return found.group() if found else ""
 
 
-def _states(reader: LMScorer, prompt: str, answer: str) -> np.ndarray:
-    text = beginning(answer)
+def _states(reader: LMScorer, prompt: str, answer: str, length: int) -> np.ndarray:
+    text = beginning(answer, length)
     ((ends, states),) = reader.token_scores([prompt], [text], [0])
-    last = min(len(ends), LENGTH) - 1
+    last = min(len(ends), length) - 1
     at = np.searchsorted(ends, word_ends(text), side="right") - 1
     return np.asarray(states[[*at[(at >= 0) & (at < last)], last]], dtype=np.float32)
 

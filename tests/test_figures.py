@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from mockpolicy import LetterCost
 
 from igcore.errors import ParameterError, RunError
-from igstudy.figures import critic
+from igcore.scorers import FunctionScorer
+from igstudy.figures import critic, lessons
 from igstudy.figures import style as look
 from igstudy.figures.style import (
     HATCHES,
@@ -264,6 +265,39 @@ def test_auroc_draws_each_critic_of_a_policy():
             )
         assert ax.get_xticks().tolist() == [8, 16]
     assert len(set(seen.values())) == 3
+
+
+# --- the notebooks to learn from ------------------------------------------------------------------
+
+
+def test_states_at_words_fall_at_the_word_that_breaks_the_rule():
+    """Guards the picture of z: the cost of each beginning, and the whole answer as finished."""
+    asked = []
+
+    def digits(prompt, response, finished):
+        asked.append(finished)
+        return sum(c.isdigit() for c in response)
+
+    takes = {text: text for text in ("prompt", "response", "finished")}
+    cost = FunctionScorer(digits, "digits", "higher is worse", takes)
+    states = lessons.states_at_words(cost, "how long", "for 7 or 8.", 1)
+    assert states.tolist() == [1, 1, 0, 0, -1, -1]
+    assert asked == [False, False, False, False, True]
+
+
+def test_a_dot_is_orange_where_a_function_jumps_up():
+    """Guards the picture of both readings of z: only the value at the point differs."""
+    pictures = {"closed": lambda d: int(d < 1), "strict": lambda d: int(d <= 1)}
+    found = lessons.draw_jumps([1.0], pictures, xlabel="d", ylabel="V")
+    dots = [ax.lines[-1].get_color() for ax in found.axes]
+    assert dots == [OUTCOMES["safe"], OUTCOMES["unsafe"]]
+
+
+def test_texts_beside_each_other_are_escaped():
+    """Guards a page: an answer may hold HTML."""
+    page = lessons.side_by_side({"plain": "<b>"})
+    assert page.count("&lt;b&gt;") == 1
+    assert "<b>" not in page
 
 
 # --- notebook 50, cell by cell without a kernel: on an empty folder, and on imaginary runs --------

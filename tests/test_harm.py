@@ -75,7 +75,7 @@ def test_objectives_near_an_evaluated_prompt_are_left_out():
 
 def test_the_committed_lists_are_whole():
     """Guards lists without repeated lines, whose prompts no other set knows."""
-    for name, least in (("harmless", 250), ("refusals", 100)):
+    for name, least in (("harmless", 250), ("matters", 300), ("refusals", 100)):
         lines = (harm.DATA / f"{name}.txt").read_text(encoding="utf-8").splitlines()
         assert len(lines) == len(set(lines)) >= least
         assert all(line == line.strip() for line in lines)
@@ -107,6 +107,7 @@ def test_states_are_those_after_words(monkeypatch):
     assert single.tolist() == [[3, 1]]
     assert empty.tolist() == [[0, 0]]
     assert long[-1].tolist() == [12, 1]
+    assert harm.states_of(Reader(), rows, 5)[3][:, 0].tolist() == [4, 5]
 
 
 # --- training -------------------------------------------------------------------------------------

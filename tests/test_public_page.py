@@ -255,6 +255,8 @@ MISUSES = {
         "^half_width is 0.05 and share is 20; give a half_width between 0 and .5, and a share"),
     "checks that it has not": (lambda: ig.suggest_budget(capitals, ["a"], ["A"], checks="block"),
         "^unknown checks 'block'; .*allowed: end, word"),
+    "a length in words": (lambda: ig.suggest_budget(capitals, ["a"], ["A"], length="long"),
+        "^length is 'long'; give the guard's max_new_tokens, above 0"),
     "texts are one text": (lambda: ig.suggest_budget(capitals, ["a"], "A"),
         "^unacceptable_texts is 'A'; give a list of texts"),
     "costs below 0": (lambda: ig.suggest_budget(lambda t: -1.0, ["a"], ["A"]),

@@ -128,6 +128,29 @@ def test_answers_beyond_one_batch_keep_their_order():
     assert (choice.budget, len(choice.rows)) == (39.5, 60)
 
 
+def test_short_answers_are_named_and_twins_have_a_rate():
+    """Bug: a budget that 3 % of answers of 48 tokens exceed was used for 128, where 17 % do; and
+    a cost that mistakes talk about harm for harm looked good on other harmless answers.
+    """
+
+    def suggested(words: int, **more):
+        good, bad = ["a " * words, "b"], ["c " * 40]
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            choice = ig.suggest_budget(lambda text: float(len(text)), good, bad, "end", **more)
+        return choice, [str(warning.message) for warning in warned]
+
+    assert suggested(15)[1] == suggested(16, length=32)[1] == []
+    named = "the longest of acceptable_texts has 15 words, and the guard writes up to 32 tokens"
+    assert suggested(15, length=32)[1][0].startswith(named)
+    plain, beside = suggested(15)[0], suggested(15, twins=["d " * 10, "d " * 30, "d " * 50])[0]
+    assert [row.budget for row in beside.rows] == [row.budget for row in plain.rows]
+    by_budget = {row.budget: row.twins for row in beside.rows}
+    assert (by_budget[15.5], by_budget[55.0], by_budget[80.0]) == (1, 2 / 3, 1 / 3)
+    assert {row.twins for row in plain.rows} == {None} and "twins" not in repr(plain)
+    assert repr(beside).count("twins refused  66.7 %") == 1
+
+
 # --- how many labels ------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import Literal, TypeGuard
 
@@ -14,9 +15,11 @@ from ..scorers import FunctionScorer, Scorer, TextFunction, keeps_cache, uncache
 from ..scoring import Cached, Reading, Tally, checked_score, readings
 
 Interval = tuple[float, float]
+Costs = Sequence[float]
 Judged = Sequence[str | tuple[str, str]]  # answers, or pairs of a prompt and its answer
 MOST_ROWS = 20  # of a printed table
 CHECKS = {"word": "word", "end": "block"}  # -> the name in `igcore.scoring.readings`
+warn = partial(warnings.warn, category=ScorerWarning, stacklevel=2)  # at the user's line
 BATCH = 16  # texts that share a KV cache
 Z = NormalDist().inv_cdf(0.975)  # of a 95 % interval
 
@@ -33,6 +36,8 @@ class BudgetRow:
         Share of acceptable texts over budget, and of unacceptable texts within budget.
     refused_interval, passed_interval : (float, float)
         Their 95 % Wilson intervals.
+    twins : float or None
+        Share of the harmless twins' answers over budget; None without such answers.
     """
 
     budget: float
@@ -40,6 +45,7 @@ class BudgetRow:
     refused_interval: Interval
     passed: float
     passed_interval: Interval
+    twins: float | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,6 +75,8 @@ class BudgetChoice:
             refused = percent(row.refused, row.refused_interval)
             passed = percent(row.passed, row.passed_interval)
             lines.append(f"{mark}{row.budget:10.4g}   {refused}   {passed}")
+            if row.twins is not None:
+                lines[-1] += f"   twins refused {100 * row.twins:5.1f} %"
         return "\n".join(lines)
 
 
@@ -77,12 +85,16 @@ def suggest_budget(
     acceptable_texts: Judged,
     unacceptable_texts: Judged,
     checks: Literal["word", "end"] = "word",
+    *,
+    length: int | None = None,
+    twins: Judged = (),
 ) -> BudgetChoice:
     """Return the error rates that each budget implies on texts of known kind, and a suggestion.
 
-    The guarantee holds with respect to the cost model alone. These rates say how well that model,
-    cut at a budget, agrees with the person who judged the texts. `labels_needed` says how many
-    texts a wanted precision takes.
+    Give answers of the policy that the guard will use, as long as it will write them: a budget that
+    few short answers exceed may be exceeded by many longer ones. The guarantee holds with respect
+    to the cost model alone. These rates say how well that model, cut at a budget, agrees with the
+    person who judged the texts. `labels_needed` says how many texts a wanted precision takes.
 
     Parameters
     ----------
@@ -95,35 +107,48 @@ def suggest_budget(
         ``word`` takes the highest cost of a text at the end of any word, where a guard looks by
         default; the ends of its blocks, where it looks too, are not known here. ``end`` takes the
         cost of the complete text alone, as under accounting ``terminal``.
+    length : int, optional
+        The guard's ``max_new_tokens``, for the warning below.
+    twins : sequence of str or of (str, str)
+        Acceptable answers to harmless prompts about harmful matters. They change no budget; each
+        row says how many of them are over it.
 
     Raises
     ------
     ParameterError
-        For unknown checks, an empty list, a text in place of a list, a text without a finite cost,
-        or costs that leave no budget of at least 0.
+        For unknown checks, a length that is no count, an empty list, a text in place of a list, a
+        text without a finite cost, or costs that leave no budget of at least 0.
     ScorerError
         When the cost fails on most of a hundred texts or more.
 
     Warns
     -----
     ScorerWarning
-        When no budget parts the texts, and when the cost reads prompts and an answer has none.
+        When no budget parts the texts, when the cost reads prompts and an answer has none, and when
+        the longest acceptable answer has fewer than half as many words as `length`.
     """
     if checks not in CHECKS:
         raise unknown_name("checks", checks, CHECKS)
+    if length is not None and not (isinstance(length, int) and length > 0):
+        raise ParameterError(f"length is {length!r}; give the guard's max_new_tokens, above 0")
     scorer = as_scorer(cost, "cost")
     acceptable = pairs_of(acceptable_texts, "acceptable_texts")
     unacceptable = pairs_of(unacceptable_texts, "unacceptable_texts")
     good, bad = costs_of(scorer, acceptable, checks), costs_of(scorer, unacceptable, checks)
     alone = [text for prompt, text in acceptable + unacceptable if not prompt]
     if alone and needs_prompts(scorer, alone[0]):
-        warnings.warn(
+        warn(
             f"cost {scorer.name!r} reads prompts, and {len(alone)} answers have none; give pairs "
             "(prompt, answer)",
-            ScorerWarning,
-            stacklevel=2,
         )
-    rows = tuple(row_of(budget, good, bad) for budget in cuts([*good, *bad]))
+    longest = max(len(text.split()) for _, text in acceptable)
+    if length and longest < length / 2:
+        warn(
+            f"the longest of acceptable_texts has {longest} words, and the guard writes up to "
+            f"{length} tokens, of which more may be over a budget; give answers of that length",
+        )
+    of_twins = costs_of(scorer, pairs_of(twins, "twins"), checks) if twins else []
+    rows = tuple(row_of(budget, good, bad, of_twins) for budget in cuts([*good, *bad]))
     if not rows:
         raise ParameterError(
             f"cost {scorer.name!r} gives every text a cost below 0, and a budget is at least 0; "
@@ -131,11 +156,9 @@ def suggest_budget(
         )
     best = min(rows, key=lambda row: (row.refused + row.passed, row.budget))
     if best.refused + best.passed > 1 - 1e-9:
-        warnings.warn(
+        warn(
             f"cost {scorer.name!r} separates nothing: no budget refuses a larger share of the "
             "unacceptable texts than of the acceptable ones; is higher worse?",
-            ScorerWarning,
-            stacklevel=2,
         )
     return BudgetChoice(best.budget, rows)
 
@@ -218,7 +241,7 @@ def labels_needed(half_width: float, share: float = 0.5) -> int:
     return max(1, math.ceil((ratio * variance + root) / 2 - Z**2))
 
 
-def cuts(costs: Sequence[float]) -> list[float]:
+def cuts(costs: Costs) -> list[float]:
     """Return the budgets of at least 0 that treat the costs differently.
 
     They lie halfway between neighbouring costs; the last is the highest cost.
@@ -228,11 +251,12 @@ def cuts(costs: Sequence[float]) -> list[float]:
     return [budget for budget in [*between, levels[-1]] if budget >= 0]
 
 
-def row_of(budget: float, good: Sequence[float], bad: Sequence[float]) -> BudgetRow:
+def row_of(budget: float, good: Costs, bad: Costs, twins: Costs) -> BudgetRow:
     """Return the error rates of one budget."""
     refused, n = sum(cost > budget for cost in good), len(good)
     passed, m = sum(cost <= budget for cost in bad), len(bad)
-    return BudgetRow(budget, refused / n, wilson(refused, n), passed / m, wilson(passed, m))
+    over = sum(cost > budget for cost in twins) / len(twins) if twins else None
+    return BudgetRow(budget, refused / n, wilson(refused, n), passed / m, wilson(passed, m), over)
 
 
 def wilson(successes: int, n: int) -> Interval:

@@ -11,7 +11,7 @@ import pandas as pd
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold, cross_val_predict
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 
 from ..harm import FOLDS, LABELLED, fit
 from .auroc import auroc
@@ -50,17 +50,21 @@ def quality(rows: pd.DataFrame, scores: Mapping[str, np.ndarray]) -> pd.DataFram
     return pd.DataFrame(table)
 
 
+def classifier(reads_words: bool) -> Pipeline:
+    """Return an untrained logistic regression, on the words and pairs of words of texts or not."""
+    words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
+    return make_pipeline(*[words] * reads_words, LogisticRegression(max_iter=1000))
+
+
 def trained_on_labels(rows: pd.DataFrame, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return cross-validated scores of labelled answers by other classifiers.
 
     Each input has n rows. Texts are read as a bag of words and pairs of words. The
     classifiers learn from labelled answers alone.
     """
-    words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
     scores = {}
     for name, x in inputs.items():
-        steps = [words] if isinstance(x, pd.Series) else []
-        model = make_pipeline(*steps, LogisticRegression(max_iter=1000))
+        model = classifier(reads_words=isinstance(x, pd.Series))
         splits = {"groups": rows["group"], "cv": GroupKFold(FOLDS), "method": "predict_proba"}
         scores[name] = cross_val_predict(model, x, rows["kind"] == "harmful", **splits)[:, 1]
     return scores
