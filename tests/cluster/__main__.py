@@ -49,10 +49,11 @@ MINUTE = 60.0
 
 
 def make_place(place: Path, runs: dict[str, dict] = RUNS) -> Path:
-    """Return a folder to walk in, with notebooks and params."""
+    """Return a folder to walk in, with notebooks, the picture that one shows, and params."""
     params = place / "params" / PROFILE
     params.mkdir(parents=True)
-    (place / "notebooks").symlink_to(root() / "notebooks")
+    for name in ("notebooks", "docs"):
+        (place / name).symlink_to(root() / name)
     (place / "own.txt").write_text("The weather today\nShe opened the door and\n", encoding="utf-8")
     given = yaml.safe_load((root() / "params/ci/decode-raw.yaml").read_text(encoding="utf-8"))
     for run, changes in runs.items():
