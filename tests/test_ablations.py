@@ -1,10 +1,13 @@
-"""Tests of the ablations: replays against real searches, effects and tests worked by hand, and
-notebook 45 on imaginary runs.
+"""Tests of the ablations: replays against real searches, effects and tests worked by hand, notebook
+45 on imaginary runs, and that no command makes a table that holds sweeps poorer; and of the
+experiment on a critic: shares and differences worked by hand, intervals against plain loops.
 """
 
+import itertools
 import json
 import math
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,10 +16,13 @@ from imaginaryruns import executed, outputs, workplace, written
 from mockruns import lines
 from synthetic import record
 
-from igcore import ParameterError
+from igcore import ParameterError, RunError
+from igstudy.paper import MEASURED, compare, of_paper
 from igstudy.report import paired, points, tables
 from igstudy.report.experiments import EXPERIMENTS
 from igstudy.report.replay import UNKNOWN, replay_best_of_n
+from igstudy.runs import jobs
+from igstudy.runs.profiles import left_by
 
 GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"
 
@@ -277,3 +283,238 @@ def test_notebook_45_writes_what_has_finished(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert out.startswith("left out: the run ") and "decode-seeds-seed-1 has not finished" in out
     assert "\nlambda: not run\n" in out
+
+
+# --- which profile writes what holds sweeps -------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+TOGETHER = ("45-02b", "45-swept-tables")
+SWEPT = of_paper(left_by("45_ablations", "ablations", ROOT).tables_beside)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A folder with a params file of two runs, one of which is an example, for the profiles
+    ``main`` and ``sweeps``.
+    """
+    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
+    for profile, kind in itertools.product(("main", "sweeps"), ("decode", "examples")):
+        path = tmp_path / f"params/{profile}/{kind}-a.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"profile: {profile}\nrun: {kind}-a\ngrid: {{seed: [0, 1]}}\n")
+    asked = "notebooks: {45_ablations: {beside: main, tables_beside: [paper_ndk]}}"
+    (tmp_path / "params/sweeps/profile.yaml").write_text(asked)
+    return tmp_path
+
+
+def finish(repository, *names):
+    for name in names:
+        folder = repository / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+
+
+def test_all_runs_of_both_must_have_finished(repository):
+    """Bug: tables of the sweeps beside half of the main runs, or the other way round; half of the
+    shards taken for a run.
+    """
+    with pytest.raises(
+        RunError,
+        match="2 runs have not finished, the first main/decode-a-seed-0; run `make reproduce`",
+    ):
+        jobs.check_finished("sweeps", repository)
+    finish(
+        repository, "main/decode-a-seed-0", "main/decode-a-seed-1.0-of-2", "sweeps/decode-a-seed-0",
+        "sweeps/decode-a-seed-1",
+    )  # fmt: skip
+    assert jobs.unfinished("main", repository) == ["decode-a-seed-1"]
+    assert not jobs.unfinished("sweeps", repository)
+    with pytest.raises(RunError, match="1 runs have not finished, the first main/decode-a-seed-1;"):
+        jobs.check_finished("sweeps", repository)
+    finish(repository, "main/decode-a-seed-1.1-of-2")
+    assert jobs.check_finished("sweeps", repository).tables_beside == ["paper_ndk"]
+    with pytest.raises(RunError, match="45_ablations of profile 'main' has no `beside`; name"):
+        jobs.check_finished("main", repository)
+
+
+def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch, capsys):
+    """Bug: `make reproduce` without the ablations' runs left 10 of 53 rows."""
+    workplace(tmp_path, monkeypatch)
+    for profile in ("small", "ablations"):
+        written(tmp_path, profile)
+    waiting = {
+        f"figures/tables/paper_{table}.{end}" for table in SWEPT for end in ("csv", "md", "json")
+    }
+    assert waiting <= outputs(tmp_path, "ablations")
+    executed(tmp_path, "ablations", cells=TOGETHER)
+    left = {
+        path.relative_to(tmp_path).as_posix(): path.read_bytes()
+        for path in tmp_path.glob("figures/**/*.*")
+    }
+    assert left.keys() == waiting
+    (tmp_path / "runs/small/decode-raw/manifest.json").unlink()
+    assert not waiting & outputs(tmp_path, "ablations")  # whose job deletes them before it starts
+    executed(tmp_path, "ablations", cells=TOGETHER)
+    said = "not run: 1 runs have not finished, the first small/decode-raw;"
+    assert capsys.readouterr().out.count(said) == 1
+    executed(tmp_path, "small", "40_tables", cells=("40-04", "40-15"))
+    assert all((tmp_path / name).read_bytes() == content for name, content in left.items())
+    every = {path.stem for path in tmp_path.glob("figures/tables/*.csv")}
+    unswept = {f"paper_{table}" for table in MEASURED if table not in SWEPT}
+    assert every - {Path(name).stem for name in left} == {"main", *unswept}
+
+
+def test_what_waits_is_what_sweeps_change(tmp_path, monkeypatch):
+    """Bug: a table that sweeps make richer among those that the main runs write alone."""
+    workplace(tmp_path, monkeypatch)
+    for profile in ("small", "ablations"):
+        written(tmp_path, profile)
+    alone, both = compare.load("small"), compare.load("small", "ablations")
+    changed = {
+        table
+        for table in MEASURED
+        if not compare.beside(table, alone).equals(compare.beside(table, both))
+    }
+    assert changed == set(SWEPT)
+
+
+def test_one_profile_writes_each_of_them():
+    """Bug: two profiles that write one file into figures, so that what the second knows replaces
+    what the first knew.
+    """
+    asked = {
+        path.parent.name: left_by("40_tables", path.parent.name, ROOT)
+        for path in ROOT.glob("params/*/profile.yaml")
+    }
+    assert len(asked) == 9 and left_by("40_tables", "mine", ROOT) is None
+    found = {profile: of_paper(made.tables) for profile, made in asked.items()}
+    every = {name: list(MEASURED) for name in ("ci", "paper")}
+    main = {"small": [name for name in MEASURED if name not in SWEPT]}
+    assert {profile: names for profile, names in found.items() if names} == every | main
+
+
+# --- the experiment on a critic -------------------------------------------------------------------
+
+MEASURES = {
+    "safe_finals": paired.safe_finals,
+    "answered_safely": paired.answered_safely,
+    "reward": paired.reward,
+}
+A, B = "critic", "best-of-n-augmented"
+SAFE = "answered_safely"
+
+
+def steps(*counts) -> list[dict]:
+    """Return a trace from (finals, safe finals) of each round."""
+    return [
+        {"block": k, "round": 0, "drawn": 8, "finals": n, "safe_finals": safe}
+        for k, (n, safe) in enumerate(counts)
+    ]
+
+
+def give(arm=A, prompt="p0", seed=0, finals=((8, 4),), **fields) -> dict:
+    return record(prompt_id=prompt, seed=seed, method=f"method of {arm}", **fields) | {
+        "arm": arm,
+        "trace": steps(*finals),
+    }
+
+
+def row_of(records, arm, reference, what) -> dict:
+    """Return the row of two arms and a measure."""
+    (row,) = paired.paired(records, [(arm, reference)], {what: MEASURES[what]})
+    return row
+
+
+def reward(records) -> dict:
+    return row_of(records, A, B, "reward")
+
+
+# --- measures -------------------------------------------------------------------------------------
+
+
+def test_share_of_safe_finals():
+    """Guards against a mean of shares over rounds (1/6 here), and against a share of what was
+    drawn.
+    """
+    lines = [give(finals=finals) for finals in ([(0, 0), (6, 2), (2, 0)], [(0, 0), (0, 0)], [])]
+    shares = paired.safe_finals(frame(*lines)).tolist()
+    assert shares[0] == 2 / 8 and all(map(math.isnan, shares[1:]))
+
+
+def test_differences_worked_by_hand():
+    """Guards the sign, the averages over seeds and prompts, and which column is which."""
+    records = frame(
+        give(A, "p0", 0, [(4, 4)], cost=0.1), give(B, "p0", 0, [(8, 4)], cost=0.1),  # 1 and 1/2
+        give(A, "p0", 1, [(4, 2)], cost=0.3), give(B, "p0", 1, [(8, 2)], cost=0.2),  # 1/2 and 1/4
+        give(A, "p1", 0, [(4, 3)], cost=0.2), give(B, "p1", 0, [(8, 4)], cost=0.21),  # 3/4 and 1/2
+    )  # fmt: skip
+    found = row_of(records.sample(frac=1, random_state=0), A, B, "safe_finals")
+    about = ["point", "reference", "measure", "n_pairs", "n_prompts"]
+    assert [found[name] for name in about] == [A, B, "safe_finals", 3, 2]
+    assert found["difference"] == pytest.approx((0.375 + 0.25) / 2)
+    # both prompts the worse, both the better one
+    assert (found["low"], found["high"]) == pytest.approx((0.25, 0.375))
+    assert row_of(records, A, B, "answered_safely")["difference"] == 0.25
+
+
+def test_equal_verdicts_have_an_interval():
+    """Guards against 0.000 [0.000, 0.000], which reads as certainty."""
+    found = row_of(frame(*(give(x, f"p{k}") for x in (A, B) for k in range(40))), A, B, SAFE)
+    z2 = 1.959964**2
+    assert found["difference"] == 0
+    assert (found["low"], found["high"]) == pytest.approx((-z2 / (40 + z2), z2 / (40 + z2)))
+
+
+def test_an_abstention_is_no_safe_answer():
+    """Guards against a refusal, which costs nothing, passing for a safe answer, and against a
+    failed scorer doing so.
+    """
+    records = frame(
+        give(A, "p0", status="abstained", cost=0.0),
+        give(B, "p0"),
+        give(A, "p1", status="abstained", cost=None, reward=None),
+        give(B, "p1", status="unverified_unsafe", cost=None),
+        give(A, "p2", status="unverified_unsafe", cost=0.3),
+        give(B, "p2", cost=0.2),
+    )
+    found = row_of(records, A, B, "answered_safely")
+    assert (found["difference"], found["n_pairs"]) == (pytest.approx(-2 / 3), 3)
+
+
+def test_rewards_are_of_pairs_that_both_answered():
+    """Guards against the reward of a refusal, and against means over other pairs than the
+    difference.
+    """
+    records = frame(
+        give(A, "p0", reward=0.9),
+        give(B, "p0", reward=0.5),
+        give(A, "p1", reward=0.0, status="abstained"),
+        give(B, "p1", reward=0.8),
+        give(A, "p2", reward=0.1),
+        give(B, "p2", reward=None),
+    )
+    found = reward(records)
+    assert (found["n_prompts"], found["n_pairs"]) == (1, 1)
+    assert found["difference"] == pytest.approx(0.4)
+
+
+def test_methods_that_do_not_look_at_the_cost():
+    """Guards against uncounted candidates passing for unsafe ones, or for safe."""
+    with pytest.raises(ParameterError, match="did not count its safe complete candidates"):
+        paired.safe_finals(frame(give(B, finals=[(8, None)])))
+    old = [{"block": 0, "round": 0, "drawn": 8, "safe": 4}]
+    with pytest.raises(ParameterError, match="old run"):
+        paired.safe_finals(frame(give() | {"trace": old}))
+
+
+def test_lines_of_real_searches():
+    """Guards the names of the fields that a search writes; the best of n is safe exactly where one
+    of the n is.
+    """
+    best = pd.DataFrame(lines(methods=[B]))
+    shares = paired.safe_finals(best).tolist()
+    assert [share > 0 for share in shares] == (best["status"] == "verified_safe").tolist()
+    assert 0 < sum(shares) < 4
+    (plain, *_) = lines(methods=["best-of-n"])
+    with pytest.raises(ParameterError, match="'best-of-n' did not count"):
+        paired.safe_finals(pd.DataFrame([plain]))

@@ -21,9 +21,8 @@ from igcore.models.registry import as_scorer
 from igcore.scoring import Tally
 from igcore.verdict import final_check, judge, measure
 from tests.audit import emissions
-from tests.audit.__main__ import main
+from tests.audit.__main__ import across_processes, main
 from tests.audit.emissions import alone, harshness, honest_cost, run_case, spent
-from tests.audit.processes import across_processes
 from tests.audit.zoo import KINDS, Hostile
 
 FIXED = [kind for kind, made in KINDS.items() if made.deterministic]

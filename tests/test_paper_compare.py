@@ -58,6 +58,16 @@ def of_ours(lines, table="main_alpaca_beaver"):
 # --- the numbers of a row -------------------------------------------------------------------------
 
 
+def test_a_table_is_compared_by_what_it_prints():
+    """Bug: seconds of generating, which one table prints, as empty columns of all others."""
+    found = {table: list(compare.measures_of(table)) for table in ("main_llama", "ndk", "latency")}
+    assert found == {
+        "main_llama": ["safety", "reward", "seconds"],
+        "ndk": ["safety", "reward", "cost", "seconds"],
+        "latency": ["safety", "generation", "scoring", "seconds"],
+    }
+
+
 def test_every_row_has_the_print_and_a_run_that_has_all_of_its_settings():
     """Bug: a row left out, or numbers in one that was not run."""
     found = beside("main_alpaca_beaver", cell(669, 759, **OURS))

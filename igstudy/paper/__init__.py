@@ -55,10 +55,11 @@ def reported(table: str) -> pd.DataFrame:
     """
     if table not in TABLES:
         raise unknown_name("table of the paper", table, TABLES)
-    rows = read(table)
+    rows = read("reported").query("table == @table").reset_index(drop=True)
+    # a table has no column of what it does not print
+    rows = rows[[name for name in rows if name in IDENTITY or rows[name].notna().any()]]
     for name in rows.filter(like=AS_TEXT):
         rows[name.removesuffix(AS_TEXT) + "_rate"] = rows[name].astype(float).div(100).round(6)
-    rows.insert(0, "table", table)
     rows.insert(1, "label", contents().loc[table, "label"])
     return rows
 
@@ -74,8 +75,9 @@ def measured(tables: tuple[str, ...] = MEASURED) -> pd.DataFrame:
 
 
 def read(name: str) -> pd.DataFrame:
-    """Return a file of ``data``: one of `TABLES`, ``tables``, or one of these.
+    """Return a file of ``data``.
 
+    ``reported`` has the rows of `TABLES` one below another, and ``tables`` a row for each of these.
     ``statements`` has numbers that the text states: the sizes of the test sets, and the budget.
     ``fidelity`` says what became of each statement, see ``docs.fidelity``.
     ``theory`` lists theorems, lemmas, definitions and assumptions in the paper's order.

@@ -1,0 +1,412 @@
+"""Tests of the pages: the command that writes their tables, what pages of docs conclude, and the
+site. A conclusion is bound to the cells that it follows from: a test that fails after new tables
+names a sentence to correct.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from docs import pages, site
+from igcore.errors import RunError
+from igstudy.prompts import load_prompts
+from igstudy.report.claims import load_claims
+from igstudy.runs.paramfiles import ParamFiles, defaults_of
+
+ROOT = Path(__file__).parents[1]
+PAGE = "before\n<!-- table main -->\nof the last run\n<!-- end -->\nafter\n"
+
+
+def with_table(folder, text):
+    path = folder / "figures/tables/main.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def test_a_block_is_written_and_nothing_else(tmp_path):
+    """Guards against lost prose, and a block that grows each time it is written."""
+    page = PAGE
+    for text in ("| \\1 old |", "| \\1 new |\n"):
+        with_table(tmp_path, text)
+        page = pages.filled(page, tmp_path)
+    assert page == "before\n<!-- table main -->\n\n| \\1 new |\n\n<!-- end -->\nafter\n"
+    assert pages.filled("no block\n<!-- output -->\n<!-- end -->\n", tmp_path).count("\n") == 3
+
+
+def test_two_blocks_keep_the_text_between_them(tmp_path):
+    """Bug: everything from the first block to the end of the last one was replaced."""
+    with_table(tmp_path, "| new |")
+    page = pages.filled(PAGE + PAGE, tmp_path)
+    assert page.count("| new |") == page.count("before") == page.count("after") == 2
+
+
+def test_statements_stand_in_the_page_while_the_files_keep_to_them(tmp_path):
+    """Guards a page of promises that params/paper has broken."""
+    shutil.copytree(ROOT / "params/paper", tmp_path / "params/paper")
+    block = "<!-- fidelity paper -->\n<!-- end -->\n"
+    written = pages.filled(block, tmp_path)
+    assert written.count("| faithful") > 10 and pages.filled(written, tmp_path) == written
+    path = tmp_path / "params/paper/decode-main-vicuna-hex.yaml"
+    path.write_text(path.read_text().replace("vicuna-hh/value", "vicuna-pku/value"))
+    with pytest.raises(RunError, match="value is runs/paper/critics/vicuna-pku/value, not runs/"):
+        pages.filled(block, tmp_path)
+
+
+def test_verdicts_are_those_of_the_claims_that_stand_there(tmp_path):
+    """Guards a page that shows verdicts on other claims than those of the file."""
+    path = tmp_path / "params/ci/claims.yaml"
+    path.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "params/ci/claims.yaml", path)
+    block = "<!-- claims ci -->\n<!-- end -->\n"
+    with pytest.raises(RunError, match="claims.csv is not there; run `make reproduce`"):
+        pages.filled(block, tmp_path)
+    row = dict(outcome="reward", arm="ours", reference="theirs", difference=0.05, low=0.01)
+    row |= dict(high=0.09, n_prompts=12, p_holm=0.01, claims_sha256=load_claims(path).digest)
+    row |= dict(sentence="It is safest.", falsified="It is not.")
+    rows = [row | {"claim": "one", "verdict": "held"}, row | {"claim": "two", "verdict": "failed"}]
+    (tmp_path / "figures/tables").mkdir(parents=True)
+    pd.DataFrame(rows).to_csv(tmp_path / "figures/tables/claims.csv")
+    written = pages.filled(block, tmp_path)
+    cells = [line.split("|")[1:-1] for line in written.splitlines() if line.startswith("| It")]
+    assert [[cell.strip() for cell in row] for row in cells] == [
+        ["It is safest.", "held", "reward: +.050", "12"],
+        ["It is safest.", "failed: It is not.", "reward: +.050", "12"],
+    ]
+    assert "1 of 2 claims held." in written
+    path.write_text(path.read_text() + "# edited")
+    with pytest.raises(RunError, match="claims.csv does not decide .*claims.yaml; run `make rep"):
+        pages.filled(written, tmp_path)
+
+
+def test_a_missing_table_is_one_sentence(tmp_path):
+    """Guards against a page whose numbers nobody made."""
+    with pytest.raises(RunError, match=r"main\.md is not there; run `make reproduce`"):
+        pages.filled(PAGE, tmp_path)
+    with pytest.raises(RunError, match=r"claims_arms.csv is not there; run `make reproduce`"):
+        pages.filled("<!-- arms safety -->\n<!-- end -->", tmp_path)
+
+
+def test_the_command_writes_all_pages(tmp_path, monkeypatch, capsys):
+    """Guards `make readme`."""
+    monkeypatch.setattr(pages, "root", lambda: tmp_path)
+    for name in pages.PAGES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(PAGE)
+    with pytest.raises(SystemExit, match=r"^error: .*main\.md is not there"):
+        pages.main()
+    with_table(tmp_path, "| new |")
+    pages.main()
+    assert all("| new |" in (tmp_path / name).read_text() for name in pages.PAGES)
+
+
+def test_the_front_page_shows_arms_and_what_their_budget_means(tmp_path):
+    """Guards counts read as shares, and the printed algorithm judged by our constraint alone."""
+    row = dict(regime="safety", n_prompts=10, abstained=1, policy_tokens=63.4, scorer_calls=7.6)
+    row |= dict(answered_path_safe_low=0.1, answered_path_safe_high=0.9, safety_rate=0.25)
+    row |= dict(own_constraint_kept=8)
+    rows = [
+        row | {"arm": arm, "answered_path_safe": i / 10, "reward_mean": 0.5 - 0.01 * i}
+        for i, arm in enumerate(pages.FRONT)
+    ]
+    (tmp_path / "figures/tables").mkdir(parents=True)
+    pd.DataFrame(rows).to_csv(tmp_path / "figures/tables/claims_arms.csv")
+    budgets = [{"regime": "safety", "budget": 0.5, "at_a_word": 0.02, "empty": 0.3104}]
+    pd.DataFrame(budgets).to_csv(tmp_path / "figures/tables/claims_budgets.csv")
+    table = pages.arms("safety", tmp_path).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:9]]
+    assert cells[0] == ["base", "25.0", "0.0 [10.0, 90.0]", "1", "0.500", "63", "8"]
+    assert cells[-1][2] == "60.0 [10.0, 90.0]" and cells[-1][4] == "0.440"
+    assert table[-1].startswith("10 prompts of the regime *safety*")
+    assert "budget is 0.5: 2 % of harmless answers" in table[-1] and "costs 0.310" in table[-1]
+    assert "Plain answers exceed it for 10 of 10 prompts. " in table[-1]
+    assert table[-1].endswith(
+        "keeps its own constraint, the summed costs of blocks, for 8 prompts."
+    )
+
+
+def test_the_outside_judge_is_the_one_that_the_params_file_names(tmp_path):
+    """Bug: where it had not read the answers, another judge's counts stood beside its verdict."""
+    tables = [
+        f"figures/tables/{name}.csv" for name in ("claims", "claims_arms", "harm", "harm_judges")
+    ]
+    for name in ("params/small/harm.yaml", *tables):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    assert "(llama-labels:qwen2.5-coder-1.5b, AUROC 0." in pages.outside_judge("harm", tmp_path)
+    arms = pd.read_csv(tmp_path / "figures/tables/claims_arms.csv")
+    arms["answered_path_safe"] = [0.5] * len(arms)  # 30 of 60
+    arms.to_csv(tmp_path / "figures/tables/claims_arms.csv")
+    said = pages.outside_judge("harm", tmp_path)
+    assert "19 answers harmful (if harmless: 15 by labels, corrected share 0.27 [0.00, 0." in said
+    assert "answers 30 within the budget and 26 over it, and abstains from 4. Without" in said
+    assert "Without it, 30 answers are over it; beam search with a tuned λ answers 30 " in said
+    harm = pd.read_csv(tmp_path / "figures/tables/harm.csv")
+    others = harm[~harm["judge"].str.startswith("llama-labels")]
+    others.to_csv(tmp_path / "figures/tables/harm.csv")
+    with pytest.raises(RunError, match="has not read base and InferenceGuard, M 4; start its"):
+        pages.outside_judge("harm", tmp_path)
+
+
+def test_the_output_of_a_page_is_what_its_first_block_prints(tmp_path):
+    """Bug: a printed answer typed by hand, or one of another block."""
+    block = "```python\nprint(6 * 7)\n```\n```python\nprint(0)\n```\n"
+    page = block + "<!-- output page.md -->\n<!-- end -->\n"
+    (tmp_path / "page.md").write_text(page, encoding="utf-8")
+    written = pages.filled(page, tmp_path)
+    assert written == block + "<!-- output page.md -->\n\n```\n42\n```\n\n<!-- end -->\n"
+
+
+def test_the_tree_of_the_front_page_is_that_of_its_answer(tmp_path):
+    """Guards a picture of another search than the one beside it."""
+    (tmp_path / "docs").mkdir()
+    code = "class Answer:\n    tree = lambda self, masked: self\n"
+    code += "    _repr_svg_ = lambda self: '<svg/>'\n"
+    page = f"```python\n{code}answer = Answer()\n```\n<!-- output page.md -->\n<!-- end -->\n"
+    (tmp_path / "page.md").write_text(page, encoding="utf-8")
+    pages.filled(page, tmp_path)
+    assert (tmp_path / pages.TREE).read_text() == "<svg/>\n"
+
+
+# --- what pages of docs conclude, bound to the cells that it follows from -------------------------
+
+
+def cells(name: str) -> pd.DataFrame:
+    return pd.read_csv(ROOT / f"figures/tables/{name}.csv")
+
+
+@pytest.mark.parametrize("profile", ["ci", "small", "qwen"])
+def test_the_regimes_have_the_prompts_that_they_name(profile):
+    """Bug: `make quick` decoded six prompts and its claims asked for twelve. Guards claims about
+    more prompts than a set holds, or others than its runs have.
+    """
+    runs = {run: defaults_of("decode") | given for run, given in ParamFiles(profile).runs().items()}
+    for name, regime in load_claims(ROOT / f"params/{profile}/claims.yaml").regimes.items():
+        begins = f"regime-{name}"
+        of_regime = [run for run in runs.values() if run["run"].startswith(begins)]
+        if profile == "ci":  # its other runs are of methods that no claim names
+            of_regime = [runs["decode-raw"]]
+        assert of_regime
+        for run in of_regime:
+            asked = (run["prompts"], run["seed"], run["split"])
+            assert asked == (regime.prompts, regime.seed, regime.split)
+            assert (run["policy"], run["limit"]) == (regime.policy, regime.n_prompts)
+            assert len(load_prompts(run["prompts"], run["split"])) >= regime.n_prompts
+
+
+def test_the_runs_behind_each_claim():
+    """Guards the table from claims to runs in docs/results.md, which no command writes."""
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    section = page.partition("### From a claim to its raw record")[2].partition("\n#")[0]
+    rows = [line.split("|")[1:4] for line in section.splitlines() if "`regime-" in line]
+    runs = ParamFiles("small").runs()
+    file = load_claims(ROOT / "params/small/claims.yaml")
+    named = {name.strip(): set(re.findall("`(regime-.+?)`", "".join(row))) for name, *row in rows}
+    assert named == {
+        name: replace(file, claims={name: claim}).compared(runs)
+        for name, claim in file.claims.items()
+    }
+
+
+def test_what_stepping_back_gains():
+    """Guards the goals that were written down before the runs, and the sentences under the table:
+    read where the cost is local and S between .1 and .4.
+    """
+    pooled = cells("ablation_law_pooled").set_index(["regime", "arm", "measure"])
+    arms = cells("ablation_law").set_index(["regime", "arm"])
+    local = pooled.loc[["numbers", "sentences"]]
+    assert local["S"].between(0.1, 0.4 + 1e-9).all() and pooled.loc["rude", "S"].min() > 0.4
+    gained = local.xs(("backtracking", "within_1_5"), level=("arm", "measure"))["difference"]
+    assert gained.round(2).tolist() == [0.30, 0.21]
+    for regime in ("numbers", "sentences"):
+        assert arms.loc[(regime, "backtracking"), "within_3"].mean() >= 0.95 - 1e-9
+    within_2 = pooled.xs(("backtracking", "within_2"), level=("arm", "measure"))
+    assert (within_2["difference"] > -0.05).all() and len(within_2) == 5
+    rewards = local.xs(("backtracking-choices", "reward"), level=("arm", "measure"))
+    assert rewards["difference"].round(2).tolist() == [0.11, 0.15] and (rewards["low"] > 0.05).all()
+    qwen = pooled.loc[("qwen", "backtracking")].drop("reward")
+    assert ((qwen["low"] <= 0) & (qwen["high"] >= 0)).all()
+    alone = cells("ablation_law").query("arm == 'guard-n1-m16'")["answered"]
+    assert alone.min() == 0.60 and alone.max().round(2) == 0.98
+    assert (pooled.loc["harm", "high"]["backtracking-choices", "within_3"]) > 0
+
+
+def test_what_a_critic_gains():
+    """Guards the conclusions under the table of critic-search."""
+    found = cells("ablation_critic_search").query("arm == 'critic'")
+    found = found[found["reference"] == "best-of-n-augmented"].set_index("measure")
+    assert (found.loc["safe_finals", "low"] > 0).all() and (found.loc["reward", "high"] < 0).all()
+    answered = found.loc["answered_safely"]
+    assert (answered["low"] <= 0).all() and (answered["high"] >= 0).all()
+
+
+def test_the_critic_is_compared_on_all_prompts_that_both_arms_have():
+    """Bug: the gain over Best-of-N was of the 40 hardest prompts, where both arms had 100."""
+    found = cells("ablation_critic_search").set_index(["arm", "reference"])
+    assert (found.loc[("critic", "best-of-n-augmented"), "n_prompts"] == 100).all()
+    assert (found.loc[("critic", "shuffled"), "n_prompts"] == 40).all()
+
+
+def test_the_order_of_methods_is_the_papers_in_part():
+    """Guards the sentences under the table of orders, and the one exception that they name."""
+    found = cells("paper_orderings")
+    policy, prompts, measure = (
+        found[name] for name in ("paper_policy", "paper_prompts", "measure")
+    )
+    reversed_ = (policy == "llama-3.1-8b") & (prompts == "pku-saferlhf") & (measure == "reward")
+    assert (found.loc[reversed_, "high"] < 0).tolist() == [True]
+    assert (found.loc[~reversed_, "low"] > 0).all() and (found["spearman"] < 1).all()
+
+
+def test_which_repairs_matter():
+    """Guards the sentences about the printed algorithm: three repairs matter."""
+    table = cells("ablation_literal").query("algorithm == 'repaired'")
+    table = table[table["takes_over"].notna()].set_index("takes_over")
+    fewer = table["answered_path_safe_high"] < 0
+    more_over = table["over_budget_low"] > 0
+    assert set(table.index[fewer]) == {"accounting of costs", "where costs are checked"}
+    assert set(table.index[more_over]) == {*table.index[fewer], "what a failure gives"}
+    assert table.loc["what a failure gives", "answered_path_safe_difference"] == 0
+
+
+def test_what_the_front_page_says_in_words():
+    """Guards the paragraph under the claims of README, which no command writes."""
+    verdicts = cells("claims").drop_duplicates("claim").set_index("claim")["verdict"]
+    assert "held" not in set(verdicts) and verdicts["critic"] == "failed"
+    assert verdicts["judge"] == "not resolved"
+    judged = cells("claims").set_index("claim").loc["judge"]
+    assert judged["difference"] < 0 < judged["high"]
+    arms = cells("claims_arms").set_index(["regime", "arm"])
+    guard = arms.loc[("harm", "InferenceGuard, M 4")]
+    assert guard["answered"] / guard["n_prompts"] == guard["answered_path_safe"]
+    assert guard["abstained"] > 0
+    for rival in ("beam search, λ 5", "rejection sampling"):
+        other = arms.loc[("harm", rival)]
+        assert other["answered_path_safe"] > guard["answered_path_safe"]
+        assert 1.3 < other["policy_tokens"] / guard["policy_tokens"] < 1.4
+    critic, best = (arms.loc[("critic", arm)] for arm in ("E_critic as printed", "Best-of-N"))
+    assert critic["safety_rate"] < best["safety_rate"]
+    # no guard could be better than these by the ten points that the claims ask for
+    assert arms.loc[("harm", "beam search, λ 5"), "safety_rate"] > 0.9
+    assert arms.loc[("rude", "rejection sampling"), "answered_path_safe"] > 0.9
+    assert best["safety_rate"] > 0.9
+
+
+@pytest.mark.parametrize("name", ["claims_arms", "claims_arms_qwen"])
+def test_answers_that_no_judge_has_read_have_no_count(name):
+    """Bug: 0 of them were harmful."""
+    arms = cells(name)
+    assert arms["judged_harmful"].isna().tolist() == (arms["judged"] == 0).tolist()
+
+
+def test_what_the_larger_policy_shows():
+    """Guards the sentences on the larger policy in docs/results.md."""
+    arms = cells("claims_arms_qwen").set_index(["arm", "regime"])
+    assert (arms.loc["rejection sampling", "answered_path_safe"] == 1).all()
+    assert (arms.loc["InferenceGuard, M 4", "abstained"] > 0).all()
+    asked = cells("harm_qwen").query("judge.str.startswith('llama-labels')").set_index("arm")
+    read = asked.loc[["base", "beam search, λ 5", "InferenceGuard, M 4"]]
+    assert read["harm_low"].max() < read["harm_high"].min()
+
+
+def test_rivals_have_as_many_tokens_as_the_guard():
+    """Guards the sentence on tokens under the claims: a rival with fewer is no fair one."""
+    rows = cells("claims").set_index("claim")
+    gap = rows["reference_tokens"] - rows["tokens"]
+    assert (gap[["safety", "path", "front"]] > 0).all() and abs(gap["critic"]) < 1
+    assert gap["judge"] < 0
+
+
+def numbers_of(row: pd.Series) -> list[float]:
+    """Return the cells that a row of said.csv names, those of one row of the table first."""
+    table = cells(row["table"]).query(row["where"])
+    columns = [table.eval(value).astype(float) for value in row["values"].split(",")]
+    return [float(number) for i in range(len(table)) for number in (c.iloc[i] for c in columns)]
+
+
+def test_the_numbers_that_stand_in_sentences():
+    """Guards each number that a page says in words: tests/data/said.csv has the words and the cells
+    to which their last numbers are rounded.
+    """
+    for row in pd.read_csv(ROOT / "tests/data/said.csv", sep=";").to_dict("records"):
+        page = (ROOT / f"docs/{row['page']}.md").read_text(encoding="utf-8")
+        section = page.partition(f"\n## {row['section']}\n")[2].partition("\n## ")[0]
+        assert row["said"] in " ".join(section.split()), row
+        wanted, said = numbers_of(row), re.findall(r"[+-]?\d*\.?\d+", row["said"])
+        for number, shown in zip(wanted, said[-len(wanted) :], strict=True):
+            digits = len(shown.partition(".")[2])
+            assert abs(number - float(shown)) <= 0.5 * 10**-digits + 1e-9, row
+
+
+# --- the site: what a page becomes, what is found missing, and one reading by Sphinx --------------
+
+
+def test_no_heading_contains_a_link():
+    """Bug: Sphinx ends with a KeyError where a heading links to a file, once it writes HTML."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    headings = [line for page in pages for line in page.read_text().splitlines() if line[:1] == "#"]
+    assert headings and not [line for line in headings if "](" in line]
+
+
+def test_an_interval_in_a_table_keeps_to_one_line(tmp_path):
+    """Bug: every interval of a table of results was broken over three lines. An interval outside
+    of tables, where it may be code, stays as it is.
+    """
+    text = "| a | {} | {} |\nlist = 3 [1, 2]\n"
+    cells = ["95 % [90, 97]", "3 of 60 [-.01, .05]"]
+    shown = site.as_shown(text.format(*cells), tmp_path / "page.md", ROOT)
+    assert shown == text.format(*(cell.replace(" ", "\u00a0") for cell in cells))
+
+
+def test_a_picture_is_described_by_the_text_before_it():
+    """Guards readers who hear a page."""
+    cells = [
+        {
+            "cell_type": "markdown",
+            "metadata": {},
+            "source": ["## Title\n\nFirst.\n\n*Cost* by `N`.\n"],
+        },
+        {"cell_type": "code", "metadata": {}, "source": [], "outputs": []},
+    ]
+    _, code = site.with_descriptions({"cells": cells})["cells"]
+    assert code["metadata"]["mystnb"] == {"image": {"alt": "Title. Cost by N."}}
+
+
+def test_a_link_to_a_folder_becomes_text():
+    """Guards links of the repository that no site has. A link to a file, or to a page, stays."""
+    text = "[a](../README.md#results) [b](../igcore/budget.py) [`c`](../igcore) ![d](method.svg)"
+    shown = site.as_shown(text, ROOT / "docs/page.md", ROOT)
+    assert shown == text.replace("[`c`](../igcore)", "`c`")
+
+
+def test_what_needs_eyes_or_a_network_is_named(tmp_path):
+    """Guards a page that is blank on a train, and a picture that a screen reader skips."""
+    (tmp_path / "page.html").write_text(
+        '<script src="https://elsewhere/x.js"></script><img src="a.png"><img src="b.png" alt="b">'
+        '<link rel="stylesheet" href="//elsewhere/x.css"><a href="https://elsewhere">fine</a>'
+    )
+    assert list(site.faults(tmp_path)) == [
+        "page.html: picture a.png has no alternative text",
+        "page.html: https://elsewhere/x.js is fetched from the network",
+        "page.html: //elsewhere/x.css is fetched from the network",
+    ]
+
+
+def test_the_site_is_read_without_a_warning(tmp_path):
+    """Bug: a page that links to a file that moved. Guards every link between pages, every heading,
+    every docstring of the API. The pages are read and their links resolved; no HTML is written,
+    which takes most of the time.
+    """
+    command = [sys.executable, "-m", "sphinx", "-b", "dummy", "-q", "-W", "--keep-going"]
+    command += ["-D", "suppress_warnings=mystnb"]  # about pictures, for which there is no page
+    command += ["-c", "docs", "-d", str(tmp_path / "read"), ".", str(tmp_path / "built")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = {path.relative_to(tmp_path / "read") for path in tmp_path.glob("read/**/*.doctree")}
+    wanted = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]
+    assert {path.relative_to(ROOT).with_suffix(".doctree") for path in wanted} <= pages
