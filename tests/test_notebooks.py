@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from igcore import load_scorer
+from igcore import labels_needed, load_scorer
 from igcore.errors import ParameterError
 from igstudy.judge import JudgeParams
 from igstudy.runs.critic_params import CriticParams
@@ -147,7 +147,12 @@ def test_what_the_first_notebook_says_of_its_answers():
     assert "The guarded answer has no number" in said
     assert not re.search(r"\d", guarded)
     assert "before it has sampled 256 tokens" in said
-    assert any(text.startswith("abstained after 256 tokens") for text in outputs("00_start_here"))
+    shown = "\n".join(outputs("00_start_here"))
+    assert "abstained after 256 tokens" in shown
+    assert "block 1, round 1: over budget" in shown  # why the two answers differ
+    assert len(set(re.findall(r"\S+ left", shown))) == 1  # "0 everywhere"
+    assert "one hour" in shown and 'the words "one hour"' in said
+    assert shown.count("from block 1 on") == 3  # "every budget of 1 or more allows it"
 
 
 def test_what_the_notebook_of_budgets_says_of_its_numbers():
@@ -159,6 +164,10 @@ def test_what_the_notebook_of_budgets_says_of_its_numbers():
     rewards = dict(re.findall(r"λ = +(\S+): .*mean reward (\S+)", shown))
     within = re.search(r"a budget +: .*mean reward (\S+)", shown)[1]
     assert float(rewards[f"{tuned:g}"]) < float(within)
+    first = re.search(r"d = +0: 49% .*: (\S+)%\n", shown)[1]
+    assert float(first) > 100 * (1 - 0.49) ** 4  # "more abstentions than the formula"
+    found, predicted = re.search(r"of 120 answers, (\S+)%; predicted: (\S+)%", shown).groups()
+    assert predicted == first and abs(float(found) - float(first)) < 5  # "a few points"
 
 
 def test_what_the_notebook_of_ones_own_says_of_its_run():
@@ -166,3 +175,6 @@ def test_what_the_notebook_of_ones_own_says_of_its_run():
     table = outputs("05_your_own")[-2].split()
     assert table.count("unverified_unsafe") == 2
     assert table.count("verified_safe") == 4
+    shown = "\n".join(outputs("05_your_own"))
+    assert "base · unverified_unsafe: cost 3.00" in shown  # the numbers 100, 20 and 30
+    assert re.search(r"-> +0\.5 ", shown) and labels_needed(0.05) == 381
