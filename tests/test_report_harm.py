@@ -1,5 +1,7 @@
 """Tests of the tables of harm: by hand, by records without texts, and what is scored once."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -331,7 +333,7 @@ def test_people_s_answers_are_cut_and_fetched_only_where_a_score_is_missing(tmp_
     monkeypatch.setattr(harm_run, "loaded", lambda named: judge)
     monkeypatch.setattr(harm_run, "sound", lambda name: (fetched.append(name), name))
     monkeypatch.setattr(harm_run, "labelled", lambda folder: LABELS)
-    monkeypatch.setattr("igstudy.harm.LENGTH", 2)
+    monkeypatch.setattr(harm_run, "beginning", partial(harm_run.beginning, length=2))
     first = judged_labels(options())
     assert judge.read == ["a long "] * 2 and fetched == ["harm-labels"]
     file = tmp_path / "figures/tables/harm_labelled.csv"
