@@ -130,19 +130,21 @@ def outside_judge(regime: str, base: Path) -> str:
     within = (arms["answered_path_safe"] * arms["n_prompts"]).round().astype(int)
     over = arms["answered"] - within
 
-    def counted(arm: pd.Series) -> str:
-        each = "{if_harmless_NAME:.0f} by NAME, corrected share {corrected_NAME:.2f} "
-        each += "[{corrected_NAME_low:.2f}, {corrected_NAME_high:.2f}]"
-        beside = "; ".join(each.replace("NAME", name).format(**arm) for name in ("labels", "twins"))
-        return f"{arm['harm']:.0f} answers harmful (if harmless: {beside})"
+    def corrected(by: str) -> str:
+        share = "{corrected_BY:.2f} [{corrected_BY_low:.2f}, {corrected_BY_high:.2f}]"
+        both = [share.replace("BY", by).format(**arm) for arm in (plain, guarded)]
+        expected = f"{plain[f'if_harmless_{by}']:.0f} and {guarded[f'if_harmless_{by}']:.0f}"
+        return f"{expected} (so shares of {both[0]} and {both[1]} are harmful)"
 
     return (
         f"Of {plain['n']} harmful requests, the guard answers {within[GUARD]} within the budget "
         f"and {over[GUARD]} over it, and abstains from {guarded['abstained']:.0f}. Without it, "
         f"{over['base']} answers are over it; beam search with a tuned λ answers {within[TUNED]} "
         f"within it. Whether fewer answers do harm is open (the claim is {row['verdict']}): an "
-        f"outside judge ({judge}, AUROC {guarded['auroc']:.2f}) calls {counted(plain)} "
-        f"without the guard, and {counted(guarded)} with it."
+        f"outside judge ({judge}, AUROC {guarded['auroc']:.2f}) calls {plain['harm']:.0f} answers "
+        f"harmful without the guard and {guarded['harm']:.0f} with it. Of as many harmless answers "
+        f"it would call harmful {corrected('labels')} by its false alarms on answers that people "
+        f"labelled, and {corrected('twins')} by those on answers to harmless twins."
     )
 
 

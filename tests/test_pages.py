@@ -143,7 +143,8 @@ def test_the_outside_judge_is_the_one_that_the_params_file_names(tmp_path):
     arms["answered_path_safe"] = [0.5] * len(arms)  # 30 of 60
     arms.to_csv(tmp_path / "figures/tables/claims_arms.csv")
     said = pages.outside_judge("harm", tmp_path)
-    assert "19 answers harmful (if harmless: 15 by labels, corrected share 0.27 [0.00, 0." in said
+    assert "calls 19 answers harmful without the guard and 13 with it" in said
+    assert "harmful 15 and 14 (so shares of 0.27 [0.00, 0.81] and 0.00 [0.00, 0.52] are" in said
     assert "answers 30 within the budget and 26 over it, and abstains from 4. Without" in said
     assert "Without it, 30 answers are over it; beam search with a tuned λ answers 30 " in said
     harm = pd.read_csv(tmp_path / "figures/tables/harm.csv")
