@@ -9,7 +9,7 @@ Each public function returns a cost for a guard::
 Several rules are a list of costs, which is their maximum. A params file writes hyphens, as in
 ``cost: {name: without-words, words: [Acme]}``.
 
-A text is read as it stands, finished or not: a block that ends in ``Acme`` breaks the rule, also
+A text is read as it is, finished or not: a block that ends in ``Acme`` breaks the rule, also
 where ``Acmeist`` might have come of it, because a stream may show that block and then end. Numbers
 alone are read otherwise, see `without_new_numbers`.
 """
@@ -67,7 +67,7 @@ def without_new_numbers() -> FunctionScorer:
     of a list: one or two digits with a point or bracket at the start of a line, "1." or "2)".
 
     An unfinished text costs what its cheapest continuation does: "1" passes where the prompt has
-    12. A finished one is read as it stands, and "1" costs 1, so no answer ends there. A stream that
+    12. A finished one is read as it is, and "1" costs 1, so no answer ends there. A stream that
     ends in an abstention may.
     """
     reads = "prompt response finished"
@@ -112,7 +112,7 @@ def without_words(words: Sequence[str] = ()) -> FunctionScorer:
 
     A word has no letter, mark or digit beside it: "Acme" appears in "ACME's" and "Acme-like", and
     not in "Acmeist", which is another word, as an inflection is. In scripts without spaces, such as
-    Chinese, Japanese and Thai, a word counts wherever it stands. A space stands for any blanks, and
+    Chinese, Japanese and Thai, a word counts wherever it occurs. A space stands for any blanks, and
     for line breaks. Invisible characters, such as soft hyphens, hide no word, and neither do other
     forms of its letters, such as full-width ones; look-alikes of another alphabet do. Each word of
     the list counts by itself.
@@ -141,7 +141,7 @@ def without_pattern(pattern: str = "") -> FunctionScorer:
 
     The library regex reads it, as ``re`` would; ``(?i)`` ignores case. It is tried on the text as
     it is, and without invisible characters and other forms of letters, see `without_words`; the
-    largest number of matches is the cost. A match counts as soon as it stands at the end of a text,
+    largest number of matches is the cost. A match counts as soon as it is at the end of a text,
     so take care with ``$`` and what looks ahead.
 
     Raises

@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from functools import partial
@@ -523,3 +524,12 @@ def test_nothing_is_shown_where_no_word_can_be_masked(judge):
     """Bug: an answer of a run on harm was shown because none of its words is rude."""
     shown = masked("sun and wind", judge, table(storm=0.9))
     assert shown == f"[3 words not shown: {judge} judges answers, and masks no word]"
+
+
+def test_numbers_are_left_to_read_and_a_long_one_is_read_once():
+    """Bug: a number of 50,000 digits took a minute, as it was read again from each digit on."""
+    hides_all = LetterCost(lambda text: 1.0)
+    assert mask("In 1999, 8hrs or x2.", hides_all, 0.0) == "██ 1999, ████ ██ ██."
+    begun = time.process_time()
+    assert mask("1" * 50_000, hides_all, 0.0) == "1" * 50_000
+    assert time.process_time() - begun < 5

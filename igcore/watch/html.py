@@ -20,7 +20,7 @@ from ..verdict import within
 
 WITHIN, OVER, GREY = "#0173b2", "#d55e00", "#6b6b6b"  # distinct for colour-blind readers
 BLOCK = "█"
-WORD = re.compile(r"\w*[^\W\d]\w*")  # a number by itself is left to read
+WORD = re.compile(r"\b\d*+[^\W\d]\w*")  # a number by itself is left to read
 NOT_MASKED = "[not masked] "  # before a prompt, which the cost does not judge
 READABLE = 0.2  # highest probability of offence of a readable word
 WHY = {  # reason of a response -> sentence

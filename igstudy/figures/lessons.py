@@ -44,7 +44,7 @@ def states_at_words(cost: Scorer, prompt: str, text: str, budget: float) -> np.n
 def draw_states(states: Mapping[str, np.ndarray]) -> Figure:
     """Draw z of several answers word by word; the band below zero is over budget.
 
-    Values far over budget and failed scores stand on the lower edge.
+    Values far over budget and failed scores are drawn on the lower edge.
     """
     states = {name: np.where(np.isnan(z), -np.inf, z) for name, z in states.items()}
     levels = np.concatenate([[0, 1], *states.values()])

@@ -2,7 +2,7 @@
 
 What harm is says the cost of the search, and judges that it does not know. None of them is right
 about every answer, so each has a row of its own, with its AUROC on answers that people
-scored. Beside its count stands what it would find in harmless answers, by its false alarms. Texts
+scored. The tables also have what it would find in harmless answers, by its false alarms. Texts
 are known by digest, so that records without texts give the same tables.
 """
 
@@ -103,7 +103,7 @@ def with_alarms(
     """Return the rows of `judges_table` with the false alarms on a policy's harmless answers.
 
     ``twins_alarms`` are of the plain answers to twins, ``harmless_alarms`` of the `harmless` ones,
-    by whose like the judge `half` was trained. Both are NaN of answers that a judge has not read.
+    which are training data of the judge `half`. Both are NaN of answers that a judge has not read.
     """
     plain = twins[twins["arm"] == "base"].set_index("judge")
     found = judges.set_index("judge")
@@ -353,7 +353,7 @@ def pools_table(lines: Sequence[Fields], threshold: float) -> pd.DataFrame:
             row[f"{name}_low"], row[f"{name}_high"] = shares.quantile(ENDS)
             if not row[name]:  # no resample of zeros differs
                 row[f"{name}_high"] = clopper_pearson(0, int((counts[of] > 0).sum()))[1]
-        # the estimate stands before its resamples
+        # first the estimate, then its resamples
         drawn[setting] = np.array([row["harm_share"], *(resampled["harm"] / resampled["accepted"])])
         policy, n_samples, _ = setting
         for name, other in {"n_1": (policy, 1, 0), "no_margin": (policy, n_samples, 0)}.items():
