@@ -19,7 +19,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search attack hacking networks harm-card rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
+.PHONY: help reproduce quick ablations critic-search attack hacking networks harm-card harm-heads rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
 	@echo "make reproduce  decodes the runs that the claims compare, reads the others from records/small.tar.xz, and writes every table"
@@ -37,6 +37,8 @@ help:
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into records/networks (about half an hour on two cores)"
 	@echo "make harm-card  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (some twenty minutes on one core, an estimate)"
 	@echo "                XSTEST=folder scores the answers of XSTest again, from your copy of the publisher's files"
+	@echo "make harm-heads  train heads for the cost of harm that also learn from harmful requests, and measure them (some forty minutes on one core, an estimate;"
+	@echo "                fetches qwen-0.5b, as PROFILE=qwen does); XSTEST=folder as above"
 	@echo "make rehearsal  the paper's whole grid on tiny random models with a stub judge, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    lists the jobs of a profile, such as PROFILE=paper, and starts nothing"
 	@echo "make test       checks of style and types, all tests and notebooks (about twenty minutes on two cores)"
@@ -109,6 +111,10 @@ networks: assets
 
 harm-card: assets
 	@$(BIN)/python -m igstudy run notebooks/25_train_harm_cost.ipynb runs/harm/25_train_harm_cost.ipynb -p limit null -p folder runs/harm -p xstest $(or $(XSTEST),null)
+
+harm-heads: assets
+	@$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH)
+	@$(BIN)/python -m igstudy.runs.heads_run $(XSTEST)
 
 rehearsal: assets
 	@$(BIN)/python -m tests.rehearsal --cores $(CORES)

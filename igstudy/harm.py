@@ -50,6 +50,7 @@ PREFIXES = (1, 2, 4, 8, 16, 32)  # words after which a harmless answer is one mo
 PENALTY = 0.01  # scikit-learn's C: the inverse strength of the L2 penalty
 # of an answer, shared among its prefixes; ``policy`` is any policy, ``empty`` an answer of no token
 WEIGHTS = {"harmful": 1.0, "unharmful": 1.0, "refusal": 3.0, "policy": 4.0, "empty": 30.0}
+WHOLE = {*LABELLED, "requested"}  # kinds that count as a whole; `igstudy.requests` has the third
 FOLDS = 5
 
 Embed = Callable[[list[str]], np.ndarray]  # n texts -> their unit vectors (n, V)
@@ -170,39 +171,43 @@ class Head:
         replace_file(path.with_suffix(".sha256"), line)
 
 
-def fit(rows: pd.DataFrame, states: Sequence[np.ndarray]) -> Head:
+def fit(
+    rows: pd.DataFrame, states: Sequence[np.ndarray], weights: Mapping[str, float] = WEIGHTS
+) -> Head:
     """Train a head on the rows of the split ``train``.
 
-    Labelled answers count as a whole. Refusals and answers to harmless prompts count after some of
-    their words as well, because a guard looks there, and so does the answer without tokens, whose
-    state is 0.
+    Answers to harmful requests count as a whole. Refusals and answers to harmless prompts count
+    after some of their words as well, because a guard looks there, and so does the answer without
+    tokens, whose state is 0.
     """
     parts, harmful, weight = [], [], []
     kinds = zip(rows["kind"], rows["split"], states, strict=True)
     for kind, after in [(kind, after) for kind, split, after in kinds if split == "train"]:
         chosen = [len(after) - 1]
-        if kind not in LABELLED:
+        if kind not in WHOLE:
             chosen += [n - 1 for n in PREFIXES if n < len(after)]
         parts.append(after[chosen])
-        harmful += [kind == "harmful"] * len(chosen)
-        weight += [WEIGHTS.get(kind, WEIGHTS["policy"]) / len(chosen)] * len(chosen)
+        harmful += [kind in ("harmful", "requested")] * len(chosen)
+        weight += [weights.get(kind, weights["policy"]) / len(chosen)] * len(chosen)
     x = np.concatenate([*parts, np.zeros_like(parts[0][:1])])
     mean, scale = x.mean(axis=0), x.std(axis=0)
     model = LogisticRegression(C=PENALTY, max_iter=1000)
-    model.fit((x - mean) / scale, [*harmful, False], [*weight, WEIGHTS["empty"]])
+    model.fit((x - mean) / scale, [*harmful, False], [*weight, weights["empty"]])
     folded = model.coef_[0] / scale
     return Head(folded, float(model.intercept_[0] - folded @ mean))
 
 
-def out_of_fold(rows: pd.DataFrame, states: Sequence[np.ndarray]) -> list[np.ndarray]:
+def out_of_fold(
+    rows: pd.DataFrame, states: Sequence[np.ndarray], weights: Mapping[str, float] = WEIGHTS
+) -> list[np.ndarray]:
     """Return the costs of each row after its words, under a head that has not seen its group.
 
     Rows outside the split ``train`` are in no training.
     """
-    costs = list(map(fit(rows, states).cost, states))
+    costs = list(map(fit(rows, states, weights).cost, states))
     learned = np.flatnonzero(rows["split"] == "train")
     for seen, held in GroupKFold(FOLDS).split(learned, groups=rows["group"].iloc[learned]):
-        head = fit(rows.iloc[learned[seen]], [states[i] for i in learned[seen]])
+        head = fit(rows.iloc[learned[seen]], [states[i] for i in learned[seen]], weights)
         for i in learned[held]:
             costs[i] = head.cost(states[i])
     return costs

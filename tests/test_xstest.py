@@ -115,6 +115,18 @@ def test_shares_over_a_budget_name_the_length(seen):
     assert row["at_a_word"] == (unsafe["cost"] > 0.2).mean() == 1
 
 
+def test_new_scores_stand_beside_those_of_other_scorers(tmp_path, monkeypatch):
+    """Bug: scoring by one command dropped the columns that another had written."""
+    monkeypatch.setattr(outside, "COMMITTED", tmp_path / "scores.csv.gz")
+    about = {"model": ["m", "m"], "group": ["0", "1"], "digest": ["0a", "0b"]}
+    pd.DataFrame({**about, "old": [1.0, 2.0], "both": [3.0, 4.0]}).to_csv(outside.COMMITTED)
+    new = pd.DataFrame({**about, "both": [5.0, 6.0], "new": [7.0, 8.0]}).iloc[::-1]
+    outside.keep(new)
+    found = outside.committed().set_index("digest")
+    assert found.loc["0a", ["old", "both", "new"]].tolist() == [1.0, 5.0, 7.0]
+    assert found.loc["0b", ["old", "both", "new"]].tolist() == [2.0, 6.0, 8.0]
+
+
 def test_the_card_has_the_committed_scores():
     """Bug: new scores were committed, and the card kept the figures of the old ones."""
     card = pd.read_csv(root() / "figures/tables/harm_outside.csv")

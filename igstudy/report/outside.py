@@ -45,6 +45,14 @@ def committed() -> pd.DataFrame:
     return pd.read_csv(COMMITTED, dtype={"group": str, "digest": str})
 
 
+def keep(table: pd.DataFrame) -> None:
+    """Write the scores of `by_digest` among the committed ones, beside those of other scorers."""
+    kept, by = committed(), ["model", "digest"]
+    others = kept.set_index(by)[[*kept.columns.difference(table.columns)]]
+    every = table.join(others, on=by)
+    every.to_csv(COMMITTED, index=False, compression={"method": "gzip", "mtime": 0})
+
+
 def quality(seen: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Return how well scores tell full compliance with unsafe prompts from that with safe ones.
 

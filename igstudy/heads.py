@@ -1,0 +1,187 @@
+"""Other heads for the cost of harm, which learn from answers to harmful requests as well.
+
+People labelled answers of other models, most of them to instructions. So these heads also learn
+from answers of our own policies: to requests of AdvBench (Zou et al., 2023), half of them written
+as questions, which count as harmful; and to harmless questions about harm, which count as harmless.
+No person has read the former, and they are not in the repository: `answers_of` samples them again.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+import yaml
+
+from igcore import Guard, decode
+from igcore.files import replace_file, root
+from igcore.models.assets import sound
+from igcore.models.backbone import Backbone
+from igcore.models.head import Probe, cut
+from igcore.models.lm_scorer import LMScorer
+from igcore.progress import progress
+from igcore.prompt import Prompt, as_prompt
+from igcore.scorers import COST
+
+from . import harm
+from .harm import LENGTH, WEIGHTS, Embed, without_near
+from .linefile import Fields
+
+POLICIES = ("smollm2-chat", "qwen-0.5b")
+SAMPLED = Path("runs/heads")  # seen from `root`; harmful answers never leave it
+TEMPERATURE = 0.7
+HOW = re.compile(r".*?\bhow to ")
+
+
+class Reading(NamedTuple):
+    """What a head reads: the output of a decoder layer, with the prompt before the answer or not.
+
+    Attributes
+    ----------
+    layer : int
+    prompt : bool
+    """
+
+    layer: int
+    prompt: bool
+
+
+class Recipe(NamedTuple):
+    """How a head is trained: what it reads, and weights of the rows that `igstudy.harm` has not.
+
+    `requested` is the weight of an answer to a harmful request. `matters` is that of an answer to a
+    harmless question about harm, in units of the weight of another harmless answer.
+    """
+
+    reading: Reading
+    requested: float
+    matters: float
+
+    @property
+    def name(self) -> str:
+        """The name of its head."""
+        (layer, prompt), *weights = self
+        parts = ["layer", layer, "prompt" if prompt else "answer", *(f"{w:g}" for w in weights)]
+        return "-".join(map(str, parts))
+
+    @property
+    def fields(self) -> Fields:
+        """Its name and settings, as columns of a table."""
+        return {
+            "head": self.name,
+            **self.reading._asdict(),
+            **dict(list(self._asdict().items())[1:]),
+        }
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights that `igstudy.harm.fit` takes."""
+        matters = self.matters * WEIGHTS["policy"]
+        return WEIGHTS | {"requested": self.requested, "matters": matters}
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def as_question(request: str) -> str:
+    """Return an instruction as the question of somebody who wants to carry it out."""
+    if found := HOW.match(request):
+        return f"How do I {request[found.end() :]}?"
+    return f"How can I {request[0].lower()}{request[1:]}?"
+
+
+def with_requests(people: pd.DataFrame, evaluated: list[str], embed: Embed) -> pd.DataFrame:
+    """Return the rows of `igstudy.harm.labelled` and the requests of AdvBench, with ``group``.
+
+    Those near an evaluated prompt are left out, see `igstudy.harm.without_near`. A request is of
+    the kind ``requested`` and has no answer yet; it is written as a question if its id is odd.
+    """
+    text = (sound("advbench")[0] / "adv_bench.prompt").read_text(encoding="utf-8")
+    asked = pd.DataFrame({"prompt": [row["value"] for row in yaml.safe_load(text)["seeds"]]})
+    asked = asked.assign(kind="requested", set="advbench", split="train")
+    rows = without_near(pd.concat([people, asked]), evaluated, embed)
+    odd = rows["prompt"].map(lambda prompt: int(as_prompt(prompt, "advbench").id, 16) % 2 == 1)
+    changed = (rows["kind"] == "requested") & odd
+    return rows.assign(prompt=rows["prompt"].mask(changed, rows["prompt"].map(as_question)))
+
+
+def answers_of(policy: str, name: str, prompts: Sequence[Prompt]) -> pd.DataFrame:
+    """Return answers of a policy without a guard, which are sampled once and kept in `SAMPLED`.
+
+    The columns are those of `igstudy.harm.sampled`, without split and group.
+    """
+    path = root() / SAMPLED / f"{policy}-{name}.jsonl"
+    if not path.is_file():
+        settings: dict[str, Any] = {"temperature": TEMPERATURE, "block_size": LENGTH}
+        settings |= {"max_new_tokens": LENGTH, "device": "cpu", "dtype": "float32"}
+        guard = Guard(policy, cost=_nothing, budget=1.0, **settings)
+        lines = []
+        with progress(len(prompts), f"{policy}, {name}") as bar:
+            for answer in decode("base", guard, prompts):
+                line: Fields = {"kind": policy, "set": name, "prompt_id": answer.prompt_id}
+                lines.append(line | {"prompt": answer.prompt, "answer": answer.text})
+                bar.update()
+        replace_file(path, "".join(f"{json.dumps(line)}\n" for line in lines))
+    return pd.read_json(path, lines=True, dtype=False)
+
+
+def _nothing(response: str) -> float:
+    """Return the cost of every answer, as nothing is guarded."""
+    return 0.0
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+def states_of(rows: pd.DataFrame, readings: Sequence[Reading]) -> dict[Reading, list[np.ndarray]]:
+    """Return what heads of each reading read of the rows, see `igstudy.harm.states_of`."""
+    found = {}
+    for prompt in {reading.prompt for reading in readings}:
+        layers = sorted(reading.layer for reading in readings if reading.prompt == prompt)
+        seen = rows if prompt else rows.assign(prompt="")
+        beside = harm.states_of(_reader(layers, "human-assistant" if prompt else "raw"), seen)
+        parts = [np.split(states, len(layers), axis=1) for states in beside]
+        for layer, states in zip(layers, zip(*parts, strict=True), strict=True):
+            found[Reading(layer, prompt)] = list(states)
+    return found
+
+
+def _reader(layers: Sequence[int], text_format: str) -> LMScorer:
+    """Return SmolLM2 as a scorer whose states (k, L H) are those of L layers beside each other.
+
+    Each is what a head on this layer alone reads, see `igcore.models.head`. The last is the
+    deepest.
+    """
+    checkpoint = Probe(
+        repo="smollm2", layer=layers[-1], head="", dtype="float32", text_format=text_format
+    )
+    model, _ = checkpoint.model()
+    cut(model, layers[-1])
+    backbone = checkpoint.backbone(model, text_format, _Layers, layers=layers)
+    return LMScorer("states", backbone, torch.nn.Identity(), COST, digest="", pooling="mean")
+
+
+class _Layers(Backbone):
+    """A model whose states are those of several layers beside each other, from one pass."""
+
+    def __init__(self, *args: Any, layers: Sequence[int], **options: Any):
+        super().__init__(*args, **options)
+        self.layers = layers
+
+    def states(
+        self, sequences: Sequence[Sequence[int]], counts: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Return the states of the last tokens of whole sequences, (count, L H) each."""
+        norm = self.model.get_decoder().norm
+        found = []
+        for ids, count in zip(sequences, counts, strict=True):
+            out = self.model(torch.tensor([ids]), use_cache=False, output_hidden_states=True)
+            # the first are the embeddings, and the last ones are divided already
+            of_layers = [norm(out.hidden_states[layer + 1]) for layer in self.layers[:-1]]
+            beside = torch.cat([*of_layers, out.last_hidden_state], dim=-1)
+            found.append(beside[0, -count:])
+        return found
