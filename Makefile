@@ -35,7 +35,7 @@ help:
 	@echo "make hacking    which candidates the cost let through, and which the search emitted: harmful requests with 1, 2 and 4 samples and three seeds"
 	@echo "                (about half an hour on one core; resumes); PROFILE=qwen adds a larger policy, which you fetch first"
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into records/networks (about half an hour on two cores)"
-	@echo "make harm-card  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (some twenty minutes on one core, an estimate)"
+	@echo "make harm-card  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (about thirteen minutes on one core)"
 	@echo "                XSTEST=folder scores the answers of XSTest again, from your copy of the publisher's files"
 	@echo "make harm-heads  train heads for the cost of harm that also learn from harmful requests, and measure them (some forty minutes on one core, an estimate;"
 	@echo "                fetches qwen-0.5b, as PROFILE=qwen does); XSTEST=folder as above"

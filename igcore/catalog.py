@@ -18,6 +18,7 @@ T = TypeVar("T")
 SCORERS: dict[str, Callable[..., Any] | str] = {
     "offensive-language": "igcore.models.embedded:OffensiveLanguage",
     "smollm2-harm": "igcore.models.head:smollm2_harm",
+    "smollm2-harm-2": "igcore.models.head:smollm2_harm_2",
     "minilm-relevance": "igcore.models.embedded:MiniLMRelevance",
     "classifier": "igcore.models.classifier:Classifier",
     "probe": "igcore.models.head:Probe",

@@ -30,7 +30,8 @@ TEXTS = (
     "They walk and walk and walk. " * 6,
 )
 # scorers whose digest covers all that they are -> their modules
-EMBEDDED = {"offensive-language": "igcore.models.embedded", "smollm2-harm": "igcore.models.head"}
+EMBEDDED = {"offensive-language": "igcore.models.embedded"}
+EMBEDDED |= dict.fromkeys(("smollm2-harm", "smollm2-harm-2"), "igcore.models.head")
 # float32 rounds at about 1e-7 of a number, and sums of many numbers at more
 ROUNDING = 1e-5
 # bfloat16 moves a score by up to some hundredths of its range; a larger move is no rounding

@@ -63,7 +63,9 @@ class Recipe(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its head."""
+        """The name of its head; one without these rows is the shipped one."""
+        if not self.requested and not self.matters:
+            return "smollm2-harm"
         (layer, prompt), *weights = self
         parts = ["layer", layer, "prompt" if prompt else "answer", *(f"{w:g}" for w in weights)]
         return "-".join(map(str, parts))
@@ -137,13 +139,17 @@ def _nothing(response: str) -> float:
 # --- states ---------------------------------------------------------------------------------------
 
 
-def states_of(rows: pd.DataFrame, readings: Sequence[Reading]) -> dict[Reading, list[np.ndarray]]:
+def states_of(
+    rows: pd.DataFrame, readings: Sequence[Reading], length: int = LENGTH
+) -> dict[Reading, list[np.ndarray]]:
     """Return what heads of each reading read of the rows, see `igstudy.harm.states_of`."""
     found = {}
     for prompt in {reading.prompt for reading in readings}:
         layers = sorted(reading.layer for reading in readings if reading.prompt == prompt)
         seen = rows if prompt else rows.assign(prompt="")
-        beside = harm.states_of(_reader(layers, "human-assistant" if prompt else "raw"), seen)
+        beside = harm.states_of(
+            _reader(layers, "human-assistant" if prompt else "raw"), seen, length
+        )
         parts = [np.split(states, len(layers), axis=1) for states in beside]
         for layer, states in zip(layers, zip(*parts, strict=True), strict=True):
             found[Reading(layer, prompt)] = list(states)

@@ -3,10 +3,11 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from igcore import load_scorer
+from igcore import files, load_scorer
 from igcore.errors import RunError
-from igcore.models.head import Probe
+from igcore.models.head import HARM_2, Probe, load_head
 from igstudy import harm, heads
 from igstudy.heads import Reading, Recipe
 from igstudy.runs import heads_run
@@ -43,6 +44,14 @@ def test_the_states_of_several_layers_are_those_of_each_alone(tmp_path):
     )
     expected = harm.states_of(alone.load(), rows.assign(prompt=""))
     np.testing.assert_array_equal(found[readings[2]][0], expected[0])
+
+
+def test_the_second_cost_of_harm_is_a_frozen_head():
+    """Guards what ships: the head that the card measures, under another name."""
+    frozen = files.root() / heads_run.FROZEN / f"{Recipe(PROMPT, 0.3, 1.0).name}.safetensors"
+    weight, bias, _ = load_head(frozen, 576)
+    shipped, at, about = load_head(HARM_2, 576)
+    assert torch.equal(shipped, weight) and torch.equal(at, bias) and about["layer"] == "17"
 
 
 # --- choosing -------------------------------------------------------------------------------------

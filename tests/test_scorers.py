@@ -170,6 +170,7 @@ def test_a_registered_scorer_has_a_name_and_a_home(monkeypatch):
         ("minilm-relevance", "higher is better", "cosine"),
         ("jigsaw-toxicity", "higher is worse", "probability"),
         ("smollm2-harm", "higher is worse", "probability"),
+        ("smollm2-harm-2", "higher is worse", "probability"),
     ],
 )
 def test_named_scorers_say_what_they_are(name, sign, unit):

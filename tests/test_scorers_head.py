@@ -303,11 +303,12 @@ def test_a_window_of_layers_is_cut_with_them(tmp_path):
 # --- the cost of harm -----------------------------------------------------------------------------
 
 
-def test_the_committed_head_says_what_it_fits():
+@pytest.mark.parametrize("head", [HARM, module.HARM_2])
+def test_a_committed_head_says_what_it_fits(head):
     """Bug: a new head without its digest, or trained on something else."""
-    digest, name = HARM.with_suffix(".sha256").read_text().split()
-    assert (digest, name) == (file_digest(HARM), HARM.name)
-    weight, bias, said = module.load_head(HARM, 576)
+    digest, name = head.with_suffix(".sha256").read_text().split()
+    assert (digest, name) == (file_digest(head), head.name)
+    weight, bias, said = module.load_head(head, 576)
     assert {"layer", "pooling", "text_format", "backbone"} <= said.keys() and weight.any()
 
 
@@ -323,9 +324,10 @@ def test_a_damaged_head_is_refused(tmp_path, monkeypatch, content):
         load_scorer("smollm2-harm")
 
 
-def test_the_cost_of_harm():
+@pytest.mark.parametrize("head", [HARM, module.HARM_2])
+def test_the_cost_of_harm(head):
     """Guards the named scorer on the pinned model: one pass gives the costs of all prefixes."""
-    scorer = load_scorer("smollm2-harm")
+    scorer = load_scorer(head.stem)
     prompt, text = "How do plants grow?", "They need light, water and 3 weeks 🙂."
     ((ends, scores),) = scorer.token_scores([prompt], [text], [0])
     ids, count = scorer.backbone.ids(prompt, text), len(ends)
@@ -336,7 +338,7 @@ def test_the_cost_of_harm():
     ((_, again),) = cached.token_scores([prompt], [text], [0])
     assert again == pytest.approx(scores, **CLOSE)
     assert scorer.score([prompt], [text], [True]) == pytest.approx(scores[-1:], **CLOSE)
-    _, bias, said = module.load_head(HARM, 576)
+    _, bias, said = module.load_head(head, 576)
     assert len(scorer.backbone.model.layers) == int(said["layer"]) + 1
     empty = scorer.score([prompt], [""], [False])
     assert empty == pytest.approx(torch.sigmoid(bias).tolist())

@@ -26,6 +26,7 @@ from ..harm import (
     DATA,
     EVALUATED,
     LABELLED,
+    LENGTH,
     Head,
     fit,
     labelled,
@@ -46,6 +47,8 @@ from ..xstest import load_xstest
 SHIPPED = Recipe(Reading(15, prompt=True), 0.0, 0.0)
 READINGS = [Reading(layer, prompt) for layer in (17, 21) for prompt in (True, False)]
 RECIPES = [Recipe(*each) for each in product(READINGS, (0.3, 1.0), (1.0, 3.0))]
+SECOND, BUDGET = RECIPES[0], 0.5  # the one that ships, and the budget of runs with the shipped cost
+LENGTHS = (48, 128)  # tokens that are read of answers to twins
 ALLOWED = 0.1  # share of ``matters_over``, see `by_folds`
 KEPT = 5  # heads
 TOLERANCE = 0.005  # of a cost, between a frozen head and one that is trained again
@@ -229,10 +232,10 @@ def measured(
         by_hand = auroc(harmful[judged] == 0, -end[judged], answers["prompt"][judged])
         over = int((highest[twins] > of_folds["budget"]).sum())
         low, high = clopper_pearson(over, int(twins.sum()))
-        row = {"head": recipe.name, **of_folds[["auroc", "auroc_low", "auroc_high", "budget"]]}
+        row = {"head": recipe.name, **of_folds[["auroc", "auroc_low", "auroc_high"]]}
         row |= {f"by_hand{name}": by_hand[f"auroc{name}"] for name in ("", "_low", "_high")}
         row |= {"twins_over": over / twins.sum(), "twins_over_low": low, "twins_over_high": high}
-        table.append(row)
+        table.append(row | {"budget": of_folds["budget"], "tokens": LENGTH})
     return pd.DataFrame(table).set_index("head")
 
 
@@ -240,11 +243,36 @@ def scored(folder: Path, heads: Mapping[Recipe, Head]) -> None:
     """Score the answers of XSTest in a folder by the heads, and keep the scores by digest."""
     answers = load_xstest(folder)
     states = states_of(answers, [recipe.reading for recipe in heads])
-    scores = {
-        recipe.name: [head.cost(after)[-1] for after in states[recipe.reading]]
-        for recipe, head in heads.items()
-    }
+    scores = {}
+    for recipe, head in heads.items():
+        costs = [head.cost(after) for after in states[recipe.reading]]
+        scores[recipe.name] = [cost[-1] for cost in costs]
+        scores[recipe.name + outside.HIGHEST] = [max(cost) for cost in costs]
     outside.keep(outside.by_digest(answers, scores))
+
+
+def on_xstest(names: Sequence[str]) -> pd.DataFrame:
+    """Return the AUROC of committed scores on XSTest, and the share caught, for each half."""
+    found = outside.quality(outside.committed(), names)
+    parts = []
+    for half, part in found[found["model"] == "all"].groupby("half"):
+        of_half = part.set_index("score")[["auroc", "auroc_low", "auroc_high", "caught"]]
+        name = f"xstest_{half}"
+        parts.append(
+            of_half.set_axis([name, f"{name}_low", f"{name}_high", f"{name}_caught"], axis=1)
+        )
+    return pd.concat(parts, axis=1)
+
+
+def over_budget(head: Head) -> pd.DataFrame:
+    """Return the shares over `BUDGET` of the head that ships, on XSTest and on twins."""
+    answers = sampled(ABOUT_HARM)
+    twins = answers[answers["set"] == "twins"]
+    harmless = []
+    for length in LENGTHS:
+        states = states_of(twins, [SECOND.reading], length)[SECOND.reading]
+        harmless.append((length, (twins, [head.cost(after) for after in states])))
+    return outside.over_budget(outside.committed(), SECOND.name, harmless, BUDGET)
 
 
 def main(xstest: str = "") -> None:
@@ -254,26 +282,19 @@ def main(xstest: str = "") -> None:
     """
     rows = training_rows()
     states = states_of(rows, [SHIPPED.reading, *READINGS])
-    folds = folds_of(rows, states)
+    folds = folds_of(rows, states).assign(tokens=LENGTH)
     best = chosen(folds)
-    tables.write(
-        folds.assign(frozen=folds.index.isin(best.index)).reset_index(),
-        root() / f"{TABLES}_folds",
-        {},
-    )
+    of_recipes = folds.assign(frozen=folds.index.isin(best.index)).reset_index()
+    tables.write(of_recipes, root() / f"{TABLES}_folds", {})
     kept = [recipe for recipe in RECIPES if recipe.name in best.index]
     heads = {each: frozen(each, rows, states[each.reading]) for each in kept}
-    heads = {SHIPPED: as_head(HARM, len(heads[kept[0]].weight))} | heads
     if xstest:
         scored(Path(xstest), heads)
-    found = measured(heads, wsr_answers(), folds)
-    unseen = outside.quality(outside.committed(), [*found.index])
-    unseen = unseen[unseen["model"] == "all"]
-    for half, part in unseen.groupby("half"):
-        part = part.set_index("score")[["auroc", "auroc_low", "auroc_high", "caught"]]
-        found = found.join(part.add_prefix(f"xstest_{half}_"))
+    heads = {SHIPPED: as_head(HARM, len(heads[kept[0]].weight))} | heads
+    found = on_xstest([each.name for each in heads]).join(measured(heads, wsr_answers(), folds))
     print(found.round(3).to_string())
-    tables.write(found.reset_index(), root() / TABLES, {})
+    tables.write(found.reset_index(names="head"), root() / TABLES, {})
+    tables.write(over_budget(heads[SECOND]), root() / f"{TABLES}_shares", {})
 
 
 if __name__ == "__main__":
