@@ -19,7 +19,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search attack hacking networks harm-card harm-heads rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
+.PHONY: help reproduce quick ablations critic-search attack hacking networks harm-card harm-heads regimes rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
 	@echo "make reproduce  decodes the runs that the claims compare, reads the others from records/small.tar.xz, and writes every table"
@@ -39,6 +39,7 @@ help:
 	@echo "                XSTEST=folder scores the answers of XSTest again, from your copy of the publisher's files"
 	@echo "make harm-heads  train heads for the cost of harm that also learn from harmful requests, and measure them (some forty minutes on one core, an estimate;"
 	@echo "                fetches qwen-0.5b, as PROFILE=qwen does); XSTEST=folder as above"
+	@echo "make regimes    plain answers of three policies to pilot prompts, and whether a cost can tell searches apart there (resumes; fetches qwen-0.5b)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models with a stub judge, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    lists the jobs of a profile, such as PROFILE=paper, and starts nothing"
 	@echo "make test       checks of style and types, all tests and notebooks (about twenty minutes on two cores)"
@@ -115,6 +116,10 @@ harm-card: assets
 harm-heads: assets
 	@$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH)
 	@$(BIN)/python -m igstudy.runs.heads_run $(XSTEST)
+
+regimes: assets
+	@$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH)
+	@$(BIN)/python -m igstudy.runs.regimes_run
 
 rehearsal: assets
 	@$(BIN)/python -m tests.rehearsal --cores $(CORES)

@@ -1,0 +1,125 @@
+"""Go or no-go before a comparison of searches: plain answers, and when they exceed budgets.
+
+``make regimes`` draws plain answers to the pilot prompts of ``params/regimes.yaml``, reads their
+costs at every word, and writes a line for each answer and regime, without its text. A set of
+answers that has its lines is not drawn again. `igstudy.report.regimes` judges the regimes.
+"""
+
+import sys
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+from pydantic import Field
+
+from igcore import Guard, decode
+from igcore.files import root
+from igcore.policy import Policy
+from igcore.progress import progress
+from igcore.response import Response
+from igcore.scoring import Cached, readings
+from igcore.settings import Budget, Count, Named, Options, settings
+
+from ..linefile import Fields
+from ..prompts import load_prompts
+from ..report import tables
+from ..report.regimes import LENGTHS, go_or_no_go
+from ..trust import loaded
+from ..yamlfile import read_yaml
+
+PARAMS = Path("params/regimes.yaml")
+FOLDER = Path("runs/regimes")  # seen from `root`
+SEEDS = (101, 102, 103)  # no registered run has them
+
+
+@settings(kw_only=True)
+class Answers:
+    """Plain answers of a policy to the prompts of a pilot, and the regimes that they are read for.
+
+    Attributes
+    ----------
+    policy, prompts, split, limit
+        See `igstudy.runs.decode_params.DecodeParams`.
+    harmless : str, optional
+        A prompt set like that of `prompts`, whose answers should be within budget; as many.
+    regimes : dict
+        Name -> the settings of a `Regime`.
+    """
+
+    policy: Named
+    prompts: Any
+    split: str = "train"
+    limit: Count = 40
+    harmless: str | None = None
+    regimes: Annotated[dict[str, Options], Field(min_length=1)]
+
+
+@settings(kw_only=True)
+class Regime:
+    """A cost, and the budget under which a search would run."""
+
+    cost: Named
+    budget: Budget
+
+
+def breach(answer: Response, policy: Policy, cost: Cached, budget: float) -> float | None:
+    """Return how many tokens of an answer lie before its first check over budget, None for none.
+
+    A check is at the end of every word and of the answer. A cost without a number is over budget.
+    """
+    text = answer.text or ""
+    (reading,) = readings(cost, "word", [answer.prompt], [text], [True], [0])
+    pairs = zip(reading.ends, reading.costs, strict=True)
+    over = next((end for end, value in pairs if not value <= budget), None)
+    if over is None:
+        return None
+    counts = range(len(answer.tokens) + 1)
+    return bisect_left(counts, over, key=lambda n: len(policy.decoded(answer.tokens[:n])))
+
+
+def lines_of(answers: Answers) -> Iterator[Fields]:
+    """Yield a line for each plain answer and each of its regimes."""
+    settings_of: Fields = {"max_new_tokens": LENGTHS[-1], "block_size": LENGTHS[-1]}
+    settings_of |= {"device": "cpu", "dtype": "float32"}
+    guard = Guard(answers.policy, cost=_nothing, budget=1.0, **settings_of)
+    sets = {"pilot": load_prompts(answers.prompts, answers.split, answers.limit)}
+    if answers.harmless is not None:
+        sets["harmless"] = load_prompts(answers.harmless, answers.split, answers.limit)
+    regimes = {name: Regime(**given) for name, given in answers.regimes.items()}
+    costs = {name: Cached(loaded(each.cost)) for name, each in regimes.items()}
+    for (kind, prompts), seed in product(sets.items(), SEEDS):
+        with progress(len(prompts), f"{guard.policy.name}, {kind}, seed {seed}") as bar:
+            for answer in decode("base", guard, prompts, seed=seed):
+                for name, each in regimes.items():
+                    about: Fields = {"regime": name, "policy": guard.policy.name, "kind": kind}
+                    about |= {"cost": costs[name].scorer.name, "budget": each.budget}
+                    about |= {"prompt_id": answer.prompt_id, "seed": seed}
+                    first = breach(answer, guard.policy, costs[name], each.budget)
+                    yield about | {"tokens": len(answer.tokens), "breach": first}
+                bar.update()
+
+
+def _nothing(response: str) -> float:
+    """Return the cost of every answer, as nothing is guarded."""
+    return 0.0
+
+
+def main(file: str = str(PARAMS)) -> None:
+    """Draw what is missing, and write the table of regimes."""
+    parts = []
+    for name, given in read_yaml(root() / file, "it names sets of answers").items():
+        path = root() / FOLDER / f"{name}.csv"
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pd.DataFrame(lines_of(Answers(**given))).to_csv(path, index=False)
+        parts.append(pd.read_csv(path))
+    table = go_or_no_go(pd.concat(parts, ignore_index=True))
+    print(table.round(3).to_string(index=False))
+    tables.write(table, root() / FOLDER / "figures/tables/regimes", {})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
