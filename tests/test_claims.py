@@ -3,7 +3,9 @@
 import itertools
 import json
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,8 +15,9 @@ from synthetic import record
 
 from igcore.errors import ParameterError, RunError
 from igstudy.prompts import SPLITS, split_of
-from igstudy.report import claims, paired, power
+from igstudy.report import claims, decidable, paired, power
 from igstudy.report import statistics as metrics
+from igstudy.runs import register
 
 REGIME = {
     "about": "prompts of a test",
@@ -221,6 +224,7 @@ def test_power_of_a_mean_by_simulation():
     draws = np.random.default_rng(0).normal(difference, sd, (20_000, n))
     share = (stats.ttest_1samp(draws, 0, axis=1).pvalue <= alpha).mean()
     assert power.power_of_mean(n, sd, difference, alpha) == pytest.approx(share, abs=0.01)
+    assert power.power_of_mean(n, 0.0, difference, alpha) == 1  # tokens that differ by as many
 
 
 def test_plan_says_how_many_prompts_would_do(written):
@@ -245,6 +249,114 @@ def test_plan_says_how_many_prompts_would_do(written):
     ):
         assert of(row.n_needed) >= 0.9 > of(row.n_needed * 3 // 4)
     assert power.prompts_needed(lambda n: 0.0, 100, most=1000) >= 1000
+
+
+# --- claims that could go either way --------------------------------------------------------------
+
+SMALL = Path(__file__).parents[1] / "params/small/claims.yaml"
+HALF = [True] * 10 + [False] * 10
+
+
+def pilot_lines(file, safe):
+    """Return pilot lines of all arms that a file compares: the first `safe` prompts of an arm are
+    answered safely, by default all, and the others abstained from.
+    """
+    parts = {}
+    for claim in file.claims.values():
+        regime = file.pilot().regimes[claim.regime]
+        for label in (claim.arm, *claim.references):
+            n, name = regime.n_prompts, (claim.regime, label)
+            part = pd.DataFrame([record(word_peak_cost=0.1)] * n)
+            part = part.assign(**{"prompt": None, "run": ""} | regime.columns(label))
+            part["prompt_id"], part["reward"] = [f"p{k:03}" for k in range(n)], np.arange(n) / n
+            part.loc[safe.get(name, n) :, "status"] = "abstained"
+            parts[name] = part
+    return pd.concat(parts.values())
+
+
+def test_no_claim_that_failed_could_have_held():
+    """Bug: claims were registered whose rivals, in the pilot, left no room for any arm."""
+    file = claims.load_claims(SMALL)
+    ours = {("harm", "InferenceGuard, M 4"): 37, ("critic", "E_critic as printed"): 46}
+    lines = pilot_lines(file, ours | {("rude", "beam search, λ 5"): 96})
+    table = decidable.decidable(file, lines).set_index("claim")
+    for name, useless in (("safety", [1.0]), ("path", [0.96, 1.0]), ("critic", [1.0])):
+        rows = table.loc[[name]]
+        assert rows["perfect"].eq(1).all() and rows["useless"].tolist() == useless
+        assert set(rows["why"]) == {"of a perfect arm it would be 'failed'"}
+        assert set(rows["level"]) == {0.05 / 5}
+    assert set(table.loc["front", "level"]) == {0.05 / 5 / 2}
+    assert table.loc["judge", "why"] == "no pilot run has its outcomes"
+    with pytest.raises(ParameterError, match="claim 'safety' cannot go either way: of a perfect"):
+        decidable.check_decidable(table.reset_index())
+
+
+def test_a_claim_with_room_and_prompts_is_decidable(written):
+    """Bug: a claim that an arm can win or lose is refused, or one without power is not."""
+    lines = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", HALF)])
+    for n, why in ((200, ""), (20, "its power against 'beam' is 0.")):
+        file = claims.load_claims(written({"n_prompts": n, "pilot": {"n_prompts": 20}}))
+        (row,) = decidable.decidable(file, lines).itertuples(index=False)
+        assert (row.perfect, row.useless, row.level) == (1, 0.5, 0.05)
+        assert (row.perfect_verdict, row.useless_verdict) == ("held", "failed")
+        assert row.why.startswith(why) and bool(row.why) == bool(why)
+        assert (row.power >= 0.9) == (not why)
+
+
+def test_the_perfect_arm_by_hand(written):
+    """Bug: an answer over budget sets the best reward, or a search the tokens of one sample."""
+    arms = REGIME["arms"] | {"plain": {"method": "base"}}
+    regime = claims.load_claims(written({"arms": arms, "n_prompts": 3})).regimes["hard"]
+    searches = [
+        cell("inferenceguard", [True, True, False], [0.1, 0.6, 0.9]),
+        cell("beam-lagrangian", [True, False, False], [0.4, 0.8, 0.9]),
+    ]
+    lines = pd.concat(searches)  # of two arms nothing is known
+    assert decidable.perfect(regime, "reward", lines).to_dict() == {"p00": 0.4, "p01": 0.6}
+    assert set(decidable.perfect(regime, "policy tokens", lines)) == {30}
+    lines = pd.concat([*searches, cell("base", NONE[:3])])  # a sample of 40 tokens
+    assert set(decidable.perfect(regime, "policy tokens", lines)) == {40}
+    assert set(decidable.perfect(regime, PATH, lines)) == {1}
+    assert set(decidable.perfect(regime, "harm by the judge", lines)) == {0}
+
+
+def test_a_pilot_is_repeated_or_thinned_alike():
+    """Bug: the first prompts of a pilot count more often, or those without an outcome go."""
+    gains = pd.Series([1.0, np.nan, 0.0, 0.0])
+    for n, expected in ((8, [0, 0, 0, 0, 1, 1, np.nan, np.nan]), (2, [0, np.nan])):
+        assert decidable.scaled(gains, n).tolist() == pytest.approx(expected, nan_ok=True)
+
+
+def test_fewer_tokens_are_better(written):
+    """Bug: more tokens held a claim about tokens."""
+    path = written(outcomes={"policy tokens": 5})
+    for ours, verdict in ((30, "held"), (50, "failed")):
+        lines = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", ALL)])
+        lines.loc[lines["method"] == "inferenceguard", "policy_tokens"] = ours
+        (row,) = claims.decide(claims.load_claims(path), lines).itertuples(index=False)
+        assert (row.difference, row.better, row.verdict) == (ours - 40, "lower", verdict)
+
+
+def test_the_command_registers_what_is_decidable_alone(written, tmp_path, monkeypatch, capsys):
+    """Bug: claims without room are registered, or an edited file in the place of another."""
+    lines = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", HALF)])
+    monkeypatch.setattr(register, "load_finished", lambda profile, pattern: lines)
+    folder, large = tmp_path / "kept", {"n_prompts": 200, "pilot": {"n_prompts": 20}}
+
+    def called(hard):
+        monkeypatch.setattr(sys, "argv", ["register", str(written(hard)), "tune", str(folder)])
+        register.main()
+
+    with pytest.raises(SystemExit, match="error: claim 'safest' cannot go either way: its power"):
+        called({"pilot": {}})
+    assert not folder.exists()
+    with pytest.raises(SystemExit, match="error: the claims ask for 21 prompts of 'ours'"):
+        called({"pilot": {"n_prompts": 21}})
+    called(large)
+    assert {path.name for path in folder.iterdir()} == {"registered.json", "decidable.csv"}
+    assert "safest: decidable" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="is not the file that was registered before its runs"):
+        called(large | {"about": "other prompts"})
 
 
 # --- bad files ------------------------------------------------------------------------------------
@@ -291,8 +403,8 @@ def test_files_that_are_no_claims(tmp_path, written):
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
         with pytest.raises(ParameterError, match="cannot be read|; it must have seen, regimes"):
             claims.load_claims(path)
-    with pytest.raises(ParameterError, match="has 6 claims; name at most 5"):
-        claims.load_claims(written(claims_={f"c{i}": dict(CLAIM) for i in range(6)}))
+    with pytest.raises(ParameterError, match="has 7 claims; name at most 6"):
+        claims.load_claims(written(claims_={f"c{i}": dict(CLAIM) for i in range(7)}))
 
 
 def test_missing_lines_are_named(written):

@@ -37,6 +37,7 @@ SOURCES = json.loads((ROOT / "figures/tables/sources.json").read_text())
 OF_NO_RUN = {
     "bench", "bench_ratios", "served", "first_hour", "harm_answers", "harm_answers_attack",
     "harm_answers_qwen", "harm_answers_curve", "harm_labelled", "harm_harmless", "rules",
+    "registrations",
 }  # fmt: skip
 WITHOUT_RUNS = ("profile", "harm", "claims")  # kinds of params files
 KEPT = (  # fields of a line that the tests below read
@@ -221,6 +222,24 @@ def test_the_claims_were_committed_before_their_runs():
         last = git("log", "-1", "--format=%H", "--", "params/small/claims.yaml").stdout.decode()
         alone = git("show", "--format=", "--name-only", last.strip()).stdout.split()
         assert alone == [b"params/small/claims.yaml"]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no repository to ask")
+def test_every_registration_has_the_verdicts_that_were_published():
+    """Bug: a registration is left out of the list, or its verdicts are not those of its file."""
+    rows = read_table("registrations")
+    names = ("claim", "sentence", "verdict")
+    listed = {(row["commit"], row["published"]): set() for row in rows}
+    for row in rows:
+        listed[row["commit"], row["published"]].add(tuple(row[name] for name in names))
+    assert {tuple(row[name] for name in names) for row in read_table("claims")} in listed.values()
+    for (commit, published), verdicts in listed.items():
+        file = git("show", f"{commit}:params/small/claims.yaml").stdout
+        table = git("show", f"{published}:figures/tables/claims.csv").stdout.decode()
+        found = list(csv.DictReader(table.splitlines()))
+        if file and found:  # a shallow clone may have none of them
+            assert {tuple(row[name] for name in names) for row in found} == verdicts
+            assert {row["claims_sha256"] for row in found} == {hashlib.sha256(file).hexdigest()}
 
 
 # --- the archives ---------------------------------------------------------------------------------

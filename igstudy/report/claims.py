@@ -29,7 +29,7 @@ from . import paired
 from . import statistics as metrics
 from .load import LINE_FIELDS
 
-MOST_CLAIMS = 5  # primary claims: each one more makes all others harder to resolve
+MOST_CLAIMS = 6  # primary claims: each one more makes all others harder to resolve
 VERDICTS = {
     "held": "Holm's p is at most .05 in the named direction, and the difference may matter",
     "failed": "the 95 % interval holds no difference that matters in the named direction",
@@ -53,6 +53,7 @@ CLAIM_OUTCOMES = {
     "answered and path-safe": Outcome(paired.answered_path_safe),
     "reward": Outcome(paired.reward, verdict=False),
     "harm by the judge": Outcome(paired.judged_harmful, sign=-1),
+    "policy tokens": Outcome(paired.policy_tokens, sign=-1, verdict=False),
 }
 
 
@@ -251,6 +252,13 @@ def check_registered(file: ClaimsFile, folder: Path) -> None:
 # --- verdicts -------------------------------------------------------------------------------------
 
 
+def matching(regime: Regime, label: str, lines: pd.DataFrame) -> pd.DataFrame:
+    """Return the lines with the columns of an arm, however many there are."""
+    for column, value in regime.columns(label).items():
+        lines = lines[lines[column] == value]
+    return lines
+
+
 def lines_of(regime: Regime, label: str, lines: pd.DataFrame) -> pd.DataFrame:
     """Return the lines of an arm.
 
@@ -259,9 +267,7 @@ def lines_of(regime: Regime, label: str, lines: pd.DataFrame) -> pd.DataFrame:
     RunError
         Unless they are there, of as many prompts as were named, and all of the split.
     """
-    wanted, chosen = regime.columns(label), lines
-    for column, value in wanted.items():
-        chosen = chosen[chosen[column] == value]
+    wanted, chosen = regime.columns(label), matching(regime, label, lines)
     if len(chosen) != regime.n_prompts or chosen["prompt_id"].nunique() != regime.n_prompts:
         settings = ", ".join(f"{column} {value}" for column, value in wanted.items())
         raise RunError(
@@ -302,42 +308,67 @@ def decide(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
     rows, p_values, failed = [], {}, {}
     for name, claim in file.claims.items():
         own = [compared(file, claim, *pair, lines) for pair in claim.comparisons]
-        of_claim = pd.DataFrame(own)
-        towards = of_claim["p"].where(of_claim["gain"] > 0, 1.0)
-        best = towards.groupby(of_claim["reference"]).min() * len(claim.outcomes)
-        # every reference must be beaten (intersection-union), each in one outcome (Bonferroni)
-        p_values[name] = min(float(best.max()), 1.0)
-        # the most that the interval leaves open in the direction that was named
-        matters = (of_claim["most"] >= of_claim["matters"]) | of_claim["most"].isna()
-        failed[name] = not matters.groupby(of_claim["reference"]).any().all()
+        p_values[name], failed[name] = tested(pd.DataFrame(own))
         rows += [{"claim": name, **row} for row in own]
     adjusted = dict(zip(p_values, metrics.holm(pd.Series(p_values, dtype=float)), strict=True))
     for row in rows:
         row["p_holm"] = adjusted[row["claim"]]
-        held = "held" if row["p_holm"] <= metrics.ALPHA else "not resolved"
-        row["verdict"] = "failed" if failed[row["claim"]] else held
+        row["verdict"] = verdict_of(row["p_holm"], failed[row["claim"]])
         row["claims_sha256"] = file.digest
     return pd.DataFrame(rows).drop(columns=["gain", "most"], errors="ignore")
+
+
+def tested(rows: pd.DataFrame) -> tuple[float, bool]:
+    """Return the p value of a claim, before Holm, and whether it failed.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        All comparisons of the claim, see `against`.
+    """
+    towards = rows["p"].where(rows["gain"] > 0, 1.0)
+    best = towards.groupby(rows["reference"]).min() * rows["outcome"].nunique()
+    # the most that the interval leaves open in the direction that was named
+    matters = (rows["most"] >= rows["matters"]) | rows["most"].isna()
+    failed = not matters.groupby(rows["reference"]).any().all()
+    # every reference must be beaten (intersection-union), each in one outcome (Bonferroni)
+    return min(float(best.max()), 1.0), failed
+
+
+def verdict_of(p_holm: float, failed: bool) -> str:
+    """Return one of `VERDICTS`."""
+    held = "held" if p_holm <= metrics.ALPHA else "not resolved"
+    return "failed" if failed else held
 
 
 def compared(
     file: ClaimsFile, claim: Claim, reference: str, outcome: str, lines: pd.DataFrame
 ) -> dict[str, Any]:
-    """Return the row of one comparison, with ``gain`` and ``most`` in the claimed direction."""
-    regime, sign = file.regimes[claim.regime], CLAIM_OUTCOMES[outcome].sign
-    row = paired.clustered(
-        gains(regime, claim, reference, outcome, lines), CLAIM_OUTCOMES[outcome].verdict
-    )
+    """Return the row of one comparison, see `against`, with the claim's words and tokens."""
+    regime = file.regimes[claim.regime]
     named = ("sentence", "source", "falsified", "regime", "arm")
     return {
         **{name: getattr(claim, name) for name in named},
+        **against(claim, reference, outcome, gains(regime, claim, reference, outcome, lines)),
+        "tokens": lines_of(regime, claim.arm, lines)["policy_tokens"].mean(),
+        "reference_tokens": lines_of(regime, reference, lines)["policy_tokens"].mean(),
+    }
+
+
+def against(claim: Claim, reference: str, outcome: str, found: pd.Series) -> dict[str, Any]:
+    """Return the test of an arm's differences from a reference.
+
+    Besides the values of `igstudy.report.paired.clustered` it has ``gain`` and ``most``, the
+    difference and the better end of its interval in the claimed direction.
+    """
+    sign = CLAIM_OUTCOMES[outcome].sign
+    row = paired.clustered(found, CLAIM_OUTCOMES[outcome].verdict)
+    return {
         "reference": reference,
         "outcome": outcome,
         "better": "higher" if sign > 0 else "lower",
         "matters": claim.outcomes[outcome],
         **row,
-        "tokens": lines_of(regime, claim.arm, lines)["policy_tokens"].mean(),
-        "reference_tokens": lines_of(regime, reference, lines)["policy_tokens"].mean(),
         "gain": sign * row["difference"],
         "most": row["high"] if sign > 0 else -row["low"],
     }

@@ -82,6 +82,11 @@ def judged_harmful(lines: pd.DataFrame) -> pd.Series:
     return judged.where(lines["status"] != "abstained")
 
 
+def policy_tokens(lines: pd.DataFrame) -> pd.Series:
+    """Return how many tokens of the policy were sampled for each line, abstentions included."""
+    return lines["policy_tokens"].astype(float)
+
+
 def safe_finals(lines: pd.DataFrame) -> pd.Series:
     """Return the share of the complete candidates of each line that are within budget.
 

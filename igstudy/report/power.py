@@ -10,7 +10,7 @@ import pandas as pd
 from scipy import stats
 from statsmodels.stats.power import TTestPower
 
-from .claims import CLAIM_OUTCOMES, ClaimsFile, gains
+from .claims import CLAIM_OUTCOMES, Claim, ClaimsFile, gains
 from .statistics import ALPHA, clopper_pearson
 
 POWER = 0.9  # that a test should have at the smallest difference that matters
@@ -43,8 +43,10 @@ def power_of_mean(n: int, sd: float, difference: float, alpha: float) -> float:
     Parameters
     ----------
     sd : float
-        Standard deviation of the differences, above 0.
+        Standard deviation of the differences. Without any, each prompt shows the difference.
     """
+    if sd == 0:
+        return 1.0
     return float(TTestPower().power(difference / sd, n, alpha))
 
 
@@ -58,12 +60,16 @@ def prompts_needed(power: Callable[[int], float], n: int, most: int = 20_000) ->
     return n
 
 
+def level(file: ClaimsFile, claim: Claim) -> float:
+    """Return the level of each test of a claim: 5 % over Holm's first step and its outcomes."""
+    return ALPHA / len(file.claims) / len(claim.outcomes)
+
+
 def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
     """Return the power of each comparison of each claim at the smallest difference that matters.
 
-    The level is 5 % over the number of claims, Holm's first step, and over the claim's outcomes.
     Means have the spread of the pilot runs. For verdicts, the reference does better on as many
-    prompts as the pilot leaves open, and the arm on as many more as matter.
+    prompts as the pilot leaves open, and the arm on as many more as matter. `level` has the level.
 
     Parameters
     ----------
@@ -74,7 +80,7 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
     spread: dict[str, Any]
     for name, claim in file.claims.items():
         n = file.regimes[claim.regime].n_prompts
-        alpha = ALPHA / len(file.claims) / len(claim.outcomes)
+        alpha = level(file, claim)
         for reference, outcome in claim.comparisons:
             found = gains(regimes[claim.regime], claim, reference, outcome, pilot).dropna()
             kind, matters = CLAIM_OUTCOMES[outcome], claim.outcomes[outcome]

@@ -1,0 +1,58 @@
+"""Register claims before their runs, unless they could not go either way.
+
+``python -m igstudy.runs.register params/mine/claims.yaml tune runs/mine/claims`` reads the finished
+pilot runs of the profile ``tune`` and prints the table of `igstudy.report.decidable`. Where each
+claim is decidable it registers the file in the folder, with the table beside it as
+``decidable.csv``; without a folder it only prints.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from igcore.errors import IgcoreError
+from igcore.files import replace_file
+
+from ..report.claims import check_registered, load_claims, register
+from ..report.decidable import check_decidable, decidable
+from ..report.load import load_finished
+
+
+def register_decidable(path: Path, profile: str, folder: Path | None = None) -> None:
+    """Print what imagined arms would get, and register the claims in a folder.
+
+    Raises
+    ------
+    ParameterError
+        For a file that cannot be read, or a claim that cannot go either way.
+    RunError
+        When another file was registered in the folder, or the pilot lacks lines.
+    """
+    file = load_claims(path)
+    if folder and (folder / "registered.json").exists():
+        check_registered(file, folder)
+    table = decidable(file, load_finished(profile, "?*"))
+    print(table.drop(columns="why").to_string(index=False))
+    for claim, why in table.groupby("claim", sort=False)["why"].first().items():
+        print(f"{claim}: {why or 'decidable'}")
+    check_decidable(table)
+    if folder:
+        register(file, folder)
+        replace_file(folder / "decidable.csv", table.to_csv(index=False))
+
+
+def main() -> None:
+    """Read the command line; an error is one sentence, and the exit status is 1."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path, help="the claims")
+    parser.add_argument("profile", help="the profile of the pilot runs")
+    parser.add_argument("folder", type=Path, nargs="?", help="where the file is registered")
+    given = parser.parse_args()
+    try:
+        register_decidable(given.file, given.profile, given.folder)
+    except IgcoreError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
