@@ -37,7 +37,7 @@ help:
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into records/networks (about half an hour on two cores)"
 	@echo "make harm-card  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (about thirteen minutes on one core)"
 	@echo "                XSTEST=folder scores the answers of XSTest again, from your copy of the publisher's files"
-	@echo "make harm-heads  train heads for the cost of harm that also learn from harmful requests, and measure them (some forty minutes on one core, an estimate;"
+	@echo "make harm-heads  train heads for the cost of harm that also learn from harmful requests, and measure them (about three quarters of an hour on one core;"
 	@echo "                fetches qwen-0.5b, as PROFILE=qwen does); XSTEST=folder as above"
 	@echo "make regimes    plain answers of three policies to pilot prompts, and whether a cost can tell searches apart there (resumes; fetches qwen-0.5b)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models with a stub judge, into runs/rehearsal (about ten minutes on two cores)"

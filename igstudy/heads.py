@@ -17,19 +17,18 @@ import pandas as pd
 import torch
 import yaml
 
-from igcore import Guard, decode
 from igcore.files import replace_file, root
 from igcore.models.assets import sound
 from igcore.models.backbone import Backbone
 from igcore.models.head import Probe, cut
 from igcore.models.lm_scorer import LMScorer
-from igcore.progress import progress
 from igcore.prompt import Prompt, as_prompt
 from igcore.scorers import COST
 
 from . import harm
 from .harm import LENGTH, WEIGHTS, Embed, without_near
 from .linefile import Fields
+from .plain import plain_answers, plain_guard
 
 POLICIES = ("smollm2-chat", "qwen-0.5b")
 SAMPLED = Path("runs/heads")  # seen from `root`; harmful answers never leave it
@@ -73,11 +72,8 @@ class Recipe(NamedTuple):
     @property
     def fields(self) -> Fields:
         """Its name and settings, as columns of a table."""
-        return {
-            "head": self.name,
-            **self.reading._asdict(),
-            **dict(list(self._asdict().items())[1:]),
-        }
+        weights = {"requested": self.requested, "matters": self.matters}
+        return {"head": self.name, **self.reading._asdict(), **weights}
 
     @property
     def weights(self) -> dict[str, float]:
@@ -118,22 +114,14 @@ def answers_of(policy: str, name: str, prompts: Sequence[Prompt]) -> pd.DataFram
     """
     path = root() / SAMPLED / f"{policy}-{name}.jsonl"
     if not path.is_file():
-        settings: dict[str, Any] = {"temperature": TEMPERATURE, "block_size": LENGTH}
-        settings |= {"max_new_tokens": LENGTH, "device": "cpu", "dtype": "float32"}
-        guard = Guard(policy, cost=_nothing, budget=1.0, **settings)
-        lines = []
-        with progress(len(prompts), f"{policy}, {name}") as bar:
-            for answer in decode("base", guard, prompts):
-                line: Fields = {"kind": policy, "set": name, "prompt_id": answer.prompt_id}
-                lines.append(line | {"prompt": answer.prompt, "answer": answer.text})
-                bar.update()
+        guard = plain_guard(policy, LENGTH, temperature=TEMPERATURE)
+        lines: list[Fields] = [
+            {"kind": policy, "set": name, "prompt_id": answer.prompt_id}
+            | {"prompt": answer.prompt, "answer": answer.text}
+            for answer in plain_answers(guard, prompts)
+        ]
         replace_file(path, "".join(f"{json.dumps(line)}\n" for line in lines))
     return pd.read_json(path, lines=True, dtype=False)
-
-
-def _nothing(response: str) -> float:
-    """Return the cost of every answer, as nothing is guarded."""
-    return 0.0
 
 
 # --- states ---------------------------------------------------------------------------------------

@@ -15,15 +15,14 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import Field
 
-from igcore import Guard, decode
 from igcore.files import root
 from igcore.policy import Policy
-from igcore.progress import progress
 from igcore.response import Response
 from igcore.scoring import Cached, readings
 from igcore.settings import Budget, Count, Named, Options, settings
 
 from ..linefile import Fields
+from ..plain import plain_answers, plain_guard
 from ..prompts import load_prompts
 from ..report import tables
 from ..report.regimes import LENGTHS, go_or_no_go
@@ -82,29 +81,20 @@ def breach(answer: Response, policy: Policy, cost: Cached, budget: float) -> flo
 
 def lines_of(answers: Answers) -> Iterator[Fields]:
     """Yield a line for each plain answer and each of its regimes."""
-    settings_of: Fields = {"max_new_tokens": LENGTHS[-1], "block_size": LENGTHS[-1]}
-    settings_of |= {"device": "cpu", "dtype": "float32"}
-    guard = Guard(answers.policy, cost=_nothing, budget=1.0, **settings_of)
+    guard = plain_guard(answers.policy, LENGTHS[-1])
     sets = {"pilot": load_prompts(answers.prompts, answers.split, answers.limit)}
     if answers.harmless is not None:
         sets["harmless"] = load_prompts(answers.harmless, answers.split, answers.limit)
     regimes = {name: Regime(**given) for name, given in answers.regimes.items()}
     costs = {name: Cached(loaded(each.cost)) for name, each in regimes.items()}
     for (kind, prompts), seed in product(sets.items(), SEEDS):
-        with progress(len(prompts), f"{guard.policy.name}, {kind}, seed {seed}") as bar:
-            for answer in decode("base", guard, prompts, seed=seed):
-                for name, each in regimes.items():
-                    about: Fields = {"regime": name, "policy": guard.policy.name, "kind": kind}
-                    about |= {"cost": costs[name].scorer.name, "budget": each.budget}
-                    about |= {"prompt_id": answer.prompt_id, "seed": seed}
-                    first = breach(answer, guard.policy, costs[name], each.budget)
-                    yield about | {"tokens": len(answer.tokens), "breach": first}
-                bar.update()
-
-
-def _nothing(response: str) -> float:
-    """Return the cost of every answer, as nothing is guarded."""
-    return 0.0
+        for answer in plain_answers(guard, prompts, seed):
+            for name, each in regimes.items():
+                about: Fields = {"regime": name, "policy": guard.policy.name, "kind": kind}
+                about |= {"cost": costs[name].scorer.name, "budget": each.budget}
+                about |= {"prompt_id": answer.prompt_id, "seed": seed}
+                first = breach(answer, guard.policy, costs[name], each.budget)
+                yield about | {"tokens": len(answer.tokens), "breach": first}
 
 
 def main(file: str = str(PARAMS)) -> None:
