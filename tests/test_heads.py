@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-import torch
+from safetensors.numpy import load_file
 
 from igcore import files, load_scorer
 from igcore.errors import RunError
@@ -48,10 +48,10 @@ def test_the_states_of_several_layers_are_those_of_each_alone(tmp_path):
 
 def test_the_second_cost_of_harm_is_a_frozen_head():
     """Guards what ships: the head that the card measures, under another name."""
-    frozen = files.root() / heads_run.FROZEN / f"{Recipe(PROMPT, 0.3, 1.0).name}.safetensors"
-    weight, bias, _ = load_head(frozen, 576)
-    shipped, at, about = load_head(HARM_2, 576)
-    assert torch.equal(shipped, weight) and torch.equal(at, bias) and about["layer"] == "17"
+    frozen = load_file(files.root() / heads_run.FROZEN)[heads_run.SECOND.name]
+    weight, bias, about = load_head(HARM_2, heads_run.WIDTH)
+    assert [*weight.tolist(), *bias.tolist()] == frozen.tolist()
+    assert about["layer"] == str(heads_run.SECOND.reading.layer)
 
 
 # --- choosing -------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_a_frozen_head_that_the_rows_no_longer_give_is_refused(
     rows_and_states, tmp_path, monkeypatch
 ):
     """Guards the freeze: a head that changed after the labels were read would be a new choice."""
-    monkeypatch.setattr(heads_run, "FROZEN", tmp_path)
+    monkeypatch.setattr(heads_run, "FROZEN", tmp_path / "heads.safetensors")
     rows, states = rows_and_states
     recipe = Recipe(PROMPT, 1.0, 1.0)
     first = heads_run.frozen(recipe, rows, states)

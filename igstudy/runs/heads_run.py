@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from safetensors.numpy import load_file, save
 
 from igcore.errors import RunError
-from igcore.files import root
+from igcore.files import replace_file, root
 from igcore.models.assets import sound
 from igcore.models.embedded import Encoder
 from igcore.models.head import HARM, load_head
@@ -52,7 +53,8 @@ LENGTHS = (48, 128)  # tokens that are read of answers to twins
 ALLOWED = 0.1  # share of ``matters_over``, see `by_folds`
 KEPT = 5  # heads
 TOLERANCE = 0.005  # of a cost, between a frozen head and one that is trained again
-FROZEN = Path("records/networks/harm-heads")  # seen from `root`
+FROZEN = Path("records/networks/harm-heads.safetensors")  # weight and bias (H + 1,) by name
+WIDTH = 576  # H, of the states of SmolLM2
 TABLES = "runs/harm/figures/tables/harm_heads"
 BY_HAND = DATA / "harm_by_hand.csv"
 LABELLED_OF_EACH = {"wsr-harmful": 35, "twins": 15}  # answers of a policy with a label by hand
@@ -156,25 +158,26 @@ def frozen(recipe: Recipe, rows: pd.DataFrame, states: States) -> Head:
     RunError
         When the head that the rows give now has other costs.
     """
-    path = root() / FROZEN / f"{recipe.name}.safetensors"
+    path = root() / FROZEN
     trained = fit(rows, states, recipe.weights)
-    if not path.is_file():
-        text_format = "human-assistant" if recipe.reading.prompt else "raw"
-        about = {"layer": str(recipe.reading.layer), "pooling": "mean", "text_format": text_format}
-        trained.save(path, about)
-    head = as_head(path, len(trained.weight))
+    known = load_file(path) if path.is_file() else {}
+    if recipe.name not in known:
+        known[recipe.name] = np.append(trained.weight, trained.bias).astype(np.float32)
+        replace_file(path, save(known))
+    *weight, bias = known[recipe.name].tolist()
+    head = Head(np.array(weight), bias)
     apart = max(float(np.abs(head.cost(x) - trained.cost(x)).max()) for x in states)
     if apart > TOLERANCE:
         raise RunError(
-            f"a cost of head {path} differs by {apart:.4f} from that of the head which the rows "
-            f"give now, where {TOLERANCE} is allowed; look for what has changed"
+            f"a cost of head {recipe.name} in {path} differs by {apart:.4f} from that of the head "
+            f"which the rows give now, where {TOLERANCE} is allowed; look for what has changed"
         )
     return head
 
 
-def as_head(path: Path, width: int) -> Head:
-    """Return the head in a file, see `igcore.models.head.load_head`."""
-    weight, bias, _ = load_head(path, width)
+def shipped() -> Head:
+    """Return the head of the cost ``smollm2-harm``."""
+    weight, bias, _ = load_head(HARM, WIDTH)
     return Head(weight.numpy(), float(bias))
 
 
@@ -290,7 +293,7 @@ def main(xstest: str = "") -> None:
     heads = {each: frozen(each, rows, states[each.reading]) for each in kept}
     if xstest:
         scored(Path(xstest), heads)
-    heads = {SHIPPED: as_head(HARM, len(heads[kept[0]].weight))} | heads
+    heads = {SHIPPED: shipped()} | heads
     found = on_xstest([each.name for each in heads]).join(measured(heads, wsr_answers(), folds))
     print(found.round(3).to_string())
     tables.write(found.reset_index(names="head"), root() / TABLES, {})
