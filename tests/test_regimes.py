@@ -1,5 +1,6 @@
 """Tests of the go or no-go of regimes, by hand and beside a slow reference."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 import tiny
 
+from igcore import Guard
 from igcore.scorers import of_function
 from igcore.scoring import Cached
 from igstudy.report import regimes
@@ -100,3 +102,26 @@ def test_a_breach_is_counted_in_tokens():
     assert regimes_run.breach(answer, tiny_policy, many, 3) is None
     broken = Cached(of_function(lambda response: float("nan"), "cost"))
     assert regimes_run.breach(answer, tiny_policy, broken, 3) is not None
+
+
+def test_the_command_draws_once_and_writes_the_table(tmp_path, monkeypatch):
+    """Guards that a set with its lines is not drawn again, and harmless prompts beside pilots."""
+    (tmp_path / "params").mkdir()
+    (tmp_path / "asked.txt").write_text("a b\nc d\n")
+    given = {"policy": "tiny", "prompts": "asked.txt", "split": "all", "harmless": "asked.txt"}
+    rule = {"cost": {"name": "length", "unit": "characters"}, "budget": 3}
+    text = json.dumps({"small": given | {"regimes": {"short": rule}}})
+    (tmp_path / "params/regimes.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(regimes_run, "root", lambda: tmp_path)
+    monkeypatch.setattr(regimes_run, "plain_guard", lambda policy, length: drawn)
+    free = of_function(lambda response: 0.0, "cost")
+    drawn = Guard(tiny.tiny_policy(), cost=free, budget=1, max_new_tokens=8)
+    regimes_run.main()
+    lines = pd.read_csv(tmp_path / "runs/regimes/small.csv")
+    seeds = len(regimes_run.SEEDS)
+    assert lines["kind"].value_counts().to_dict() == {"pilot": 2 * seeds, "harmless": 2 * seeds}
+    table = pd.read_csv(tmp_path / "runs/regimes/figures/tables/regimes.csv")
+    assert table["cost"].tolist() == ["length"] and table["n_prompts"].tolist() == [2]
+    monkeypatch.setattr(regimes_run, "plain_guard", None)  # it must not be asked
+    regimes_run.main()
