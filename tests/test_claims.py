@@ -434,14 +434,14 @@ def test_an_edited_file_decides_nothing(written, tmp_path):
     folder = tmp_path / "runs" / "claims"
     file = claims.load_claims(written())
     with pytest.raises(RunError, match="does not say which claims were registered"):
-        claims.check_registered(file, folder)
-    claims.register(file, folder)
-    claims.register(file, folder)  # again, as every later start does
+        register.check_registered(file, folder)
+    register.register(file, folder)
+    register.register(file, folder)  # again, as every later start does
     edited = claims.load_claims(written(outcomes={PATH: 0.1}))
-    for check in (claims.register, claims.check_registered):
+    for check in (register.register, register.check_registered):
         with pytest.raises(RunError, match="is not the file that was registered before its runs"):
             check(edited, folder)
         check(replace(edited, claims={}), folder)  # it claims nothing, whatever was registered
     (folder / "registered.json").write_text(json.dumps([1]))
     with pytest.raises(RunError, match="does not say which claims were registered"):
-        claims.register(file, folder)
+        register.register(file, folder)

@@ -6,7 +6,6 @@ names arms. The file is registered before its runs start, and a file that was ed
 nothing.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -17,7 +16,7 @@ import pandas as pd
 from pydantic import Field
 
 from igcore.errors import ParameterError, RunError, unknown_name
-from igcore.files import file_digest, replace_file
+from igcore.files import file_digest
 from igcore.methods import METHODS
 from igcore.settings import Budget, Count, Options, Positive, one_of, settings
 
@@ -169,7 +168,7 @@ class ClaimsFile:
         return found
 
 
-# --- reading and registering ----------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def load_claims(path: Path) -> ClaimsFile:
@@ -215,38 +214,6 @@ def _check_known(kind: str, name: Any, allowed: Iterable[str]) -> None:
     """Raise ``ParameterError`` unless a name is one of those that are allowed."""
     if name not in list(allowed):
         raise unknown_name(kind, name, allowed)
-
-
-def register(file: ClaimsFile, folder: Path) -> None:
-    """Keep the digest of a claims file before its runs start.
-
-    Raises
-    ------
-    RunError
-        When another digest is kept there: the file was edited after its runs had started.
-    """
-    kept = folder / "registered.json"
-    if not kept.exists():
-        replace_file(kept, json.dumps({"claims": file.digest}) + "\n")
-    check_registered(file, folder)
-
-
-def check_registered(file: ClaimsFile, folder: Path) -> None:
-    """Raise ``RunError`` unless this very claims file, if it claims anything, was registered."""
-    if not file.claims:  # it names regimes alone
-        return
-    try:
-        known = json.loads((folder / "registered.json").read_text(encoding="utf-8"))["claims"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"{folder / 'registered.json'} does not say which claims were registered before the "
-            "runs; delete the folder of the profile and run again"
-        ) from error
-    if known != file.digest:
-        raise RunError(
-            f"{file.path} (sha256 {file.digest[:12]}) is not the file that was registered before "
-            f"its runs ({known[:12]}); restore it, or delete {folder.parent} and run again"
-        )
 
 
 # --- verdicts -------------------------------------------------------------------------------------

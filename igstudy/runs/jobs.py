@@ -148,14 +148,16 @@ def own_files(settings: Given) -> list[str]:
 
 def check_claims(path: str, folder: Path, start: bool) -> None:
     """Refuse claims that were edited since they were registered; at the start, register them."""
-    from ..report import claims  # pandas, which the file of a job does not need
+    # pandas, which the file of a job does not need
+    from ..report import claims
+    from . import register
 
     file = claims.load_claims(Path(path))
     if start:
-        claims.register(file, folder)
+        register.register(file, folder)
         print(f"{len(file.claims)} claims, registered as {file.digest[:12]}", file=sys.stderr)
     elif folder.exists():
-        claims.check_registered(file, folder)
+        register.check_registered(file, folder)
 
 
 # --- runs that are there --------------------------------------------------------------------------

@@ -7,15 +7,48 @@ claim is decidable it registers the file in the folder, with the table beside it
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
-from igcore.errors import IgcoreError
+from igcore.errors import IgcoreError, RunError
 from igcore.files import replace_file
 
-from ..report.claims import check_registered, load_claims, register
+from ..report.claims import ClaimsFile, load_claims
 from ..report.decidable import check_decidable, decidable
 from ..report.load import load_finished
+
+
+def register(file: ClaimsFile, folder: Path) -> None:
+    """Keep the digest of a claims file before its runs start.
+
+    Raises
+    ------
+    RunError
+        When another digest is kept there: the file was edited after its runs had started.
+    """
+    kept = folder / "registered.json"
+    if not kept.exists():
+        replace_file(kept, json.dumps({"claims": file.digest}) + "\n")
+    check_registered(file, folder)
+
+
+def check_registered(file: ClaimsFile, folder: Path) -> None:
+    """Raise ``RunError`` unless this very claims file, if it claims anything, was registered."""
+    if not file.claims:  # it names regimes alone
+        return
+    try:
+        known = json.loads((folder / "registered.json").read_text(encoding="utf-8"))["claims"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{folder / 'registered.json'} does not say which claims were registered before the "
+            "runs; delete the folder of the profile and run again"
+        ) from error
+    if known != file.digest:
+        raise RunError(
+            f"{file.path} (sha256 {file.digest[:12]}) is not the file that was registered before "
+            f"its runs ({known[:12]}); restore it, or delete {folder.parent} and run again"
+        )
 
 
 def register_decidable(path: Path, profile: str, folder: Path | None = None) -> None:
