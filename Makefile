@@ -39,7 +39,7 @@ help:
 	@echo "                XSTEST=folder scores the answers of XSTest again, from your copy of the publisher's files"
 	@echo "make harm-heads  train heads for the cost of harm that also learn from harmful requests, and measure them (about three quarters of an hour on one core;"
 	@echo "                fetches qwen-0.5b, as PROFILE=qwen does); XSTEST=folder as above"
-	@echo "make regimes    plain answers of three policies to pilot prompts, and whether a cost can tell searches apart there (resumes; fetches qwen-0.5b)"
+	@echo "make regimes    plain answers of three policies to pilot prompts, and whether a cost can tell searches apart there (about an hour on one core; resumes; fetches qwen-0.5b)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models with a stub judge, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    lists the jobs of a profile, such as PROFILE=paper, and starts nothing"
 	@echo "make test       checks of style and types, all tests and notebooks (about twenty minutes on two cores)"

@@ -108,7 +108,8 @@ def main(file: str = str(PARAMS)) -> None:
         parts.append(pd.read_csv(path))
     table = go_or_no_go(pd.concat(parts, ignore_index=True))
     print(table.round(3).to_string(index=False))
-    tables.write(table, root() / FOLDER / "figures/tables/regimes", {})
+    shown = ["regime", "policy", "S_128", "S_128_low", "S_128_high", "between", "price", "alarms"]
+    tables.write(table, root() / FOLDER / "figures/tables/regimes", {}, table[[*shown, "go"]])
 
 
 if __name__ == "__main__":
