@@ -10,6 +10,7 @@ import pytest
 import tiny
 
 from igcore import Guard
+from igcore.files import root
 from igcore.scorers import of_function
 from igcore.scoring import Cached
 from igstudy.report import regimes
@@ -88,6 +89,13 @@ def test_a_regime_goes_where_chance_decides_and_rejection_is_dear():
     assert table["S_128"].tolist() == pytest.approx([1 / 3, 1 / 3, 2 / 3])
     assert table["n_prompts"].tolist() == [6, 6, 6]
     assert table["alarms"].iloc[0] == 0.5 and table["alarms"].iloc[1:].isna().all()
+
+
+def test_the_committed_table_is_that_of_the_committed_answers():
+    """Bug: new answers were drawn, and the page kept the verdicts of the old ones."""
+    kept = root() / "figures/tables"
+    found = regimes.go_or_no_go(pd.read_csv(kept / "regimes_draws.csv.gz"))
+    pd.testing.assert_frame_equal(found, pd.read_csv(kept / "regimes.csv"), atol=1e-9)
 
 
 def test_a_breach_is_counted_in_tokens():

@@ -106,10 +106,12 @@ def main(file: str = str(PARAMS)) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             pd.DataFrame(lines_of(Answers(**given))).to_csv(path, index=False)
         parts.append(pd.read_csv(path))
-    table = go_or_no_go(pd.concat(parts, ignore_index=True))
+    draws = pd.concat(parts, ignore_index=True)
+    stem, table = root() / FOLDER / "figures/tables/regimes", go_or_no_go(draws)
     print(table.round(3).to_string(index=False))
     shown = ["regime", "policy", "S_128", "S_128_low", "S_128_high", "between", "price", "alarms"]
-    tables.write(table, root() / FOLDER / "figures/tables/regimes", {}, table[[*shown, "go"]])
+    tables.write(table, stem, {}, table[[*shown, "go"]])
+    draws.to_csv(f"{stem}_draws.csv.gz", index=False, compression={"method": "gzip", "mtime": 0})
 
 
 if __name__ == "__main__":
