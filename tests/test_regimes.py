@@ -57,13 +57,10 @@ def test_the_share_between_prompts_is_unbiased():
 def test_the_price_of_rejection_is_that_of_a_simulation():
     """Compares with rejection sampling from the same answers, drawn again and again."""
     found = draws([("a", 10, NONE), ("a", 20, NONE), ("b", 30, 4), ("b", 25, 25), ("c", 9, 2)])
-    rng = np.random.default_rng(1)
-    spent, answers = 0, []
-    for at in rng.integers(len(found), size=40_000):
-        tokens, breach = found.loc[at, ["tokens", "breach"]]
-        if math.isnan(breach):
-            answers.append(tokens)
-        spent += tokens if math.isnan(breach) else breach
+    at = np.random.default_rng(1).integers(len(found), size=40_000)
+    tokens, breach = found["tokens"].to_numpy()[at], found["breach"].to_numpy()[at]
+    answers = tokens[np.isnan(breach)]
+    spent = answers.sum() + np.nansum(breach)
     simulated = spent / len(answers) / np.mean(answers)
     assert regimes.price(found, 128) == pytest.approx(simulated, rel=0.02)
     assert regimes.price(found, 128) == (10 + 20 + 4 + 25 + 2) / 30
