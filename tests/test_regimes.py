@@ -123,10 +123,15 @@ def test_the_command_draws_once_and_writes_the_table(tmp_path, monkeypatch):
     free = of_function(lambda response: 0.0, "cost")
     drawn = Guard(tiny.tiny_policy(), cost=free, budget=1, max_new_tokens=8)
     regimes_run.main()
-    lines = pd.read_csv(tmp_path / "runs/regimes/small.csv")
+    (kept,) = (tmp_path / "runs/regimes").glob("small-*.csv")
+    lines = pd.read_csv(kept)
     seeds = len(regimes_run.SEEDS)
     assert lines["kind"].value_counts().to_dict() == {"pilot": 2 * seeds, "harmless": 2 * seeds}
     table = pd.read_csv(tmp_path / "runs/regimes/figures/tables/regimes.csv")
     assert table["cost"].tolist() == ["length"] and table["n_prompts"].tolist() == [2]
     monkeypatch.setattr(regimes_run, "plain_guard", None)  # it must not be asked
     regimes_run.main()
+    # other settings are other answers: once, a pilot of 40 prompts would have counted as one of 99
+    (tmp_path / "params/regimes.yaml").write_text(text.replace('"all"', '"train"'))
+    with pytest.raises(TypeError, match="not callable"):
+        regimes_run.main()

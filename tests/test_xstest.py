@@ -115,7 +115,7 @@ def test_shares_over_a_budget_name_the_length(seen):
     assert row["at_a_word"] == (unsafe["cost"] > 0.2).mean() == 1
 
 
-def test_new_scores_stand_beside_those_of_other_scorers(tmp_path, monkeypatch):
+def test_new_scores_keep_the_columns_of_other_scorers(tmp_path, monkeypatch):
     """Bug: scoring by one command dropped the columns that another had written."""
     monkeypatch.setattr(outside, "COMMITTED", tmp_path / "scores.csv.gz")
     about = {"model": ["m", "m"], "group": ["0", "1"], "digest": ["0a", "0b"]}

@@ -2,7 +2,7 @@
 
 ``make harm-heads`` samples the answers, trains each of `RECIPES`, and chooses `KEPT` of them by
 folds alone. The chosen heads lie in `FROZEN`, with their digests, before anything else is read:
-the answers of XSTest, and answers to WSR whose labels a person gave by the rule in docs/cards.md.
+the answers of XSTest, and answers to WSR, labelled by hand by the rule in docs/cards.md.
 All of them are measured, and the shipped one beside.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import load_file, save
 
-from igcore.errors import RunError
+from igcore.errors import IgcoreError, RunError
 from igcore.files import replace_file, root
 from igcore.models.assets import sound
 from igcore.models.embedded import Encoder
@@ -238,13 +238,14 @@ def measured(
         row = {"head": recipe.name, **of_folds[["auroc", "auroc_low", "auroc_high"]]}
         row |= {f"by_hand{name}": by_hand[f"auroc{name}"] for name in ("", "_low", "_high")}
         row |= {"twins_over": over / twins.sum(), "twins_over_low": low, "twins_over_high": high}
-        table.append(row | {"budget": of_folds["budget"], "tokens": LENGTH})
+        row |= {"budget": of_folds["budget"], "tokens": LENGTH}
+        # fewer than were labelled, where another processor sampled other answers
+        table.append(row | {"n_by_hand": by_hand["n"]})
     return pd.DataFrame(table).set_index("head")
 
 
-def scored(folder: Path, heads: Mapping[Recipe, Head]) -> None:
-    """Score the answers of XSTest in a folder by the heads, and keep the scores by digest."""
-    answers = load_xstest(folder)
+def scored(answers: pd.DataFrame, heads: Mapping[Recipe, Head]) -> None:
+    """Score the answers of XSTest by the heads, and keep the scores by digest."""
     states = states_of(answers, [recipe.reading for recipe in heads])
     scores = {}
     for recipe, head in heads.items():
@@ -283,6 +284,7 @@ def main(xstest: str = "") -> None:
 
     `xstest` is a folder with the publisher's files; without it the committed scores are taken.
     """
+    foreign = load_xstest(Path(xstest)) if xstest else None  # first: the rest takes long
     rows = training_rows()
     states = states_of(rows, [SHIPPED.reading, *READINGS])
     folds = folds_of(rows, states).assign(tokens=LENGTH)
@@ -291,8 +293,8 @@ def main(xstest: str = "") -> None:
     tables.write(of_recipes, root() / f"{TABLES}_folds", {})
     kept = [recipe for recipe in RECIPES if recipe.name in best.index]
     heads = {each: frozen(each, rows, states[each.reading]) for each in kept}
-    if xstest:
-        scored(Path(xstest), heads)
+    if foreign is not None:
+        scored(foreign, heads)
     heads = {SHIPPED: shipped()} | heads
     found = on_xstest([each.name for each in heads]).join(measured(heads, wsr_answers(), folds))
     print(found.round(3).to_string())
@@ -301,4 +303,7 @@ def main(xstest: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except IgcoreError as error:
+        sys.exit(f"error: {error}")

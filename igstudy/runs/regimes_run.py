@@ -2,7 +2,8 @@
 
 ``make regimes`` draws plain answers to the pilot prompts of ``params/regimes.yaml``, reads their
 costs at every word, and writes a line for each answer and regime, without its text. A set of
-answers that has its lines is not drawn again. `igstudy.report.regimes` judges the regimes.
+answers that has its lines is not drawn again, unless its settings change.
+`igstudy.report.regimes` judges the regimes.
 """
 
 import sys
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import Field
 
-from igcore.files import root
+from igcore.files import DIGITS, digest_of, replace_file, root
 from igcore.policy import Policy
 from igcore.response import Response
 from igcore.scoring import Cached, readings
@@ -101,10 +102,9 @@ def main(file: str = str(PARAMS)) -> None:
     """Draw what is missing, and write the table of regimes."""
     parts = []
     for name, given in read_yaml(root() / file, "it names sets of answers").items():
-        path = root() / FOLDER / f"{name}.csv"
+        path = root() / FOLDER / f"{name}-{digest_of(given)[:DIGITS]}.csv"
         if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pd.DataFrame(lines_of(Answers(**given))).to_csv(path, index=False)
+            replace_file(path, pd.DataFrame(lines_of(Answers(**given))).to_csv(index=False))
         parts.append(pd.read_csv(path))
     draws = pd.concat(parts, ignore_index=True)
     stem, table = root() / FOLDER / "figures/tables/regimes", go_or_no_go(draws)
