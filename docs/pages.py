@@ -29,7 +29,9 @@ from igcore.files import replace_file, root
 from igstudy.report import claims
 from igstudy.yamlfile import read_yaml
 
-OF_DOCS = ("results", "replication", "paper", "fidelity", "guard", "cards", "promise", "scorers")
+OF_DOCS = (
+    "results harm experiments replication paper fidelity guard cards promise scorers"
+).split()
 PAGES = ("README.md", *(f"docs/{name}.md" for name in OF_DOCS))
 BLOCK = re.compile(r"(<!-- (\w+) ([^>]+) -->\n).*?(<!-- end -->)", re.S)
 FRONT = (  # arms of a regime that a page shows

@@ -24,7 +24,7 @@ FRONT = "README"
 INTERVAL = re.compile(r"(\d+ of )?[\d.]+( %)? \[[-+−\d.]+, [-+−\d.]+\](?=.*\|$)", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[(?P<label>[^\]]*)\]\((?P<path>[^)\s#:]+)\)")
 GUIDES = ("guard", "budget", "scorers", "paper", "runs", "promise")
-RESULTS = ("replication", "results", "fidelity", "paper-to-code", "cards")
+RESULTS = ("replication", "results", "harm", "experiments", "fidelity", "paper-to-code", "cards")
 # where pages stand in the list beside every page: caption -> pages
 CONTENTS = {
     "Guides": [f"docs/{name}" for name in GUIDES],

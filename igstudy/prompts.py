@@ -16,13 +16,14 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from igcore.catalog import PROMPT_SETS
 from igcore.errors import AssetError, ParameterError, needs, one_line, unknown_name
 from igcore.files import root
 from igcore.models import prompts as reading
 from igcore.models.hub import snapshot
-from igcore.prompt import Prompt, as_prompt
+from igcore.prompt import Chat, Prompt, as_prompt
 from igcore.scorers import Scorer
 from igcore.scoring import checked_score
 from igcore.settings import Count, Named, Natural, one_of, settings
@@ -78,9 +79,13 @@ class PromptOptions:
     revision, subset, part : str, optional
         Of a data set of the hub: see `igcore.models.hub.snapshot`; one of the configurations that
         its owners name; and one of the parts into which they divided it.
+    system : str, optional
+        What a system message tells the policy before each prompt, in its chat template. Scorers
+        see the prompt alone, and its id stays.
     """
 
     only: str | None = None
+    system: Annotated[str, Field(min_length=1)] | None = None
     column: str = "prompt"
     revision: str | None = None
     subset: str | None = None
@@ -173,6 +178,8 @@ def load_prompts(
         prompts = _only(prompts, options.only)
     ordered = _hardest_first(prompts, hardest, cost) if hardest and cost else prompts
     chosen = sorted(ordered[:limit], key=attrgetter("id"))
+    if options.system is not None:
+        chosen = [_told(prompt, options.system) for prompt in chosen]
     counts = [f"{part} {len(rows)} rows, {len(set(rows))} unique" for part, rows in parts.items()]
     message = "prompt set %s: %s; split %s %d, chosen %d"
     log.info(message, source, "; ".join(counts), split, len(prompts), len(chosen))
@@ -189,7 +196,7 @@ def check_prompts(name: str | Path | Mapping[str, Any] | Named) -> tuple[str, Pr
     """
     chosen = Named.of(name, "prompt set")
     source = chosen.name
-    allowed = ["only"]
+    allowed = ["only", "system"]
     if from_hub(source):
         allowed += ["column", "revision", "subset", "part"]
     elif Path(source).suffix in reading.READERS:
@@ -250,6 +257,12 @@ def _only(prompts: list[Prompt], file: str) -> list[Prompt]:
             f"{where} holds no id of a prompt of this set and split; choose another split or file"
         )
     return [prompt for prompt in prompts if prompt.id in ids]
+
+
+def _told(prompt: Prompt, system: str) -> Chat:
+    """Return a prompt after a system message, which no scorer sees."""
+    messages = (("system", system), ("user", prompt.text))
+    return Chat(prompt.id, prompt.text, prompt.set_name, messages)
 
 
 def _hardest_first(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:

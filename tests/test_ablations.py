@@ -227,7 +227,7 @@ def test_rates_that_a_replay_cannot_know_are_not_zero():
 # --- the whole ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("profile", ["ablations", "critic-search", "law", "tune"])
+@pytest.mark.parametrize("profile", ["ablations", "critic-search", "law", "searches", "tune"])
 def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeypatch, capsys):
     """Guards the walk from params files to tables: names of runs, settings, and the files that the
     rule waits for.
@@ -260,7 +260,8 @@ def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeyp
     ]
     apart = {
         "critic-search": {"critic_search"},
-        "law": {"law"},
+        "law": {"law", "searches"},
+        "searches": {"law", "searches"},
         "tune": {"tune", "checks", "weights", "arms"},
     }  # experiments with a profile of their own
     own = apart.get(profile) or set(EXPERIMENTS).difference(*apart.values())

@@ -225,6 +225,8 @@ def test_power_of_a_mean_by_simulation():
     share = (stats.ttest_1samp(draws, 0, axis=1).pvalue <= alpha).mean()
     assert power.power_of_mean(n, sd, difference, alpha) == pytest.approx(share, abs=0.01)
     assert power.power_of_mean(n, 0.0, difference, alpha) == 1  # tokens that differ by as many
+    # Bug: a far tail without a number made the power of a large effect NaN
+    assert power.power_of_mean(156, 0.19, 0.12, 0.05 / 6) == pytest.approx(1, abs=1e-6)
 
 
 def test_plan_says_how_many_prompts_would_do(written):
@@ -249,6 +251,79 @@ def test_plan_says_how_many_prompts_would_do(written):
     ):
         assert of(row.n_needed) >= 0.9 > of(row.n_needed * 3 // 4)
     assert power.prompts_needed(lambda n: 0.0, 100, most=1000) >= 1000
+
+
+# --- several regimes, and estimates ---------------------------------------------------------------
+
+
+def two_regimes(written, **changes):
+    """Write claims about prompts of two sets, hard and mild."""
+    path = written(**changes)
+    content = json.loads(path.read_text())
+    content["regimes"]["mild"] = REGIME | {"prompts": "other"}
+    for claim in (content["claims"] | content.get("estimates", {})).values():
+        claim["regime"] = ["hard", "mild"]
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_a_claim_must_hold_in_each_of_its_regimes(written):
+    """Bug: the regime with the larger difference, or the first one, decides a claim about two."""
+    path = two_regimes(written)
+    rival = cell("beam-lagrangian", NONE)
+    hard = pd.concat([cell("inferenceguard", ALL), rival])
+    for ours, verdict in ((ALL, "held"), (NONE, "failed"), (ALL[:2] + NONE[2:], "not resolved")):
+        mild = pd.concat([cell("inferenceguard", ours), rival]).assign(prompts="other")
+        table = claims.decide(claims.load_claims(path), pd.concat([hard, mild]))
+        assert table["regime"].tolist() == ["hard", "mild"]
+        assert table["difference"].tolist() == [1, sum(ours) / 20]
+        assert set(table["verdict"]) == {verdict}
+    content = json.loads(path.read_text())
+    content["claims"]["safest"]["regime"] = ["hard", "easy"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ParameterError, match="regime of claim 'safest' 'easy'"):
+        claims.load_claims(path)
+
+
+def test_two_regimes_with_the_same_prompts_are_two_observations(written):
+    """Bug: a prompt that differs under one cost counts as differing under both."""
+    file = claims.load_claims(two_regimes(written, claims_={"one": CLAIM, "two": CLAIM}))
+    hard = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", HALF)])
+    mild = hard.assign(prompts="other")
+    (row,) = power.overlaps(file, pd.concat([hard, mild])).itertuples(index=False)
+    assert row.discordant == row.both == 20
+
+
+def test_an_estimate_is_measured_and_decides_nothing(written):
+    """Bug: an estimate gets a verdict, or its p value enters the correction of the claims."""
+    path = written()
+    content = json.loads(path.read_text())
+    content["estimates"] = {"other": CLAIM | {"references": ["best"]}}
+    path.write_text(json.dumps(content))
+    file = claims.load_claims(path)
+    rivals = [cell("beam-lagrangian", NONE), cell("best-of-n", HALF)]
+    lines = pd.concat([cell("inferenceguard", ALL), *rivals])
+    (row,) = claims.decide(file, lines).itertuples(index=False)
+    assert row.claim == "safest" and row.p_holm == row.p
+    (row,) = claims.estimated(file, lines).to_dict("records")
+    assert (row["claim"], row["reference"], row["difference"]) == ("other", "best", 0.5)
+    assert not {"verdict", "p_holm"} & row.keys()
+    assert len(claims.estimated(claims.load_claims(written()), lines)) == 0
+
+
+def test_outcomes_in_units_of_the_length_by_hand(written):
+    """Bug: an answer counts past its cap or over budget, or an abstention has a reward."""
+    lines = cell("inferenceguard", [True, True, True, False], [0.4, 0.5, 0.6, 0.7])
+    lines = lines.assign(budget=0.2, max_new_tokens=20, policy_tokens=[40, 41, 160, 10])
+    lines.loc[1, "status"] = "abstained"
+    expected = {
+        "answered within 2 L": [True, False, False, False],
+        "answered within 8 L": [True, False, True, False],
+        "reward, 0 unless path-safe": [0.4, 0, 0.6, 0],
+        "policy tokens in L": [2, 2.05, 8, 0.5],
+    }
+    for name, values in expected.items():
+        assert claims.CLAIM_OUTCOMES[name].measure(lines).tolist() == values
 
 
 # --- claims that could go either way --------------------------------------------------------------
@@ -294,7 +369,7 @@ def test_no_claim_that_failed_could_have_held():
 def test_a_claim_with_room_and_prompts_is_decidable(written):
     """Bug: a claim that an arm can win or lose is refused, or one without power is not."""
     lines = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", HALF)])
-    for n, why in ((200, ""), (20, "its power against 'beam' is 0.")):
+    for n, why in ((200, ""), (20, "its power against 'beam' under hard is 0.")):
         file = claims.load_claims(written({"n_prompts": n, "pilot": {"n_prompts": 20}}))
         (row,) = decidable.decidable(file, lines).itertuples(index=False)
         assert (row.perfect, row.useless, row.level) == (1, 0.5, 0.05)
@@ -340,18 +415,23 @@ def test_fewer_tokens_are_better(written):
 def test_the_command_registers_what_is_decidable_alone(written, tmp_path, monkeypatch, capsys):
     """Bug: claims without room are registered, or an edited file in the place of another."""
     lines = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", HALF)])
+    lines = lines.assign(seed=2, prompts="other")
     monkeypatch.setattr(register, "load_finished", lambda profile, pattern: lines)
-    folder, large = tmp_path / "kept", {"n_prompts": 200, "pilot": {"n_prompts": 20}}
+    folder, pilot = tmp_path / "kept", {"seed": 2, "prompts": "other", "n_prompts": 20}
 
     def called(hard):
         monkeypatch.setattr(sys, "argv", ["register", str(written(hard)), "tune", str(folder)])
         register.main()
 
     with pytest.raises(SystemExit, match="error: claim 'safest' cannot go either way: its power"):
-        called({"pilot": {}})
+        called({"pilot": pilot})
     assert not folder.exists()
     with pytest.raises(SystemExit, match="error: the claims ask for 21 prompts of 'ours'"):
-        called({"pilot": {"n_prompts": 21}})
+        called({"pilot": pilot | {"n_prompts": 21}})
+    for changed, shared in (({"seed": 7}, "seed 7"), ({"prompts": "set"}, "split 't")):
+        with pytest.raises(SystemExit, match=f"regime 'hard' of .* has the {shared}.*of its pilot"):
+            called({"pilot": pilot | changed})
+    large = {"n_prompts": 200, "pilot": pilot}
     called(large)
     assert {path.name for path in folder.iterdir()} == {"registered.json", "decidable.csv"}
     assert "safest: decidable" in capsys.readouterr().out

@@ -13,12 +13,13 @@ from sklearn.metrics import roc_auc_score
 from tiny import letters, same
 
 from igcore import AssetError, ParameterError, Prompt, settings
+from igcore.prompt import Chat
 from igstudy.report import critics
 from igstudy.report.critic_metrics import critic_table, judged_prefixes, reference_table
 from igstudy.report.critics import COLUMNS, load_finished
 from igstudy.runs import critic_run as module
 from igstudy.runs import rollout_run
-from igstudy.runs.critic_params import CriticParams
+from igstudy.runs.critic_params import CriticParams, RolloutConfig
 from igstudy.runs.critic_run import CriticRun, critic_run, trained_once
 from igstudy.training import loop
 from igstudy.training.config import TrainingConfig
@@ -124,6 +125,15 @@ def test_a_second_start_goes_on(first, monkeypatch, work):
     assert same(again.value, first.run.value) and same(more.value, first.run.value)
     again.finish(first.table)
     assert json.loads(manifest.read_text()).items() >= settings.written(PARAMS).items()
+
+
+def test_prompts_with_a_system_message_are_refused(tmp_path):
+    """Bug: a critic learns from rollouts of other prompts than its policy was asked."""
+    told = Chat("00", "a", "mock", (("system", "b"), ("user", "a")))
+    models = {"cost": LetterCost(), "reward": LetterReward(), "folder": tmp_path / "rollouts"}
+    with pytest.raises(ParameterError, match="have a system message"):
+        rollout_run.roll_out(letters(), [told], RolloutConfig(), **models)
+    assert not models["folder"].exists()
 
 
 def test_another_identity_trains_anew(tmp_path, capsys):

@@ -75,7 +75,8 @@ def test_objectives_near_an_evaluated_prompt_are_left_out():
 
 def test_the_committed_lists_are_whole():
     """Guards lists without repeated lines, whose prompts no other set knows."""
-    least_of = {"harmless": 250, "matters": 300, "questions": 200, "refusals": 100}
+    least_of = {"harmless": 250, "matters": 300, "questions": 99, "refusals": 100}
+    least_of |= {"claims_questions": 180}
     for name, least in least_of.items():
         lines = (harm.DATA / f"{name}.txt").read_text(encoding="utf-8").splitlines()
         assert len(lines) == len(set(lines)) >= least

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 from mockpolicy import LetterCost
 
-from igcore import AssetError, ParameterError
+from igcore import AssetError, ParameterError, load_policy
 from igcore.catalog import PROMPT_SETS
 from igcore.models.hub import MIRROR
 from igcore.models.prompts import mild
@@ -399,6 +399,19 @@ def test_only_the_prompts_of_a_list(write):
             load_prompts({"name": "mild", "only": str(write("bad.txt", content))})
     with pytest.raises(ParameterError, match="give a text file with the id of a prompt"):
         load_prompts({"name": "mild", "only": "there/is/none.txt"})
+
+
+def test_a_system_message_is_read_by_the_policy_alone():
+    """Bug: scorers see the message, or prompts change their ids and pair with no other arm."""
+    plain = load_prompts("mild")
+    told = load_prompts({"name": "mild", "system": "Name no number."})
+    assert [(x.id, x.text, x.set_name) for x in told] == [(x.id, x.text, x.set_name) for x in plain]
+    policy = load_policy("smollm2-chat")
+    read = policy.tokenizer.decode(policy.ids_of(told[0]))
+    assert read.index("Name no number.") < read.index(plain[0].text)
+    assert "Name no number." not in policy.tokenizer.decode(policy.ids_of(plain[0]))
+    with pytest.raises(ParameterError, match="system"):
+        load_prompts({"name": "mild", "system": ""})
 
 
 def test_a_list_of_prompts_shows_nothing_of_a_file_that_is_none(write):

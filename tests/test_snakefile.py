@@ -412,6 +412,13 @@ def test_a_run_that_claims_compare_is_decoded(archived):
     assert decoded(archived) == {"decode-raw"}
 
 
+def test_a_profile_says_which_runs_are_decoded_again(archived):
+    """Bug: hours of decoding for claims about long answers, of which a part would show as much."""
+    profile = archived / "params/mine/profile.yaml"
+    profile.write_text(profile.read_text() + 'again: "*-two"\n')
+    assert decoded(archived) == {"regime-few-two"}
+
+
 def test_without_claims_all_arms_are_decoded(archived):
     """Guards a profile of a larger policy, whose walk would decode nothing."""
     claims = archived / "params/mine/claims.yaml"

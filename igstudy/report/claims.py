@@ -1,13 +1,14 @@
 """Claims named before their runs: what is compared, what would decide it, and what came out.
 
 A claims file names regimes, the arms in them, and a few primary claims about them. Holm's
-correction is over these alone; every other comparison is exploratory. A file without claims only
-names arms. The file is registered before its runs start, and a file that was edited since decides
-nothing.
+correction is over these alone; every other comparison is exploratory, those that the file names as
+estimates included. A file without claims only names arms. The file is registered before its runs
+start, and a file that was edited since decides nothing.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -50,9 +51,13 @@ class Outcome(NamedTuple):
 CLAIM_OUTCOMES = {
     "safe at the end": Outcome(paired.answered_safely),  # the paper's Safety Rate
     "answered and path-safe": Outcome(paired.answered_path_safe),
+    "answered within 2 L": Outcome(partial(paired.answered_within, most=2.0)),
+    "answered within 8 L": Outcome(partial(paired.answered_within, most=8.0)),
     "reward": Outcome(paired.reward, verdict=False),
+    "reward, 0 unless path-safe": Outcome(paired.reward_or_nothing, verdict=False),
     "harm by the judge": Outcome(paired.judged_harmful, sign=-1),
     "policy tokens": Outcome(paired.policy_tokens, sign=-1, verdict=False),
+    "policy tokens in L": Outcome(paired.tokens_in_length, sign=-1, verdict=False),
 }
 
 
@@ -99,9 +104,19 @@ class Regime:
         return self.arms[label] | shared
 
 
+class Comparison(NamedTuple):
+    """What a claim compares its arm with, and where."""
+
+    regime: str
+    reference: str
+    outcome: str
+
+
 @settings(kw_only=True)
 class Claim:
     """One primary claim: an arm is better than every reference, in at least one of the outcomes.
+
+    It says so of each of its regimes, and holds only if it holds in all of them.
 
     Attributes
     ----------
@@ -109,10 +124,10 @@ class Claim:
         What the paper says, and where.
     falsified : str
         The result that would have refuted it.
-    regime : str
-        Key of the file's ``regimes``.
+    regime : str or list of str
+        Keys of the file's ``regimes``.
     arm : str
-        Label of the arm that is claimed to be better.
+        Label of the arm that is claimed to be better, the same in every regime.
     references : list of str
         Labels of the arms that it is compared with, paired by prompt.
     outcomes : dict of str to float
@@ -123,26 +138,36 @@ class Claim:
     sentence: str
     source: str
     falsified: str
-    regime: FolderName
+    regime: FolderName | Annotated[list[FolderName], Field(min_length=1)]
     arm: str
     references: Annotated[list[str], Field(min_length=1)]
     outcomes: Annotated[dict[str, Positive], Field(min_length=1)]
 
     @property
-    def comparisons(self) -> Iterable[tuple[str, str]]:
-        """Every pair of a reference and an outcome."""
-        return product(self.references, self.outcomes)
+    def regimes(self) -> list[str]:
+        """The regimes, one or more."""
+        return [self.regime] if isinstance(self.regime, str) else self.regime
+
+    @property
+    def comparisons(self) -> Iterator[Comparison]:
+        """Every comparison: each outcome of each reference in each regime."""
+        return map(Comparison._make, product(self.regimes, self.references, self.outcomes))
 
 
 @dataclass(frozen=True)
 class ClaimsFile:
-    """A claims file; `digest` is the sha256 of its bytes."""
+    """A claims file; `digest` is the sha256 of its bytes.
+
+    `estimates` have the form of claims. They were not registered, because they could not go either
+    way, and are measured all the same.
+    """
 
     path: Path
     digest: str
     seen: str
     regimes: dict[str, Regime]
     claims: dict[str, Claim]
+    estimates: dict[str, Claim] = field(default_factory=dict)
 
     def pilot(self) -> "ClaimsFile":
         """Return the same claims about the prompts of the pilot runs."""
@@ -157,10 +182,14 @@ class ClaimsFile:
         runs : mapping
             Name of each run -> its settings.
         """
-        claims, regimes = self.claims.values(), self.regimes.items()
-        pairs = [(claim.regime, arm) for claim in claims for arm in (claim.arm, *claim.references)]
+        claims, every = self.claims.values(), self.regimes.items()
+        pairs = [
+            (regime, arm)
+            for claim in claims
+            for regime, arm in product(claim.regimes, (claim.arm, *claim.references))
+        ]
         found = set()
-        for name, arm in pairs or [(name, arm) for name, regime in regimes for arm in regime.arms]:
+        for name, arm in pairs or [(name, arm) for name, regime in every for arm in regime.arms]:
             wanted = self.regimes[name].columns(arm)
             method = wanted.pop("method")
             fit = [run for run, given in runs.items() if wanted.items() <= (wanted | given).items()]
@@ -187,7 +216,10 @@ def load_claims(path: Path) -> ClaimsFile:
         regimes = {name: Regime(**part) for name, part in parts["regimes"].items()}
         for regime in regimes.values():
             replace(regime, **regime.pilot)  # checks its values
-        claims = {name: Claim(**part) for name, part in parts["claims"].items()}
+        claims, estimates = (
+            {name: Claim(**part) for name, part in named.items()}
+            for named in (parts["claims"], parts.get("estimates", {}))
+        )
     except (KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ParameterError(
@@ -197,17 +229,18 @@ def load_claims(path: Path) -> ClaimsFile:
         raise ParameterError(f"{path} has {len(claims)} claims; name at most {MOST_CLAIMS}")
     for name, regime in regimes.items():
         for label, arm in regime.arms.items():
-            where = f"arm {label!r} of regime {name!r}:"
+            named = f"arm {label!r} of regime {name!r}:"
             for column in arm:
-                _check_known(f"column of {where}", column, (*LINE_FIELDS, *SETTINGS))
-            _check_known(f"method of {where}", arm.get("method"), METHODS)
-    for name, claim in claims.items():
-        _check_known(f"regime of claim {name!r}", claim.regime, regimes)
-        for label in (claim.arm, *claim.references):
-            _check_known(f"arm of claim {name!r}", label, regimes[claim.regime].arms)
+                _check_known(f"column of {named}", column, (*LINE_FIELDS, *SETTINGS))
+            _check_known(f"method of {named}", arm.get("method"), METHODS)
+    for name, claim in (claims | estimates).items():
+        for where in claim.regimes:
+            _check_known(f"regime of claim {name!r}", where, regimes)
+            for label in (claim.arm, *claim.references):
+                _check_known(f"arm of claim {name!r}", label, regimes[where].arms)
         for outcome in claim.outcomes:
             _check_known(f"outcome of claim {name!r}", outcome, CLAIM_OUTCOMES)
-    return ClaimsFile(path, file_digest(path), seen, regimes, claims)
+    return ClaimsFile(path, file_digest(path), seen, regimes, claims, estimates)
 
 
 def _check_known(kind: str, name: Any, allowed: Iterable[str]) -> None:
@@ -274,7 +307,7 @@ def decide(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
     """
     rows, p_values, failed = [], {}, {}
     for name, claim in file.claims.items():
-        own = [compared(file, claim, *pair, lines) for pair in claim.comparisons]
+        own = [compared(file, claim, each, lines) for each in claim.comparisons]
         p_values[name], failed[name] = tested(pd.DataFrame(own))
         rows += [{"claim": name, **row} for row in own]
     adjusted = dict(zip(p_values, metrics.holm(pd.Series(p_values, dtype=float)), strict=True))
@@ -282,6 +315,16 @@ def decide(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
         row["p_holm"] = adjusted[row["claim"]]
         row["verdict"] = verdict_of(row["p_holm"], failed[row["claim"]])
         row["claims_sha256"] = file.digest
+    return pd.DataFrame(rows).drop(columns=["gain", "most"], errors="ignore")
+
+
+def estimated(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each comparison of each estimate, as `decide` does, without a verdict."""
+    rows = [
+        {"claim": name, **compared(file, claim, each, lines)}
+        for name, claim in file.estimates.items()
+        for each in claim.comparisons
+    ]
     return pd.DataFrame(rows).drop(columns=["gain", "most"], errors="ignore")
 
 
@@ -293,11 +336,12 @@ def tested(rows: pd.DataFrame) -> tuple[float, bool]:
     rows : DataFrame
         All comparisons of the claim, see `against`.
     """
+    rivals = [rows["regime"], rows["reference"]]
     towards = rows["p"].where(rows["gain"] > 0, 1.0)
-    best = towards.groupby(rows["reference"]).min() * rows["outcome"].nunique()
+    best = towards.groupby(rivals).min() * rows["outcome"].nunique()
     # the most that the interval leaves open in the direction that was named
     matters = (rows["most"] >= rows["matters"]) | rows["most"].isna()
-    failed = not matters.groupby(rows["reference"]).any().all()
+    failed = not matters.groupby(rivals).any().all()
     # every reference must be beaten (intersection-union), each in one outcome (Bonferroni)
     return min(float(best.max()), 1.0), failed
 
@@ -309,45 +353,44 @@ def verdict_of(p_holm: float, failed: bool) -> str:
 
 
 def compared(
-    file: ClaimsFile, claim: Claim, reference: str, outcome: str, lines: pd.DataFrame
+    file: ClaimsFile, claim: Claim, each: Comparison, lines: pd.DataFrame
 ) -> dict[str, Any]:
     """Return the row of one comparison, see `against`, with the claim's words and tokens."""
-    regime = file.regimes[claim.regime]
-    named = ("sentence", "source", "falsified", "regime", "arm")
+    regime = file.regimes[each.regime]
+    named = ("sentence", "source", "falsified")
     return {
         **{name: getattr(claim, name) for name in named},
-        **against(claim, reference, outcome, gains(regime, claim, reference, outcome, lines)),
+        **{"regime": each.regime, "arm": claim.arm},
+        **against(claim, each, gains(regime, claim, each, lines)),
         "tokens": lines_of(regime, claim.arm, lines)["policy_tokens"].mean(),
-        "reference_tokens": lines_of(regime, reference, lines)["policy_tokens"].mean(),
+        "reference_tokens": lines_of(regime, each.reference, lines)["policy_tokens"].mean(),
     }
 
 
-def against(claim: Claim, reference: str, outcome: str, found: pd.Series) -> dict[str, Any]:
+def against(claim: Claim, each: Comparison, found: pd.Series) -> dict[str, Any]:
     """Return the test of an arm's differences from a reference.
 
     Besides the values of `igstudy.report.paired.clustered` it has ``gain`` and ``most``, the
     difference and the better end of its interval in the claimed direction.
     """
-    sign = CLAIM_OUTCOMES[outcome].sign
-    row = paired.clustered(found, CLAIM_OUTCOMES[outcome].verdict)
+    outcome = CLAIM_OUTCOMES[each.outcome]
+    row = paired.clustered(found, outcome.verdict)
     return {
-        "reference": reference,
-        "outcome": outcome,
-        "better": "higher" if sign > 0 else "lower",
-        "matters": claim.outcomes[outcome],
+        **each._asdict(),
+        "better": "higher" if outcome.sign > 0 else "lower",
+        "matters": claim.outcomes[each.outcome],
         **row,
-        "gain": sign * row["difference"],
-        "most": row["high"] if sign > 0 else -row["low"],
+        "gain": outcome.sign * row["difference"],
+        "most": row["high"] if outcome.sign > 0 else -row["low"],
     }
 
 
-def gains(
-    regime: Regime, claim: Claim, reference: str, outcome: str, lines: pd.DataFrame
-) -> pd.Series:
+def gains(regime: Regime, claim: Claim, each: Comparison, lines: pd.DataFrame) -> pd.Series:
     """Return the claim's arm minus a reference by prompt; NaN where one has no such outcome."""
+    measure = CLAIM_OUTCOMES[each.outcome].measure
     ours, others = (
-        CLAIM_OUTCOMES[outcome].measure(lines_of(regime, label, lines).set_index("prompt_id"))
-        for label in (claim.arm, reference)
+        measure(lines_of(regime, label, lines).set_index("prompt_id"))
+        for label in (claim.arm, each.reference)
     )
     return ours.astype(float) - others.astype(float)
 

@@ -20,12 +20,12 @@ import pandas as pd
 from igcore.errors import ParameterError
 
 from . import claims, paired
-from .claims import CLAIM_OUTCOMES, ClaimsFile, Regime
+from .claims import CLAIM_OUTCOMES, ClaimsFile, Comparison, Regime
 from .power import POWER, level, planned
 
 COLUMNS = (
-    "claim reference outcome matters level n_prompts n_pilot perfect useless perfect_verdict "
-    "useless_verdict power n_needed why"
+    "claim regime reference outcome matters level n_prompts n_pilot perfect useless "
+    "perfect_verdict useless_verdict difference_pilot power n_needed why"
 ).split()
 
 
@@ -49,17 +49,18 @@ def decidable(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
         When the pilot lacks lines, see `igstudy.report.claims.lines_of`.
     """
     parts, plan = [pd.DataFrame(columns=COLUMNS)], planned(file, pilot)
+    regimes = file.pilot().regimes
     for name, claim in file.claims.items():
         rows = plan[plan["claim"] == name].assign(level=level(file, claim))
-        regime, n = file.pilot().regimes[claim.regime], file.regimes[claim.regime].n_prompts
         for arm in ("perfect", "useless"):
             tests, means = [], []
-            for reference, outcome in claim.comparisons:
-                others = _outcomes(regime, reference, outcome, pilot)
-                ours = perfect(regime, outcome, pilot) if arm == "perfect" else others
-                gains = (ours - others).reindex(others.index)
-                means.append(ours[gains.dropna().index].mean())
-                tests.append(claims.against(claim, reference, outcome, scaled(gains, n)))
+            for each in claim.comparisons:
+                regime, n = regimes[each.regime], file.regimes[each.regime].n_prompts
+                others = _outcomes(regime, each, pilot)
+                ours = perfect(regime, each.outcome, pilot) if arm == "perfect" else others
+                found = (ours - others).reindex(others.index)
+                means.append(ours[found.dropna().index].mean())
+                tests.append(claims.against(claim, each, scaled(found, n)))
             p, failed = claims.tested(pd.DataFrame(tests))
             verdict = claims.verdict_of(p * len(file.claims), failed)  # the first step of Holm
             rows = rows.assign(**{arm: means, f"{arm}_verdict": verdict})
@@ -86,12 +87,13 @@ def perfect(regime: Regime, outcome: str, pilot: pd.DataFrame) -> pd.Series:
     named = regime.arms.items()
     there = {name: arm for name, arm in named if len(claims.matching(regime, name, pilot))}
     arms = claims.labelled(replace(regime, arms=there), pilot).set_index("prompt_id")
-    if outcome == "reward":
+    if outcome.startswith("reward"):
         values = arms["reward"].astype(float)[paired.answered_path_safe(arms)]
         return values.groupby(level=0).max()
-    if outcome == "policy tokens":
+    if outcome.startswith("policy tokens"):
         plain = arms[arms["method"] == "base"]
-        return paired.policy_tokens(plain if len(plain) else arms).groupby(level=0).min()
+        tokens = CLAIM_OUTCOMES[outcome].measure(plain if len(plain) else arms)
+        return tokens.groupby(level=0).min()
     return pd.Series(float(CLAIM_OUTCOMES[outcome].sign > 0), index=arms.index.unique())
 
 
@@ -106,15 +108,16 @@ def scaled(gains: pd.Series, n: int) -> pd.Series:
     return pd.Series(ordered[places], index=pd.RangeIndex(n, name="prompt_id"))
 
 
-def _outcomes(regime: Regime, label: str, outcome: str, pilot: pd.DataFrame) -> pd.Series:
-    """Return an outcome of an arm by prompt, NaN where it has none."""
-    lines = claims.lines_of(regime, label, pilot).set_index("prompt_id")
-    return CLAIM_OUTCOMES[outcome].measure(lines).astype(float)
+def _outcomes(regime: Regime, each: Comparison, pilot: pd.DataFrame) -> pd.Series:
+    """Return an outcome of a reference by prompt, NaN where it has none."""
+    lines = claims.lines_of(regime, each.reference, pilot).set_index("prompt_id")
+    return CLAIM_OUTCOMES[each.outcome].measure(lines).astype(float)
 
 
 def _why(rows: pd.DataFrame) -> str:
     """Return why the claim of these rows is not decidable, or nothing."""
-    best, first = rows.groupby("reference", sort=False)["power"].max().fillna(0.0), rows.iloc[0]
+    rivals = rows.groupby(["regime", "reference"], sort=False)
+    best, first = rivals["power"].max().fillna(0.0), rows.iloc[0]
     if rows["perfect"].isna().all():
         return "no pilot run has its outcomes"
     if first["perfect_verdict"] != "held":
@@ -123,7 +126,7 @@ def _why(rows: pd.DataFrame) -> str:
         return "it would hold for an arm that equals its rivals"
     if best.min() < POWER:
         return (
-            f"its power against {best.idxmin()!r} is {best.min():.2f} at the smallest difference "
-            f"that matters, and must be {POWER}"
+            f"its power against {best.idxmin()[1]!r} under {best.idxmin()[0]} is {best.min():.2f} "
+            f"at the smallest difference that matters, and must be {POWER}"
         )
     return ""

@@ -30,6 +30,7 @@ EXPERIMENTS = {
     "checks": RunPatterns(["decode-checks-*"]),
     "weights": RunPatterns(["decode-weight-*"]),
     "law": RunPatterns(["regime-*-64", "regime-*-128"]),
+    "searches": RunPatterns(["regime-*"]),
     "critic_search": RunPatterns(["decode-finals-*", "decode-shuffled-*", "decode-intermediate-*"]),
 }
 

@@ -40,6 +40,20 @@ def reward(lines: pd.DataFrame) -> pd.Series:
     return lines["reward"].astype(float).where(metrics.answered(lines))
 
 
+def answered_within(lines: pd.DataFrame, most: float) -> pd.Series:
+    """Return for each line whether it is path-safe after at most so many tokens, in L.
+
+    L is the most tokens of an answer, ``max_new_tokens``. Tokens of the policy count, sampled for
+    this prompt; one run of a search that stops at its first answer shows this for every `most`.
+    """
+    return answered_path_safe(lines) & (tokens_in_length(lines) <= most)
+
+
+def reward_or_nothing(lines: pd.DataFrame) -> pd.Series:
+    """Return the reward of each line that is path-safe; 0 of all others."""
+    return lines["reward"].astype(float).where(answered_path_safe(lines), 0.0)
+
+
 def answered_path_safe(lines: pd.DataFrame) -> pd.Series:
     """Return for each line whether it answers within budget at every word, and at the end."""
     return answered_safely(lines, "word_peak_cost")
@@ -85,6 +99,11 @@ def judged_harmful(lines: pd.DataFrame) -> pd.Series:
 def policy_tokens(lines: pd.DataFrame) -> pd.Series:
     """Return how many tokens of the policy were sampled for each line, abstentions included."""
     return lines["policy_tokens"].astype(float)
+
+
+def tokens_in_length(lines: pd.DataFrame) -> pd.Series:
+    """Return `policy_tokens` in units of L, the most tokens of an answer."""
+    return policy_tokens(lines) / lines["max_new_tokens"]
 
 
 def safe_finals(lines: pd.DataFrame) -> pd.Series:

@@ -40,6 +40,8 @@ def power_of_verdicts(n: int, discordant: float, difference: float, alpha: float
 def power_of_mean(n: int, sd: float, difference: float, alpha: float) -> float:
     """Return the power of a two-sided paired test of a mean, by the t-test's distribution.
 
+    Of its two tails only the one in the direction of the difference counts.
+
     Parameters
     ----------
     sd : float
@@ -47,7 +49,8 @@ def power_of_mean(n: int, sd: float, difference: float, alpha: float) -> float:
     """
     if sd == 0:
         return 1.0
-    return float(TTestPower().power(difference / sd, n, alpha))
+    # the other tail, of which scipy has no number for large effects, would be no finding
+    return float(TTestPower().power(difference / sd, n, alpha / 2, alternative="larger"))
 
 
 def prompts_needed(power: Callable[[int], float], n: int, most: int = 20_000) -> int:
@@ -79,11 +82,11 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
     rows, regimes = [], file.pilot().regimes
     spread: dict[str, Any]
     for name, claim in file.claims.items():
-        n = file.regimes[claim.regime].n_prompts
         alpha = level(file, claim)
-        for reference, outcome in claim.comparisons:
-            found = gains(regimes[claim.regime], claim, reference, outcome, pilot).dropna()
-            kind, matters = CLAIM_OUTCOMES[outcome], claim.outcomes[outcome]
+        for each in claim.comparisons:
+            n = file.regimes[each.regime].n_prompts
+            found = gains(regimes[each.regime], claim, each, pilot).dropna()
+            kind, matters = CLAIM_OUTCOMES[each.outcome], claim.outcomes[each.outcome]
             if kind.verdict:
                 against = int((kind.sign * found < 0).sum())
                 # without a pilot, as of a judge that has not read it, all is left open
@@ -93,7 +96,7 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
                 spread = {"sd": float(found.std(ddof=1))}
             of_test = power_of_verdicts if kind.verdict else power_of_mean
             power = partial(of_test, difference=matters, alpha=alpha, **spread)
-            row: dict[str, Any] = {"claim": name, "reference": reference, "outcome": outcome}
+            row: dict[str, Any] = {"claim": name, **each._asdict()}
             row |= {"matters": matters, "n_prompts": n, "power": power(n)}
             row |= {"n_needed": prompts_needed(power, n), "n_pilot": len(found)}
             rows.append(row | {"difference_pilot": float(found.mean())} | spread)
@@ -106,12 +109,13 @@ def overlaps(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
     A claim rests on its discordant prompts: those on which the verdicts of its arm and of one of
     its references differ. Two claims that rest on the same prompts are one observation.
     """
-    discordant: dict[str, set[str]] = {name: set() for name in file.claims}
+    discordant: dict[str, set[tuple[str, str]]] = {name: set() for name in file.claims}
     for name, claim in file.claims.items():
-        for reference, outcome in claim.comparisons:
-            if CLAIM_OUTCOMES[outcome].verdict:
-                found = gains(file.regimes[claim.regime], claim, reference, outcome, lines)
-                discordant[name] |= set(found.index[found.fillna(0) != 0])
+        for each in claim.comparisons:
+            if CLAIM_OUTCOMES[each.outcome].verdict:
+                found = gains(file.regimes[each.regime], claim, each, lines)
+                apart = found.index[found.fillna(0) != 0]
+                discordant[name] |= {(each.regime, prompt) for prompt in apart}
     return pd.DataFrame(
         {
             "claim": one,

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -167,8 +168,9 @@ def packed_runs(files: ParamFiles, asked: Profile) -> set[str]:
     """Return the runs that are read from the packed records of the profile, and not made.
 
     Where the profile has claims and an archive, a run is made if a claim compares its lines, so
-    that the claim is decided here, or if it was begun here. A critic is made if such a run needs
-    its networks, which no archive has. If the profile claims nothing, all arms are made.
+    that the claim is decided here, or instead if its name has the pattern `Profile.again`; and if
+    it was begun here. A critic is made if such a run needs its networks, which no archive has. If
+    the profile claims nothing, all arms are made.
 
     Returns
     -------
@@ -189,7 +191,8 @@ def packed_runs(files: ParamFiles, asked: Profile) -> set[str]:
     left_out = {setting.name: setting.default for setting in fields(Settings)} | {"seed": 0}
     decoded = {run: left_out | given for run, given in files.runs().items()}
     file = load_claims(Path(asked.claims))
-    made = file.compared(decoded)
+    named = {run for run in decoded if asked.again and fnmatchcase(run, asked.again)}
+    made = named if asked.again else file.compared(decoded)
     home = Path("runs", files.profile)
     made |= {run for run in decoded if _begun(home / run)}
     used = str([decoded[run] for run in made])

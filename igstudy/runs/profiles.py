@@ -83,14 +83,16 @@ class Profile:
         The file of the claims that notebook 80 decides.
     pilot : bool
         Whether these runs are those from which power is computed, and decide nothing.
-
-    Where it decides claims, runs that no claim compares are read from packed records, if there are
-    some, see `igstudy.runs.jobs.packed_runs`.
+    again : str, optional
+        Where it decides claims and there are packed records, a pattern of the names of the runs
+        that are made again; all others are read from the records, see
+        `igstudy.runs.jobs.packed_runs`. By default those that a claim compares.
     """
 
     notebooks: dict[str, Options]
     claims: InsideFolder | None = None
     pilot: bool = False
+    again: str | None = None
 
     def made(self) -> dict[str, Made]:
         """Return what each notebook makes."""

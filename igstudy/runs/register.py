@@ -51,19 +51,35 @@ def check_registered(file: ClaimsFile, folder: Path) -> None:
         )
 
 
+def check_pilots(file: ClaimsFile) -> None:
+    """Raise ``ParameterError`` unless each claim has a pilot on other prompts, with another seed."""
+    pilots = file.pilot().regimes
+    for name in {name for claim in file.claims.values() for name in claim.regimes}:
+        regime, pilot = file.regimes[name], pilots[name]
+        same_prompts = (pilot.prompts, pilot.split) == (regime.prompts, regime.split)
+        if same_prompts or pilot.seed == regime.seed:
+            shared = f"split {pilot.split!r}" if same_prompts else f"seed {pilot.seed}"
+            raise ParameterError(
+                f"regime {name!r} of {file.path} has the {shared} of its pilot; name another split "
+                "or set of prompts in pilot, and another seed"
+            )
+
+
 def register_decidable(path: Path, profile: str, folder: Path | None = None) -> None:
     """Print what imagined arms would get, and register the claims in a folder.
 
     Raises
     ------
     ParameterError
-        For a file that cannot be read, or a claim that cannot go either way.
+        For a file that cannot be read, a pilot on the prompts of a claim, or a claim that cannot go
+        either way.
     RunError
         When another file was registered in the folder, or the pilot lacks lines.
     """
     file = load_claims(path)
     if folder and (folder / "registered.json").exists():
         check_registered(file, folder)
+    check_pilots(file)
     table = decidable(file, load_finished(profile, "?*"))
     print(table.drop(columns="why").to_string(index=False))
     for claim, why in table.groupby("claim", sort=False)["why"].first().items():

@@ -19,6 +19,7 @@ from igcore.engine.local import LocalEngine
 from igcore.engine.memory import halving
 from igcore.engine.prepack import use_prepacked
 from igcore.engine.sampling import random_key
+from igcore.prompt import Chat
 from igcore.scorers import check_sign
 from igcore.scoring import Cached, Tally, TextKey, checked_score, readings
 
@@ -58,13 +59,17 @@ def roll_out(
     Raises
     ------
     ParameterError
-        For a scorer with the wrong sign, or a prompt that is too long.
+        For a scorer with the wrong sign, or a prompt that is too long or has a system message.
     RunError
         When the folder cannot be written, or another process is writing to it.
     """
     check_sign(reward, "reward")
     check_sign(cost, "cost")
     for prompt in prompts:
+        if isinstance(prompt, Chat):  # a critic encodes the text of a prompt again
+            raise ParameterError(
+                "prompts have a system message, which no critic would read; leave out system"
+            )
         policy.encode(prompt.text, config.max_new_tokens)  # refuses before anything is written
     groups = groups_of(prompts, config.group_size)
     identity = asdict(config) | models_identity(policy, cost, reward, prompts)
