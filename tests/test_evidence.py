@@ -135,14 +135,13 @@ def test_a_packed_root_is_that_of_its_lines(packed):
             assert manifest["lines"] == len(lines)
 
 
-def test_all_packed_runs_are_of_one_code(packed):
-    """Bug: a release whose tables mix the runs of several versions of the code."""
+def test_all_packed_runs_of_a_profile_are_of_one_code(packed):
+    """Bug: a table that mixes the runs of several versions of the code."""
     codes = defaultdict(set)
     for name, archive in packed.items():
         for kept in archive.files.values():
-            if "code" in kept:  # those of law came later
-                code = kept["code"]["igcore"], kept["code"].get("igstudy")
-                codes[name == "law.tar.xz"].add(code)
+            if "code" in kept:
+                codes[name].add((kept["code"]["igcore"], kept["code"].get("igstudy")))
     assert all(len(found) == 1 for found in codes.values()), codes
 
 
