@@ -428,7 +428,7 @@ def test_the_command_registers_what_is_decidable_alone(written, tmp_path, monkey
     assert not folder.exists()
     with pytest.raises(SystemExit, match="error: the claims ask for 21 prompts of 'ours'"):
         called({"pilot": pilot | {"n_prompts": 21}})
-    for changed, shared in (({"seed": 7}, "seed 7"), ({"prompts": "set"}, "split 't")):
+    for changed, shared in (({"seed": 7}, "seed 7"), ({"prompts": "set"}, "split ")):
         with pytest.raises(SystemExit, match=f"regime 'hard' of .* has the {shared}.*of its pilot"):
             called({"pilot": pilot | changed})
     large = {"n_prompts": 200, "pilot": pilot}

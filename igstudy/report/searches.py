@@ -141,6 +141,8 @@ SEARCHES = ("rejection", "backtracking")
 RESAMPLES = 2_000
 
 
+# a resample without a safe answer has an infinite x or cost, and one of both no ratio
+@np.errstate(divide="ignore", invalid="ignore")
 def growth(lines: pd.DataFrame) -> pd.DataFrame:
     """Return what answers cost beside the law, a row for each cell and search, and their slopes.
 
@@ -159,11 +161,12 @@ def growth(lines: pd.DataFrame) -> pd.DataFrame:
         prompts = by_arm["plain"].index
         index = _resampled(len(prompts))
         share = by_arm["plain"]["safe"].to_numpy(float)[index].mean(axis=1)
-        x, expected = -_log(share), np.array([regimes.law(each) for each in share])
+        x, expected = -np.log(share), np.array([regimes.law(each) for each in share])
         for name in SEARCHES:
             cost = _cost(by_arm[name].loc[prompts], index)
-            away = _log(cost / expected)
-            low, high = np.quantile(cost[1:], [0.025, 0.975])
+            away = np.log(cost / expected)
+            # not between two of them: one may be infinite
+            low, high = np.quantile(cost[1:], [0.025, 0.975], method="nearest")
             row = {"regime": regime, "length": length, "search": name, "n_prompts": len(prompts)}
             row |= {"S": share[0], "x": x[0], "law": expected[0], "cost": cost[0]}
             rows.append(row | {"low": low, "high": high, "log_ratio": away[0]})
@@ -171,17 +174,10 @@ def growth(lines: pd.DataFrame) -> pd.DataFrame:
                 draws.append((x, away))
     if len(draws) > 1:
         slopes = _slopes(*(np.vstack(each) for each in zip(*draws, strict=True)))
-        low, high = np.nanquantile(slopes[1:], [0.025, 0.975])
+        low, high = pd.Series(slopes[1:]).quantile([0.025, 0.975])  # without those of no ratio
         row = {"regime": "all", "length": "all", "search": "rejection"}
         rows.append(row | {"log_ratio": slopes[0], "low": low, "high": high})
     return pd.DataFrame(rows)
-
-
-@np.errstate(divide="ignore")
-def _log(values: np.ndarray) -> np.ndarray:
-    """Return logarithms; a resample without a safe answer has none that is finite."""
-    logarithms: np.ndarray = np.log(values)
-    return logarithms
 
 
 def _resampled(n: int) -> np.ndarray:
@@ -191,7 +187,10 @@ def _resampled(n: int) -> np.ndarray:
 
 
 def _cost(own: pd.DataFrame, index: np.ndarray) -> np.ndarray:
-    """Return the tokens per answer, in mean tokens of an answer, of each resample."""
+    """Return the tokens per answer, in mean tokens of an answer, of each resample.
+
+    It is infinite in one without an answer.
+    """
     answers, sampled = own["answers"].to_numpy(float), own["policy_tokens"].to_numpy(float)
     spoken = own["n_tokens"].to_numpy(float) * answers
     # tokens / answers over spoken / answers
@@ -199,7 +198,6 @@ def _cost(own: pd.DataFrame, index: np.ndarray) -> np.ndarray:
     return cost
 
 
-@np.errstate(invalid="ignore")
 def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return the least-squares slope of each column of y (cells, resamples) on that of x."""
     dx, dy = x - x.mean(axis=0), y - y.mean(axis=0)

@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from igcore.errors import IgcoreError, RunError
+from igcore.errors import IgcoreError, ParameterError, RunError
 from igcore.files import replace_file
 
 from ..report.claims import ClaimsFile, load_claims
@@ -52,7 +52,7 @@ def check_registered(file: ClaimsFile, folder: Path) -> None:
 
 
 def check_pilots(file: ClaimsFile) -> None:
-    """Raise ``ParameterError`` unless each claim has a pilot on other prompts, with another seed."""
+    """Raise ``ParameterError`` unless each claim's pilot has other prompts and another seed."""
     pilots = file.pilot().regimes
     for name in {name for claim in file.claims.values() for name in claim.regimes}:
         regime, pilot = file.regimes[name], pilots[name]
