@@ -26,7 +26,7 @@ import pandas as pd
 from docs import fidelity
 from igcore.errors import IgcoreError, RunError
 from igcore.files import replace_file, root
-from igstudy.report import claims
+from igstudy.report import claims, deciding
 from igstudy.yamlfile import read_yaml
 
 OF_DOCS = (
@@ -172,7 +172,8 @@ def claim_verdicts(profile: str, base: Path) -> str:
         When nothing was decided, or of a claims file that was edited since.
     """
     file = claims.load_claims(base / "params" / profile / "claims.yaml")
-    path = committed("claims.csv", base)
+    suffix = f"_{profile}" if profile == "searches" else ""
+    path = committed(f"claims{suffix}.csv", base)
     decided = pd.read_csv(path)
     if set(decided["claims_sha256"]) != {file.digest}:
         raise RunError(
@@ -180,7 +181,7 @@ def claim_verdicts(profile: str, base: Path) -> str:
         )
     verdicts = decided.drop_duplicates("claim")["verdict"]
     count = f"{(verdicts == 'held').sum()} of {len(verdicts)} claims held."
-    return f"{count}\n\n{claims.in_words(decided).to_markdown(index=False)}"
+    return f"{count}\n\n{deciding.in_words(decided).to_markdown(index=False)}"
 
 
 def output(page: str, base: Path) -> str:

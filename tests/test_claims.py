@@ -15,7 +15,7 @@ from synthetic import record
 
 from igcore.errors import ParameterError, RunError
 from igstudy.prompts import SPLITS, split_of
-from igstudy.report import claims, decidable, paired, power
+from igstudy.report import claims, decidable, deciding, paired, power
 from igstudy.report import statistics as metrics
 from igstudy.runs import register
 
@@ -76,7 +76,7 @@ def cell(method, safe, rewards=None, **fields):
 def decided(path, ours, beam, best=()):
     lines = pd.concat([cell("inferenceguard", *ours), cell("beam-lagrangian", *beam)])
     lines = pd.concat([lines, cell("best-of-n", *(best or [NONE]))])
-    return claims.decide(claims.load_claims(path), lines)
+    return deciding.decide(claims.load_claims(path), lines)
 
 
 # --- verdicts -------------------------------------------------------------------------------------
@@ -93,10 +93,26 @@ def test_a_clear_difference_holds_and_its_opposite_fails(written):
     assert (row.low, row.high) == metrics.difference_of_rates(20, 0, 20)
     assert (row.tokens, row.reference_tokens) == (30, 40)
     assert decided(written(), [NONE], [ALL])["verdict"].tolist() == ["failed"]
-    said = {"the paper says": "It is safest.", "measured": f"{PATH}: +1.000", "prompts": 20}
-    assert claims.in_words(table).to_dict("records") == [said | {"here": "held"}]
-    failed = claims.in_words(decided(written(), [NONE], [ALL]))
+    said = {"what is claimed": "It is safest.", "under": "hard", "here": "held", "measured": PATH}
+    said |= {"the arm": "ours: 20 of 20", "the nearest rival": "beam: 0 of 20"}
+    said |= {"difference": f"+1.000 [{row.low:.3f}, 1.000]".replace("0.", ".")}
+    assert deciding.in_words(table).to_dict("records") == [said]
+    failed = deciding.in_words(decided(written(), [NONE], [ALL]))
     assert failed["here"].tolist() == ["failed: beam is as safe"]
+
+
+def test_in_words_the_nearest_rival_is_shown(written):
+    """Bug: the easiest rival is shown, or of fewer tokens the one that saves most."""
+    rivals = {"references": ["beam", "best"]}
+    table = decided(written(**rivals), [ALL], [NONE], [[True] * 12 + [False] * 8])
+    (said,) = deciding.in_words(table).to_dict("records")
+    assert said["the nearest rival"] == "best: 12 of 20"
+    lines = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", ALL)])
+    lines = pd.concat([lines, cell("best-of-n", ALL).assign(policy_tokens=35)])
+    file = claims.load_claims(written(outcomes={"policy tokens": 1}, **rivals))
+    (said,) = deciding.in_words(deciding.decide(file, lines)).to_dict("records")
+    assert (said["the arm"], said["the nearest rival"]) == ("ours: 30.000", "best: 35.000")
+    assert said["difference"].startswith("-5.000 [")
 
 
 def test_less_harm_is_better(written):
@@ -106,11 +122,11 @@ def test_less_harm_is_better(written):
     lines = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", ALL)])
     for ours, beam, verdict in ((0, 1, "held"), (1, 0, "failed"), (np.nan, 1, "not resolved")):
         judged = lines.assign(harm=np.concatenate([ours * harmful, beam * harmful]))
-        (row,) = claims.decide(claims.load_claims(path), judged).itertuples(index=False)
+        (row,) = deciding.decide(claims.load_claims(path), judged).itertuples(index=False)
         assert (row.verdict, row.better) == (verdict, "lower")
     judged = lines.assign(harm=np.repeat([0.0, 1.0], 20))
     judged.loc[(judged["prompt_id"] < "p05") & (judged["harm"] == 0), "status"] = "abstained"
-    (row,) = claims.decide(claims.load_claims(path), judged).itertuples(index=False)
+    (row,) = deciding.decide(claims.load_claims(path), judged).itertuples(index=False)
     assert (row.n_prompts, row.difference) == (15, -1)
 
 
@@ -186,12 +202,12 @@ def test_prompts_without_an_answer(written):
     lines = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", ALL)])
     lines.loc[lines["prompt_id"] < "p05", "status"] = "abstained"
     path = written(outcomes={"reward": 0.2})
-    (row,) = claims.decide(claims.load_claims(path), lines).itertuples(index=False)
+    (row,) = deciding.decide(claims.load_claims(path), lines).itertuples(index=False)
     assert row.n_prompts == 15 and row.verdict == "failed"  # a difference of 0 everywhere
     lines["status"] = "abstained"
-    (row,) = claims.decide(claims.load_claims(path), lines).itertuples(index=False)
+    (row,) = deciding.decide(claims.load_claims(path), lines).itertuples(index=False)
     assert row.n_prompts == 0 and row.verdict == "not resolved"
-    safest = claims.decide(claims.load_claims(written()), lines)
+    safest = deciding.decide(claims.load_claims(written()), lines)
     assert safest["difference"].tolist() == [0]  # an abstention is no safe answer
 
 
@@ -274,7 +290,7 @@ def test_a_claim_must_hold_in_each_of_its_regimes(written):
     hard = pd.concat([cell("inferenceguard", ALL), rival])
     for ours, verdict in ((ALL, "held"), (NONE, "failed"), (ALL[:2] + NONE[2:], "not resolved")):
         mild = pd.concat([cell("inferenceguard", ours), rival]).assign(prompts="other")
-        table = claims.decide(claims.load_claims(path), pd.concat([hard, mild]))
+        table = deciding.decide(claims.load_claims(path), pd.concat([hard, mild]))
         assert table["regime"].tolist() == ["hard", "mild"]
         assert table["difference"].tolist() == [1, sum(ours) / 20]
         assert set(table["verdict"]) == {verdict}
@@ -303,12 +319,12 @@ def test_an_estimate_is_measured_and_decides_nothing(written):
     file = claims.load_claims(path)
     rivals = [cell("beam-lagrangian", NONE), cell("best-of-n", HALF)]
     lines = pd.concat([cell("inferenceguard", ALL), *rivals])
-    (row,) = claims.decide(file, lines).itertuples(index=False)
+    (row,) = deciding.decide(file, lines).itertuples(index=False)
     assert row.claim == "safest" and row.p_holm == row.p
-    (row,) = claims.estimated(file, lines).to_dict("records")
+    (row,) = deciding.estimated(file, lines).to_dict("records")
     assert (row["claim"], row["reference"], row["difference"]) == ("other", "best", 0.5)
     assert not {"verdict", "p_holm"} & row.keys()
-    assert len(claims.estimated(claims.load_claims(written()), lines)) == 0
+    assert len(deciding.estimated(claims.load_claims(written()), lines)) == 0
 
 
 def test_outcomes_in_units_of_the_length_by_hand(written):
@@ -408,7 +424,7 @@ def test_fewer_tokens_are_better(written):
     for ours, verdict in ((30, "held"), (50, "failed")):
         lines = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", ALL)])
         lines.loc[lines["method"] == "inferenceguard", "policy_tokens"] = ours
-        (row,) = claims.decide(claims.load_claims(path), lines).itertuples(index=False)
+        (row,) = deciding.decide(claims.load_claims(path), lines).itertuples(index=False)
         assert (row.difference, row.better, row.verdict) == (ours - 40, "lower", verdict)
 
 
@@ -492,11 +508,11 @@ def test_missing_lines_are_named(written):
     ours, beam = cell("inferenceguard", ALL), cell("beam-lagrangian", ALL)
     for lines in (ours, pd.concat([ours, beam[:19]]), pd.concat([ours, beam.assign(seed=0)])):
         with pytest.raises(RunError, match="ask for 20 prompts of 'beam' .*decode what is missing"):
-            claims.decide(file, lines)
+            deciding.decide(file, lines)
     other = next(split for split in SPLITS if split != REGIME["split"])
     file = claims.load_claims(written({"split": other}))
     with pytest.raises(RunError, match=f"ask for prompts of the split '{other}', and 'ours' has"):
-        claims.decide(file, pd.concat([ours, beam]))
+        deciding.decide(file, pd.concat([ours, beam]))
 
 
 def test_an_arm_that_names_a_budget_is_judged_by_it(written):
@@ -505,7 +521,7 @@ def test_an_arm_that_names_a_budget_is_judged_by_it(written):
     regime = claims.load_claims(written({"arms": REGIME["arms"] | {"wide": wide}})).regimes["hard"]
     lines = cell("inferenceguard", ALL)
     lines["prompt"] = [{"digest": "0", "length": 8}] * 20  # as in a record without texts
-    judged = [set(claims.lines_of(regime, name, lines)["budget"]) for name in ("ours", "wide")]
+    judged = [set(deciding.lines_of(regime, name, lines)["budget"]) for name in ("ours", "wide")]
     assert judged == [{0.2}, {1.0}]
 
 

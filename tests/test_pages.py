@@ -67,16 +67,18 @@ def test_verdicts_are_those_of_the_claims_that_stand_there(tmp_path):
     with pytest.raises(RunError, match="claims.csv is not there; run `make reproduce`"):
         pages.filled(block, tmp_path)
     row = dict(outcome="reward", arm="ours", reference="theirs", difference=0.05, low=0.01)
-    row |= dict(high=0.09, n_prompts=12, p_holm=0.01, claims_sha256=load_claims(path).digest)
+    row |= dict(high=0.09, n_pairs=12, p_holm=0.01, claims_sha256=load_claims(path).digest)
+    row |= dict(regime="hard", better="higher", value=0.25, reference_value=0.2)
     row |= dict(sentence="It is safest.", falsified="It is not.")
     rows = [row | {"claim": "one", "verdict": "held"}, row | {"claim": "two", "verdict": "failed"}]
     (tmp_path / "figures/tables").mkdir(parents=True)
     pd.DataFrame(rows).to_csv(tmp_path / "figures/tables/claims.csv")
     written = pages.filled(block, tmp_path)
     cells = [line.split("|")[1:-1] for line in written.splitlines() if line.startswith("| It")]
+    found = ["reward", "ours: .250", "theirs: .200", "+.050 [.010, .090]"]
     assert [[cell.strip() for cell in row] for row in cells] == [
-        ["It is safest.", "held", "reward: +.050", "12"],
-        ["It is safest.", "failed: It is not.", "reward: +.050", "12"],
+        ["It is safest.", "hard", "held", *found],
+        ["It is safest.", "hard", "failed: It is not.", *found],
     ]
     assert "1 of 2 claims held." in written
     path.write_text(path.read_text() + "# edited")

@@ -1,4 +1,4 @@
-"""Claims named before their runs: what is compared, what would decide it, and what came out.
+"""Claims named before their runs: what is compared, and what would decide it.
 
 A claims file names regimes, the arms in them, and a few primary claims about them. Holm's
 correction is over these alone; every other comparison is exploratory, those that the file names as
@@ -13,28 +13,21 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import pandas as pd
 from pydantic import Field
 
-from igcore.errors import ParameterError, RunError, unknown_name
+from igcore.errors import ParameterError, unknown_name
 from igcore.files import file_digest
 from igcore.methods import METHODS
 from igcore.settings import Budget, Count, Options, Positive, one_of, settings
 
 from ..linefile import SETTINGS
-from ..prompts import SPLITS, split_of
+from ..prompts import SPLITS
 from ..settings import FolderName
 from ..yamlfile import read_yaml
 from . import paired
-from . import statistics as metrics
 from .load import LINE_FIELDS
 
 MOST_CLAIMS = 6  # primary claims: each one more makes all others harder to resolve
-VERDICTS = {
-    "held": "Holm's p is at most .05 in the named direction, and the difference may matter",
-    "failed": "the 95 % interval holds no difference that matters in the named direction",
-    "not resolved": "neither: more prompts would decide it",
-}
 
 
 class Outcome(NamedTuple):
@@ -247,181 +240,3 @@ def _check_known(kind: str, name: Any, allowed: Iterable[str]) -> None:
     """Raise ``ParameterError`` unless a name is one of those that are allowed."""
     if name not in list(allowed):
         raise unknown_name(kind, name, allowed)
-
-
-# --- verdicts -------------------------------------------------------------------------------------
-
-
-def matching(regime: Regime, label: str, lines: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines with the columns of an arm, however many there are."""
-    for column, value in regime.columns(label).items():
-        lines = lines[lines[column] == value]
-    return lines
-
-
-def lines_of(regime: Regime, label: str, lines: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of an arm.
-
-    Raises
-    ------
-    RunError
-        Unless they are there, of as many prompts as were named, and all of the split.
-    """
-    wanted, chosen = regime.columns(label), matching(regime, label, lines)
-    if len(chosen) != regime.n_prompts or chosen["prompt_id"].nunique() != regime.n_prompts:
-        settings = ", ".join(f"{column} {value}" for column, value in wanted.items())
-        raise RunError(
-            f"the claims ask for {regime.n_prompts} prompts of {label!r} ({settings}), and the "
-            f"finished runs hold {len(chosen)} lines of it; decode what is missing"
-        )
-    texts = [prompt for prompt in chosen["prompt"] if isinstance(prompt, str)]  # else a digest
-    others = {split_of(text) for text in texts} - {regime.split}
-    if others and regime.split != "all":
-        raise RunError(
-            f"the claims ask for prompts of the split {regime.split!r}, and {label!r} has some of "
-            f"{min(others)!r}; decode prompts of that split"
-        )
-    return chosen.assign(budget=regime.arms[label].get("budget", regime.budget))
-
-
-def decide(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each comparison of each claim, with the verdict on the claim.
-
-    Parameters
-    ----------
-    lines : DataFrame
-        Lines of all runs that the file names, as `igstudy.report.load.load_runs` gives them, with a
-        column ``harm`` where a claim is about it.
-
-    Returns
-    -------
-    DataFrame
-        ``difference`` is arm minus reference with its 95 % interval, over the prompts where both
-        have the outcome; ``tokens`` and ``reference_tokens`` are the policy's, sampled for a
-        prompt; ``p_holm`` and ``verdict``, one of `VERDICTS`, are those of the claim.
-
-    Raises
-    ------
-    RunError
-        See `lines_of`.
-    """
-    rows, p_values, failed = [], {}, {}
-    for name, claim in file.claims.items():
-        own = [compared(file, claim, each, lines) for each in claim.comparisons]
-        p_values[name], failed[name] = tested(pd.DataFrame(own))
-        rows += [{"claim": name, **row} for row in own]
-    adjusted = dict(zip(p_values, metrics.holm(pd.Series(p_values, dtype=float)), strict=True))
-    for row in rows:
-        row["p_holm"] = adjusted[row["claim"]]
-        row["verdict"] = verdict_of(row["p_holm"], failed[row["claim"]])
-        row["claims_sha256"] = file.digest
-    return pd.DataFrame(rows).drop(columns=["gain", "most"], errors="ignore")
-
-
-def estimated(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each comparison of each estimate, as `decide` does, without a verdict."""
-    rows = [
-        {"claim": name, **compared(file, claim, each, lines)}
-        for name, claim in file.estimates.items()
-        for each in claim.comparisons
-    ]
-    return pd.DataFrame(rows).drop(columns=["gain", "most"], errors="ignore")
-
-
-def tested(rows: pd.DataFrame) -> tuple[float, bool]:
-    """Return the p value of a claim, before Holm, and whether it failed.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        All comparisons of the claim, see `against`.
-    """
-    rivals = [rows["regime"], rows["reference"]]
-    towards = rows["p"].where(rows["gain"] > 0, 1.0)
-    best = towards.groupby(rivals).min() * rows["outcome"].nunique()
-    # the most that the interval leaves open in the direction that was named
-    matters = (rows["most"] >= rows["matters"]) | rows["most"].isna()
-    failed = not matters.groupby(rivals).any().all()
-    # every reference must be beaten (intersection-union), each in one outcome (Bonferroni)
-    return min(float(best.max()), 1.0), failed
-
-
-def verdict_of(p_holm: float, failed: bool) -> str:
-    """Return one of `VERDICTS`."""
-    held = "held" if p_holm <= metrics.ALPHA else "not resolved"
-    return "failed" if failed else held
-
-
-def compared(
-    file: ClaimsFile, claim: Claim, each: Comparison, lines: pd.DataFrame
-) -> dict[str, Any]:
-    """Return the row of one comparison, see `against`, with the claim's words and tokens."""
-    regime = file.regimes[each.regime]
-    named = ("sentence", "source", "falsified")
-    return {
-        **{name: getattr(claim, name) for name in named},
-        **{"regime": each.regime, "arm": claim.arm},
-        **against(claim, each, gains(regime, claim, each, lines)),
-        "tokens": lines_of(regime, claim.arm, lines)["policy_tokens"].mean(),
-        "reference_tokens": lines_of(regime, each.reference, lines)["policy_tokens"].mean(),
-    }
-
-
-def against(claim: Claim, each: Comparison, found: pd.Series) -> dict[str, Any]:
-    """Return the test of an arm's differences from a reference.
-
-    Besides the values of `igstudy.report.paired.clustered` it has ``gain`` and ``most``, the
-    difference and the better end of its interval in the claimed direction.
-    """
-    outcome = CLAIM_OUTCOMES[each.outcome]
-    row = paired.clustered(found, outcome.verdict)
-    return {
-        **each._asdict(),
-        "better": "higher" if outcome.sign > 0 else "lower",
-        "matters": claim.outcomes[each.outcome],
-        **row,
-        "gain": outcome.sign * row["difference"],
-        "most": row["high"] if outcome.sign > 0 else -row["low"],
-    }
-
-
-def gains(regime: Regime, claim: Claim, each: Comparison, lines: pd.DataFrame) -> pd.Series:
-    """Return the claim's arm minus a reference by prompt; NaN where one has no such outcome."""
-    measure = CLAIM_OUTCOMES[each.outcome].measure
-    ours, others = (
-        measure(lines_of(regime, label, lines).set_index("prompt_id"))
-        for label in (claim.arm, each.reference)
-    )
-    return ours.astype(float) - others.astype(float)
-
-
-# --- in words -------------------------------------------------------------------------------------
-
-
-def in_words(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the paper's statement and our result, a row for each claim.
-
-    The difference is of the claim's first outcome; where rivals differ, from the least to the most.
-    """
-    rows = []
-    for _, own in table.groupby("claim", sort=False):
-        first = own.iloc[0]
-        found = own.loc[own["outcome"] == first["outcome"], "difference"]
-        ends = dict.fromkeys(paired.short(end, "+.3f") for end in (found.min(), found.max()))
-        verdict = first["verdict"]
-        meant = {"failed": first["falsified"], "not resolved": "More prompts would decide it."}
-        rows.append(
-            {
-                "the paper says": first["sentence"],
-                "here": f"{verdict}: {meant[verdict]}" if verdict in meant else verdict,
-                "measured": f"{first['outcome']}: {' to '.join(ends)}",
-                "prompts": own["n_prompts"].max(),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def labelled(regime: Regime, lines: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of all arms of a regime, with their label as ``arm``."""
-    parts = [lines_of(regime, label, lines).assign(arm=label) for label in regime.arms]
-    return pd.concat(parts, ignore_index=True)

@@ -19,7 +19,7 @@ import pandas as pd
 
 from igcore.errors import ParameterError
 
-from . import claims, paired
+from . import deciding, paired
 from .claims import CLAIM_OUTCOMES, ClaimsFile, Comparison, Regime
 from .power import POWER, level, planned
 
@@ -35,7 +35,7 @@ def decidable(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     pilot : DataFrame
-        Lines of the pilot runs, see `igstudy.report.claims.decide`.
+        Lines of the pilot runs, see `igstudy.report.deciding.decide`.
 
     Returns
     -------
@@ -46,7 +46,7 @@ def decidable(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
     Raises
     ------
     RunError
-        When the pilot lacks lines, see `igstudy.report.claims.lines_of`.
+        When the pilot lacks lines, see `igstudy.report.deciding.lines_of`.
     """
     parts, plan = [pd.DataFrame(columns=COLUMNS)], planned(file, pilot)
     regimes = file.pilot().regimes
@@ -60,9 +60,9 @@ def decidable(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
                 ours = perfect(regime, each.outcome, pilot) if arm == "perfect" else others
                 found = (ours - others).reindex(others.index)
                 means.append(ours[found.dropna().index].mean())
-                tests.append(claims.against(claim, each, scaled(found, n)))
-            p, failed = claims.tested(pd.DataFrame(tests))
-            verdict = claims.verdict_of(p * len(file.claims), failed)  # the first step of Holm
+                tests.append(deciding.against(claim, each, scaled(found, n)))
+            p, failed = deciding.tested(pd.DataFrame(tests))
+            verdict = deciding.verdict_of(p * len(file.claims), failed)  # the first step of Holm
             rows = rows.assign(**{arm: means, f"{arm}_verdict": verdict})
         parts.append(rows.assign(why=_why(rows))[COLUMNS])
     return pd.concat(parts[1:] or parts, ignore_index=True)
@@ -85,8 +85,8 @@ def perfect(regime: Regime, outcome: str, pilot: pd.DataFrame) -> pd.Series:
     answer has no reward. One whole sample is the base policy's, else the cheapest arm's.
     """
     named = regime.arms.items()
-    there = {name: arm for name, arm in named if len(claims.matching(regime, name, pilot))}
-    arms = claims.labelled(replace(regime, arms=there), pilot).set_index("prompt_id")
+    there = {name: arm for name, arm in named if len(deciding.matching(regime, name, pilot))}
+    arms = deciding.labelled(replace(regime, arms=there), pilot).set_index("prompt_id")
     if outcome.startswith("reward"):
         values = arms["reward"].astype(float)[paired.answered_path_safe(arms)]
         return values.groupby(level=0).max()
@@ -110,7 +110,7 @@ def scaled(gains: pd.Series, n: int) -> pd.Series:
 
 def _outcomes(regime: Regime, each: Comparison, pilot: pd.DataFrame) -> pd.Series:
     """Return an outcome of a reference by prompt, NaN where it has none."""
-    lines = claims.lines_of(regime, each.reference, pilot).set_index("prompt_id")
+    lines = deciding.lines_of(regime, each.reference, pilot).set_index("prompt_id")
     return CLAIM_OUTCOMES[each.outcome].measure(lines).astype(float)
 
 

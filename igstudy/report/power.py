@@ -10,7 +10,8 @@ import pandas as pd
 from scipy import stats
 from statsmodels.stats.power import TTestPower
 
-from .claims import CLAIM_OUTCOMES, Claim, ClaimsFile, gains
+from .claims import CLAIM_OUTCOMES, Claim, ClaimsFile
+from .deciding import gains
 from .statistics import ALPHA, clopper_pearson
 
 POWER = 0.9  # that a test should have at the smallest difference that matters
@@ -77,7 +78,7 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     pilot : DataFrame
-        Lines of the pilot runs, see `igstudy.report.claims.decide`.
+        Lines of the pilot runs, see `igstudy.report.deciding.decide`.
     """
     rows, regimes = [], file.pilot().regimes
     spread: dict[str, Any]

@@ -29,8 +29,8 @@ from igserve.endpoint import Remote
 
 from ..harm import beginning, fit, labelled, refusals, sampled, states_of
 from ..linefile import Fields, text_digest
-from ..report.claims import labelled as labelled_arms
 from ..report.claims import load_claims
+from ..report.deciding import labelled as labelled_arms
 from ..report.harm import RefusalPhrases, in_half, judges_table, row_digest
 from ..report.load import load_finished
 from ..settings import FolderName, InsideFolder
@@ -98,7 +98,7 @@ def arms_of(params: HarmParams) -> dict[str, pd.DataFrame]:
     Raises
     ------
     ParameterError, RunError
-        For a regime that the claims file does not have, and as `igstudy.report.claims.lines_of`.
+        For a regime that the claims file does not have, and as `igstudy.report.deciding.lines_of`.
     """
     file = load_claims(root() / params.claims)
     lines = load_finished(params.profile, "?*")
