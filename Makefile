@@ -19,7 +19,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search attack hacking networks harm-card harm-heads regimes rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
+.PHONY: help reproduce quick ablations critic-search searches attack hacking networks harm-card harm-heads regimes rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
 	@echo "make reproduce  decodes the runs that the claims compare, reads the others from records/small.tar.xz, and writes every table"
@@ -31,6 +31,8 @@ help:
 	@echo "make ablations  the experiments of params/ablations, into runs/ablations/figures (about an hour on two cores; resumes)"
 	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  the gain from a critic when costs exist only for complete answers (about half an hour on two cores; resumes)"
+	@echo "make searches   what an answer within budget costs each search, and the claims about it, into runs/searches (hours on two cores; resumes);"
+	@echo "                FULL=1 decodes again what packed records hold, and fetches qwen-0.5b, as PROFILE=qwen does"
 	@echo "make attack     thirty harmful requests in eight templates each, with and without the guard (under an hour on one core without the outside judge; resumes)"
 	@echo "make hacking    which candidates the cost let through, and which the search emitted: harmful requests with 1, 2 and 4 samples and three seeds"
 	@echo "                (about half an hour on one core; resumes); PROFILE=qwen adds a larger policy, which you fetch first"
@@ -90,6 +92,11 @@ ablations: assets
 critic-search: assets
 	@$(SNAKE) --config profile=critic-search
 	@$(BIN)/python -m docs.compare critic-search
+
+searches: assets
+	@$(if $(FULL)$(if $(wildcard records/searches.tar.xz),,1),$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH))
+	@$(SNAKE) --config profile=searches $(if $(FULL),full=1)
+	@$(BIN)/python -m docs.compare searches
 
 attack: assets
 	@$(SNAKE) --config profile=attack

@@ -6,6 +6,7 @@ text between them:
 * ``<!-- table main -->``: the table of that name in ``figures/tables``;
 * ``<!-- arms safety -->``: the arms of a regime that a page shows;
 * ``<!-- claims small -->``: the verdicts on the claims of a profile;
+* ``<!-- searches numbers -->``: what an answer costs each arm of a regime of params/searches;
 * ``<!-- judged harm -->``: what the outside judge found in a regime, in words;
 * ``<!-- fidelity paper -->``: the paper's statements and their form in the code;
 * ``<!-- output README.md -->``: the output of the first Python block of a page. The tree of its
@@ -26,7 +27,7 @@ import pandas as pd
 from docs import fidelity
 from igcore.errors import IgcoreError, RunError
 from igcore.files import replace_file, root
-from igstudy.report import claims, deciding
+from igstudy.report import claims, deciding, searches
 from igstudy.yamlfile import read_yaml
 
 OF_DOCS = (
@@ -45,6 +46,7 @@ FRONT = (  # arms of a regime that a page shows
 )
 GUARD, TUNED = FRONT[-1], FRONT[2]
 TREE = "docs/tree.svg"
+SHOWN_LENGTH = 128  # L of the searches that a page shows
 
 
 def committed(name: str, base: Path) -> Path:
@@ -184,6 +186,36 @@ def claim_verdicts(profile: str, base: Path) -> str:
     return f"{count}\n\n{deciding.in_words(decided).to_markdown(index=False)}"
 
 
+def search_arms(regime: str, base: Path) -> str:
+    """Return the shares that each arm of a regime answers by tokens, and what an answer costs.
+
+    Raises
+    ------
+    RunError
+        When the runs of params/searches were not read.
+    """
+    every = pd.read_csv(committed("ablation_searches.csv", base))
+    rows = every.query("regime == @regime and length == @SHOWN_LENGTH").set_index("arm")
+    rows = rows.loc[[arm for arm in searches.ARMS if arm in rows.index]]
+    shares = {
+        "within 1.5 L %": "within_1_5",
+        "2 L": "within_2",
+        "3 L": "within_3",
+        "at any price": "answered",
+        "same seconds": "at_same_seconds",
+    }
+    table = {title: (100 * rows[name]).map("{:.0f}".format) for title, name in shares.items()}
+    table["tokens / L"] = rows["tokens_per_answer"].map("{:.2f}".format)
+    table["per token"] = rows["tokens_per_token"].map("{:.2f}".format)
+    table["reward"] = rows["reward"].map("{:.3f}".format)
+    shown = pd.DataFrame(table, index=rows.index.map(searches.ARMS).rename("arm")).reset_index()
+    plain = rows.iloc[0]
+    return shown.to_markdown(index=False, disable_numparse=True) + (
+        f"\n\n{plain['n_prompts']} prompts, L {SHOWN_LENGTH}, S {plain['S']:.2f}. *tokens / L* are "
+        "sampled for an answer, *per token* for each token of the answers."
+    )
+
+
 def output(page: str, base: Path) -> str:
     """Return the output of the first Python block of a page, and draw the tree of its answer."""
     text = (base / page).read_text(encoding="utf-8")
@@ -219,6 +251,7 @@ WRITERS = {
     "output": output,
     "fidelity": statements,
     "claims": claim_verdicts,
+    "searches": search_arms,
     "judged": outside_judge,
 }
 

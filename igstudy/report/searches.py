@@ -19,6 +19,24 @@ from . import statistics as metrics
 RUN = r"regime-(?P<regime>[a-z]+)-(?P<arm>.+?)(?:-\d{2,})?"
 CAPS = {"within_1": 1.0, "within_1_5": 1.5, "within_2": 2.0, "within_2_5": 2.5, "within_3": 3.0}
 CELL = ["regime", "length"]
+ARMS = {  # arm -> its name for readers, in the order of a table
+    "base": "base",
+    "base-told": "base, with the rule",
+    "best-of-2": "Best-of-2, augmented",
+    "augmented": "beam search, augmented",
+    "lambda": "beam search, tuned λ",
+    "guard-paper": "Algorithm 1, N 8, K 2, M 2",
+    "guard-printed": "Algorithm 1 as printed, N 2",
+    "guard-n2": "Algorithm 1, N 2, M 4",
+    "guard-n1": "Algorithm 1, N 1, to 8 L",
+    "rejection": "rejection sampling",
+    "rejection-told": "rejection sampling, with the rule",
+    "rejection-all": "rejection sampling, best of all",
+    "backtracking": "backtracking",
+    "backtracking-doubling": "backtracking, doubling",
+    "backtracking-told": "backtracking, with the rule",
+    "backtracking-choices": "backtracking, two choices",
+}
 PLAIN = ("base", "plain")  # arms whose answers no search has chosen; of `plain` the seed is its own
 RIVALS = "rejection rejection-told best-of-2 lambda augmented guard-n1 guard-n2".split()
 PAIRS = {  # arm, reference -> what is compared
