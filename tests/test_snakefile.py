@@ -412,6 +412,13 @@ def test_a_run_that_claims_compare_is_decoded(archived):
     assert decoded(archived) == {"decode-raw"}
 
 
+def test_a_run_that_the_archive_lacks_is_decoded(archived):
+    """Bug: a run was added after the records were packed, and the walk waited for it in them."""
+    known = archived / "params/mine/decode-raw.yaml"
+    shutil.copy(known, known.with_name("decode-new.yaml"))
+    assert decoded(archived) == {"decode-new", "regime-few-one"}
+
+
 def test_a_profile_says_which_runs_are_decoded_again(archived):
     """Bug: hours of decoding for claims about long answers, of which a part would show as much."""
     profile = archived / "params/mine/profile.yaml"

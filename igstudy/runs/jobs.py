@@ -8,12 +8,13 @@ a notebook's outputs restart nothing. No model is imported: Snakemake loads this
 import json
 import math
 import sys
+import tarfile
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -198,7 +199,10 @@ def packed_runs(files: ParamFiles, asked: Profile) -> set[str]:
     used = str([decoded[run] for run in made])
     critics = {f"critics/{run}" for run in files.named("critic")}
     made |= {run for run in critics if f"{home / run}/" in used or _begun(home / run)}
-    return {f"{files.profile}/{run}" for run in (decoded.keys() | critics) - made}
+    with tarfile.open(packed) as archive:
+        signs = [PurePosixPath(name) for name in archive.getnames()]
+    there = {str(sign.parent.relative_to("runs")) for sign in signs if sign.name == "manifest.json"}
+    return there & {f"{files.profile}/{run}" for run in (decoded.keys() | critics) - made}
 
 
 def _begun(folder: Path) -> bool:
