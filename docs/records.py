@@ -46,7 +46,8 @@ if TYPE_CHECKING:  # it loads torch, which unpacking does not need
 RECORDS = ("*.jsonl", "*.json", "*.csv")
 # sets of harmful prompts, and of what resembles them: their texts are in no archive
 WITHHELD = ("strongreject", "strongreject-attack", "wsr-harmful", "wsr-harmless")
-FETCHED = ("qwen", "law")  # profiles with a policy that is fetched, which are verified by name only
+# profiles with a policy that is fetched, which are verified by name only
+FETCHED = ("qwen", "law", "searches")
 SUM = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_-]+)\.tar\.xz")  # a line of SHA256SUMS
 
 
