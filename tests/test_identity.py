@@ -51,7 +51,7 @@ def test_code_that_makes_records_starts_them_again(tmp_path, monkeypatch):
     edit(copied / "igcore/beams.py", '"""', '"""Another word. ')
     edit(copied / "igcore/engine/local.py", "\nimport ", "\n# why\n\nimport ")
     assert known() == (runs, whole)
-    shown = "report/statistics report/claims report/tables figures/style paper/compare theory/mdp"
+    shown = "report/statistics report/deciding report/tables figures/style paper/compare theory/mdp"
     for module in [*(f"igstudy/{name}" for name in shown.split()), "igcore/watch/tree"]:
         edit(copied / f"{module}.py", "\nimport ", "\nother = 1\nimport ")
     tables = known()
