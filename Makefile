@@ -36,7 +36,7 @@ help:
 	@echo "make attack     thirty harmful requests in eight templates each, with and without the guard (under an hour on one core without the outside judge; resumes)"
 	@echo "make hacking    which candidates the cost let through, and which the search emitted: harmful requests with 1, 2 and 4 samples and three seeds"
 	@echo "                (about half an hour on one core; resumes); PROFILE=qwen adds a larger policy, which you fetch first"
-	@echo "make networks   train the critics and value networks that the embedded profiles use again, into records/networks (about an hour and a quarter on two cores)"
+	@echo "make networks   train the critics and value networks that the embedded profiles use again, into records/networks (estimated: an hour and a quarter on two cores)"
 	@echo "make harm-card  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (about thirteen minutes on one core)"
 	@echo "                XSTEST=folder scores the answers of XSTest again, from your copy of the publisher's files"
 	@echo "make harm-heads  train heads for the cost of harm that also learn from harmful requests, and measure them (about three quarters of an hour on one core;"

@@ -80,7 +80,7 @@ class PromptOptions:
         Of a data set of the hub: see `igcore.models.hub.snapshot`; one of the configurations that
         its owners name; and one of the parts into which they divided it.
     system : str, optional
-        What a system message tells the policy before each prompt, in its chat template. Scorers
+        A system message that the policy reads before each prompt, in its chat template. Scorers
         see the prompt alone, and its id stays.
     """
 
@@ -179,7 +179,7 @@ def load_prompts(
     ordered = _hardest_first(prompts, hardest, cost) if hardest and cost else prompts
     chosen = sorted(ordered[:limit], key=attrgetter("id"))
     if options.system is not None:
-        chosen = [_told(prompt, options.system) for prompt in chosen]
+        chosen = [_after_system(prompt, options.system) for prompt in chosen]
     counts = [f"{part} {len(rows)} rows, {len(set(rows))} unique" for part, rows in parts.items()]
     message = "prompt set %s: %s; split %s %d, chosen %d"
     log.info(message, source, "; ".join(counts), split, len(prompts), len(chosen))
@@ -259,7 +259,7 @@ def _only(prompts: list[Prompt], file: str) -> list[Prompt]:
     return [prompt for prompt in prompts if prompt.id in ids]
 
 
-def _told(prompt: Prompt, system: str) -> Chat:
+def _after_system(prompt: Prompt, system: str) -> Chat:
     """Return a prompt after a system message, which no scorer sees."""
     messages = (("system", system), ("user", prompt.text))
     return Chat(prompt.id, prompt.text, prompt.set_name, messages)
