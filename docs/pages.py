@@ -4,10 +4,9 @@ A page has pairs of comments, ``<!-- table main -->`` and ``<!-- end -->``. The 
 text between them:
 
 * ``<!-- table main -->``: the table of that name in ``figures/tables``;
-* ``<!-- arms safety -->``: the arms of a regime that a page shows;
-* ``<!-- claims small -->``: the verdicts on the claims of a profile;
+* ``<!-- arms harm -->``: the arms of a regime of params/small that a page shows;
+* ``<!-- claims searches -->``: the verdicts on the claims of a profile;
 * ``<!-- searches numbers -->``: what an answer costs each arm of a regime of params/searches;
-* ``<!-- judged harm -->``: what the outside judge found in a regime, in words;
 * ``<!-- fidelity paper -->``: the paper's statements and their form in the code;
 * ``<!-- output README.md -->``: the output of the first Python block of a page. The tree of its
   ``answer`` becomes ``docs/tree.svg``.
@@ -28,7 +27,6 @@ from docs import fidelity
 from igcore.errors import IgcoreError, RunError
 from igcore.files import replace_file, root
 from igstudy.report import claims, deciding, searches
-from igstudy.yamlfile import read_yaml
 
 OF_DOCS = (
     "results harm experiments replication paper fidelity guard cards promise scorers"
@@ -44,7 +42,6 @@ FRONT = (  # arms of a regime that a page shows
     "InferenceGuard, M 1",
     "InferenceGuard, M 4",
 )
-GUARD, TUNED = FRONT[-1], FRONT[2]
 TREE = "docs/tree.svg"
 SHOWN_LENGTH = 128  # L of the searches that a page shows
 
@@ -72,23 +69,19 @@ def committed_table(name: str, base: Path) -> str:
 
 
 def arms(regime: str, base: Path) -> str:
-    """Return the arms of a regime that a page shows, what its budget means, and how often
-    the printed algorithm keeps the constraint that it was built for.
+    """Return the arms of a regime that a page shows, and how often the printed algorithm keeps the
+    constraint that it was built for.
 
     Raises
     ------
     RunError
-        When the claims were not decided.
+        When the tables were not made.
     """
-    path = committed("claims_arms.csv", base)
-    every = pd.read_csv(path)
+    every = pd.read_csv(committed("claims_arms.csv", base))
     rows = every.query("regime == @regime").set_index("arm").loc[list(FRONT)]
     n = rows["n_prompts"].iloc[0]
     plain = every.query("arm == 'base'").set_index("regime")
     over = (n * (1 - plain["answered_path_safe"])).round().astype(int)
-    twins = ""
-    if regime == "harm":
-        twins = f" and {over['twins']} of {n} harmless twins ({100 * over['twins'] / n:.0f} %)"
 
     def percent(name: str) -> pd.Series:
         return (100 * rows[name]).map("{:.1f}".format)
@@ -103,52 +96,12 @@ def arms(regime: str, base: Path) -> str:
         "scorer calls": rows["scorer_calls"].map("{:.0f}".format),
     }
     shown = pd.DataFrame(columns).rename_axis("method").reset_index()
-    meant = pd.read_csv(path.with_name("claims_budgets.csv")).set_index("regime").loc[regime]
     return shown.to_markdown(index=False, disable_numparse=True) + (
-        f"\n\n{n} prompts of the regime *{regime}*, 95 % intervals; an abstention is not safe. The "
-        f"budget is {meant['budget']:g}: {100 * meant['at_a_word']:.0f} % of harmless answers of "
-        f"at most 64 tokens exceed it at some word, and the empty answer costs "
-        f"{meant['empty']:.3f}. Plain answers exceed it for {over[regime]} of {n} prompts{twins}. "
-        f"*As printed* keeps its own constraint, the summed costs of blocks, for "
+        f"\n\n{n} prompts of the regime *{regime}*, 95 % intervals; an abstention is not safe. "
+        f"Plain answers are over budget for {over[regime]} of {n} prompts, and for {over['twins']} "
+        f"of {n} harmless twins ({100 * over['twins'] / n:.0f} %). *As printed* keeps its own "
+        "constraint, the summed costs of blocks, for "
         f"{rows['own_constraint_kept']['InferenceGuard as printed']} prompts."
-    )
-
-
-def outside_judge(regime: str, base: Path) -> str:
-    """Return in words what the outside judge and the budget say without and with the guard.
-
-    Raises
-    ------
-    RunError
-        When the judge has not read both.
-    """
-    folder = base / "figures/tables"
-    judge = read_yaml(base / "params/small/harm.yaml")["outside"]
-    decided = pd.read_csv(folder / "claims.csv").set_index(["regime", "outcome"])
-    row = decided.loc[(regime, "harm by the judge")]
-    rows = pd.read_csv(folder / "harm.csv").query("judge == @judge").set_index("arm")
-    if not {"base", GUARD} <= set(rows.index):
-        raise RunError(f"{judge} has not read base and {GUARD}; start its server, run notebook 65")
-    plain, guarded = rows.loc["base"], rows.loc[GUARD]
-    arms = pd.read_csv(folder / "claims_arms.csv").query("regime == @regime").set_index("arm")
-    within = (arms["answered_path_safe"] * arms["n_prompts"]).round().astype(int)
-    over = arms["answered"] - within
-
-    def corrected(by: str) -> str:
-        share = "{corrected_BY:.2f} [{corrected_BY_low:.2f}, {corrected_BY_high:.2f}]"
-        both = [share.replace("BY", by).format(**arm) for arm in (plain, guarded)]
-        expected = f"{plain[f'if_harmless_{by}']:.0f} and {guarded[f'if_harmless_{by}']:.0f}"
-        return f"{expected} (so shares of {both[0]} and {both[1]} are harmful)"
-
-    return (
-        f"Of {plain['n']} harmful requests, the guard answers {within[GUARD]} within the budget "
-        f"and {over[GUARD]} over it, and abstains from {guarded['abstained']:.0f}. Without it, "
-        f"{over['base']} answers are over it; beam search with a tuned λ answers {within[TUNED]} "
-        f"within it. Whether fewer answers do harm is open (the claim is {row['verdict']}): an "
-        f"outside judge ({judge}, AUROC {guarded['auroc']:.2f}) calls {plain['harm']:.0f} answers "
-        f"harmful without the guard and {guarded['harm']:.0f} with it. Of as many harmless answers "
-        f"it would call harmful {corrected('labels')} by its false alarms on answers that people "
-        f"labelled, and {corrected('twins')} by those on answers to harmless twins."
     )
 
 
@@ -252,7 +205,6 @@ WRITERS = {
     "fidelity": statements,
     "claims": claim_verdicts,
     "searches": search_arms,
-    "judged": outside_judge,
 }
 
 

@@ -47,7 +47,7 @@ RECORDS = ("*.jsonl", "*.json", "*.csv")
 # sets of harmful prompts, and of what resembles them: their texts are in no archive
 WITHHELD = ("strongreject", "strongreject-attack", "wsr-harmful", "wsr-harmless")
 # profiles with a policy that is fetched, which are verified by name only
-FETCHED = ("qwen", "law", "searches")
+FETCHED = ("qwen", "searches")
 SUM = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_-]+)\.tar\.xz")  # a line of SHA256SUMS
 
 

@@ -21,9 +21,7 @@ METHODS |= {
     "re-control-lagrangian": "igstudy.baselines.re_control:RE_CONTROL_LAGRANGIAN",
 }
 SCORERS |= {
-    "new-numbers": "igstudy.scorers.rules:new_numbers",
-    "long-sentence": "igstudy.scorers.rules:long_sentence",
-    "last-words": "igstudy.scorers.rules:LastWords",
+    "last-words": "igstudy.scorers.last_words:LastWords",
     "jigsaw-toxicity": "igstudy.scorers.jigsaw:JigsawToxicity",
     "llama-7b-rm": "igstudy.scorers.paper:LlamaReward",
     "beaver-7b-cost": "igstudy.scorers.paper:BeaverCost",

@@ -44,7 +44,7 @@ DTYPES = ["float32", "bfloat16"]
 LONG = dict(methods=["backtracking"], prompts="rtp", limit=128, group_size=32)
 HALVES = [("bfloat16", ""), ("float16", ""), ("bfloat16", "default")]  # type, instruction set
 RUN = dict(
-    profile="x", run="r", policy="smollm2-raw", prompts="mild", limit=8, cost="new-numbers",
+    profile="x", run="r", policy="smollm2-raw", prompts="mild", limit=8, cost="without-new-numbers",
     reward=None, budget=0, n_samples=2, keep=1, rounds=4, block_size=8, max_new_tokens=24, seed=3,
 )  # fmt: skip
 ELSEWHERE = {"processor": "abacus", "git_commit": "f" * 40, "versions": {"torch": "9.9"}}

@@ -24,7 +24,6 @@ from igstudy.runs.decode_params import Settings
 from igstudy.runs.paramfiles import ParamFiles, defaults_of
 
 ROOT = Path(__file__).parents[1]
-SEARCHES = ("law", "searches")  # profiles whose runs are named regime-*
 
 
 def imaginary(path: Path, limit: int = 4) -> dict[str, list[dict]]:
@@ -106,7 +105,7 @@ def written(folder: Path, profile: str, files: Sequence[str] | None = None) -> N
     """Write imaginary runs of a profile's params files, all or those given, as notebook 30 leaves
     them.
     """
-    names = ["regime-*" if profile in SEARCHES else "decode-*"] if files is None else files
+    names = ["regime-*" if profile == "searches" else "decode-*"] if files is None else files
     for path in sorted(
         path for name in names for path in (ROOT / "params" / profile).glob(f"{name}.yaml")
     ):
@@ -133,7 +132,7 @@ def executed(
     sources = [
         cell.source for k, cell in enumerate(found) if not cells or k < 2 or cell.id in cells
     ]
-    pattern = "regime-*" if profile in SEARCHES else "*"
+    pattern = "regime-*" if profile == "searches" else "*"
     parameters = f'# Parameters\nprofile = "{profile}"\nfigures = "figures"\npattern = "{pattern}"'
     namespace = {"In": [parameters], "display": lambda shown: None}
     for source in [parameters, *sources[1:]]:

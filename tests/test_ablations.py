@@ -227,7 +227,7 @@ def test_rates_that_a_replay_cannot_know_are_not_zero():
 # --- the whole ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("profile", ["ablations", "critic-search", "law", "searches", "tune"])
+@pytest.mark.parametrize("profile", ["ablations", "critic-search", "searches", "tune"])
 def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeypatch, capsys):
     """Guards the walk from params files to tables: names of runs, settings, and the files that the
     rule waits for.
@@ -260,8 +260,7 @@ def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeyp
     ]
     apart = {
         "critic-search": {"critic_search"},
-        "law": {"law", "searches"},
-        "searches": {"law", "searches"},
+        "searches": {"searches"},
         "tune": {"tune", "checks", "weights", "arms"},
     }  # experiments with a profile of their own
     own = apart.get(profile) or set(EXPERIMENTS).difference(*apart.values())
@@ -387,7 +386,7 @@ def test_one_profile_writes_each_of_them():
         path.parent.name: left_by("40_tables", path.parent.name, ROOT)
         for path in ROOT.glob("params/*/profile.yaml")
     }
-    assert len(asked) == 12 and left_by("40_tables", "mine", ROOT) is None
+    assert len(asked) == 11 and left_by("40_tables", "mine", ROOT) is None
     found = {profile: of_paper(made.tables) for profile, made in asked.items()}
     every = {name: list(MEASURED) for name in ("ci", "paper")}
     main = {"small": [name for name in MEASURED if name not in SWEPT]}

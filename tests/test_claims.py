@@ -5,7 +5,6 @@ import json
 import math
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -93,12 +92,12 @@ def test_a_clear_difference_holds_and_its_opposite_fails(written):
     assert (row.low, row.high) == metrics.difference_of_rates(20, 0, 20)
     assert (row.tokens, row.reference_tokens) == (30, 40)
     assert decided(written(), [NONE], [ALL])["verdict"].tolist() == ["failed"]
-    said = {"what is claimed": "It is safest.", "under": "hard", "here": "held", "measured": PATH}
+    said = {"claim": "safest", "under": "hard", "measured": PATH, "verdict": "held"}
     said |= {"the arm": "ours: 20 of 20", "the nearest rival": "beam: 0 of 20"}
     said |= {"difference": f"+1.000 [{row.low:.3f}, 1.000]".replace("0.", ".")}
     assert deciding.in_words(table).to_dict("records") == [said]
     failed = deciding.in_words(decided(written(), [NONE], [ALL]))
-    assert failed["here"].tolist() == ["failed: beam is as safe"]
+    assert failed["verdict"].tolist() == ["failed: beam is as safe"]
 
 
 def test_in_words_the_nearest_rival_is_shown(written):
@@ -113,21 +112,6 @@ def test_in_words_the_nearest_rival_is_shown(written):
     (said,) = deciding.in_words(deciding.decide(file, lines)).to_dict("records")
     assert (said["the arm"], said["the nearest rival"]) == ("ours: 30.000", "best: 35.000")
     assert said["difference"].startswith("-5.000 [")
-
-
-def test_less_harm_is_better(written):
-    """Bug: more harm held a claim, or an abstention counted as no harm."""
-    path = written(outcomes={"harm by the judge": 0.2})
-    harmful = np.array([1.0] * 20)
-    lines = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", ALL)])
-    for ours, beam, verdict in ((0, 1, "held"), (1, 0, "failed"), (np.nan, 1, "not resolved")):
-        judged = lines.assign(harm=np.concatenate([ours * harmful, beam * harmful]))
-        (row,) = deciding.decide(claims.load_claims(path), judged).itertuples(index=False)
-        assert (row.verdict, row.better) == (verdict, "lower")
-    judged = lines.assign(harm=np.repeat([0.0, 1.0], 20))
-    judged.loc[(judged["prompt_id"] < "p05") & (judged["harm"] == 0), "status"] = "abstained"
-    (row,) = deciding.decide(claims.load_claims(path), judged).itertuples(index=False)
-    assert (row.n_prompts, row.difference) == (15, -1)
 
 
 def test_every_reference_must_be_beaten(written):
@@ -153,18 +137,6 @@ def test_one_outcome_is_enough_at_a_price(written):
     assert table["verdict"].tolist() == ["held"] * 2
     lost = decided(path, [ALL, 1 - rewards], [ALL])
     assert lost["verdict"].tolist() == ["failed"] * 2 and lost["p_holm"].min() == 1
-
-
-def test_claims_on_the_same_prompts_are_shown(written):
-    """Bug: two claims are one observation, and no table says so."""
-    named = {"one": CLAIM, "two": CLAIM | {"references": ["best"]}}
-    named["three"] = CLAIM | {"outcomes": {"reward": 0.1}}
-    file = claims.load_claims(written(claims_=named))
-    parts = [cell("inferenceguard", ALL), cell("beam-lagrangian", [True] * 15 + [False] * 5)]
-    lines = pd.concat([*parts, cell("best-of-n", [False] * 3 + [True] * 14 + [False] * 3)])
-    found = power.overlaps(file, lines).set_index(["claim", "other"])
-    assert found.loc[("one", "two")].tolist() == [5, 6, 3]
-    assert found.loc[("two", "three")].tolist() == [6, 0, 0]  # rewards are no verdicts
 
 
 def test_too_few_prompts_resolve_nothing(written):
@@ -301,15 +273,6 @@ def test_a_claim_must_hold_in_each_of_its_regimes(written):
         claims.load_claims(path)
 
 
-def test_two_regimes_with_the_same_prompts_are_two_observations(written):
-    """Bug: a prompt that differs under one cost counts as differing under both."""
-    file = claims.load_claims(two_regimes(written, claims_={"one": CLAIM, "two": CLAIM}))
-    hard = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", HALF)])
-    mild = hard.assign(prompts="other")
-    (row,) = power.overlaps(file, pd.concat([hard, mild])).itertuples(index=False)
-    assert row.discordant == row.both == 20
-
-
 def test_an_estimate_is_measured_and_decides_nothing(written):
     """Bug: an estimate gets a verdict, or its p value enters the correction of the claims."""
     path = written()
@@ -344,42 +307,7 @@ def test_outcomes_in_units_of_the_length_by_hand(written):
 
 # --- claims that could go either way --------------------------------------------------------------
 
-SMALL = Path(__file__).parents[1] / "params/small/claims.yaml"
 HALF = [True] * 10 + [False] * 10
-
-
-def pilot_lines(file, safe):
-    """Return pilot lines of all arms that a file compares: the first `safe` prompts of an arm are
-    answered safely, by default all, and the others abstained from.
-    """
-    parts = {}
-    for claim in file.claims.values():
-        regime = file.pilot().regimes[claim.regime]
-        for label in (claim.arm, *claim.references):
-            n, name = regime.n_prompts, (claim.regime, label)
-            part = pd.DataFrame([record(word_peak_cost=0.1)] * n)
-            part = part.assign(**{"prompt": None, "run": ""} | regime.columns(label))
-            part["prompt_id"], part["reward"] = [f"p{k:03}" for k in range(n)], np.arange(n) / n
-            part.loc[safe.get(name, n) :, "status"] = "abstained"
-            parts[name] = part
-    return pd.concat(parts.values())
-
-
-def test_no_claim_that_failed_could_have_held():
-    """Bug: claims were registered whose rivals, in the pilot, left no room for any arm."""
-    file = claims.load_claims(SMALL)
-    ours = {("harm", "InferenceGuard, M 4"): 37, ("critic", "E_critic as printed"): 46}
-    lines = pilot_lines(file, ours | {("rude", "beam search, λ 5"): 96})
-    table = decidable.decidable(file, lines).set_index("claim")
-    for name, useless in (("safety", [1.0]), ("path", [0.96, 1.0]), ("critic", [1.0])):
-        rows = table.loc[[name]]
-        assert rows["perfect"].eq(1).all() and rows["useless"].tolist() == useless
-        assert set(rows["why"]) == {"of a perfect arm it would be 'failed'"}
-        assert set(rows["level"]) == {0.05 / 5}
-    assert set(table.loc["front", "level"]) == {0.05 / 5 / 2}
-    assert table.loc["judge", "why"] == "no pilot run has its outcomes"
-    with pytest.raises(ParameterError, match="claim 'safety' cannot go either way: of a perfect"):
-        decidable.check_decidable(table.reset_index())
 
 
 def test_a_claim_with_room_and_prompts_is_decidable(written):
@@ -408,7 +336,6 @@ def test_the_perfect_arm_by_hand(written):
     lines = pd.concat([*searches, cell("base", NONE[:3])])  # a sample of 40 tokens
     assert set(decidable.perfect(regime, "policy tokens", lines)) == {40}
     assert set(decidable.perfect(regime, PATH, lines)) == {1}
-    assert set(decidable.perfect(regime, "harm by the judge", lines)) == {0}
 
 
 def test_a_pilot_is_repeated_or_thinned_alike():

@@ -44,6 +44,7 @@ WITHOUT_RUNS = ("profile", "harm", "claims")  # kinds of params files
 KEPT = (  # fields of a line that the tests below read
     "prompt_id policy method prompts seed status reward cost peak_cost word_peak_cost "
     "trace policy_tokens scorer_calls samples_drawn forward_tokens scorer_tokens "
+    "n_tokens max_new_tokens generate_s cost_s reward_s critic_s "
     "n_samples keep block_size rounds budget accounting checks lagrange_multiplier"
 ).split()
 WORK = "policy_tokens scorer_calls forward_tokens scorer_tokens".split()
@@ -192,7 +193,7 @@ def test_a_setting_that_packed_runs_lack_has_a_default_for_them(packed):
     assert decoded and not [kept for kept in decoded if names != names & kept.keys()]
     # what 1.0.0 called `spend` was the least that rejection sampling spent
     least = {kept["at_least"] for kept in decoded if kept["methods"] == ["rejection"]}
-    assert least >= {120, 70}
+    assert 120 in least
     for kept in decoded:
         DecodeParams(**{name: kept[name] for name in names})
 
@@ -204,50 +205,48 @@ def test_a_run_of_an_earlier_version_is_unpacked_for_the_params_of_today(tmp_pat
     (tmp_path / "records").symlink_to(ROOT / "records")
     (tmp_path / "runs/small").mkdir(parents=True)
     files = ParamFiles("small", base=ROOT / "params")
-    point = dict(files.points(ROOT / "params/small/regime-rude.yaml"))["regime-rude-rejection"]
-    job = tmp_path / "regime-rude-packed.yaml"
-    wanted = {"profile": "small", "run": "regime-rude", "points": {"rejection": point}}
+    point = dict(files.points(ROOT / "params/small/regime-twins.yaml"))["regime-twins-rejection"]
+    job = tmp_path / "regime-twins-packed.yaml"
+    wanted = {"profile": "small", "run": "regime-twins", "points": {"rejection": point}}
     job.write_text(json.dumps(wanted))
-    assert unpack_job(job, tmp_path) == ["regime-rude-rejection"]
+    assert unpack_job(job, tmp_path) == ["regime-twins-rejection"]
+
+
+CLAIMS = "params/searches/claims.yaml"
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no repository to ask")
 def test_the_claims_were_committed_before_their_runs():
     """Bug: claims made to fit their results. Git knows the file at the commit of a run."""
-    digests = {row["claims_sha256"] for row in read_table("claims")}
-    runs = SOURCES["claims"]["runs"]
+    digests = {row["claims_sha256"] for row in read_table("claims_searches")}
+    runs = SOURCES["claims_searches"]["runs"]
     commits = {said["commit"] for run, said in runs.items() if "/regime-" in run}
-    known = [commit for commit in commits if git("cat-file", "-e", commit).returncode == 0]
-    for commit in known:  # a shallow clone may have none of them
-        file = git("show", f"{commit}:params/small/claims.yaml").stdout
-        assert {hashlib.sha256(file).hexdigest()} == digests, commit
-    if known:
-        last = git("log", "-1", "--format=%H", "--", "params/small/claims.yaml").stdout.decode()
-        alone = git("show", "--format=", "--name-only", last.strip()).stdout.split()
-        assert alone == [b"params/small/claims.yaml"]
+    for commit in commits:
+        file = git("show", f"{commit}:{CLAIMS}").stdout
+        if file:  # a shallow clone may have none of them
+            assert {hashlib.sha256(file).hexdigest()} == digests, commit
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no repository to ask")
 def test_every_registration_has_the_verdicts_that_were_published():
     """Bug: a registration is left out of the list, or its verdicts are not those of its file."""
-    rows = read_table("registrations")
     names = ("claim", "sentence", "verdict")
     listed = defaultdict(set)
-    for row in rows:
+    for row in read_table("registrations"):
         listed[row["commit"], row["file"], row["published"]].add(tuple(row[n] for n in names))
-    assert {tuple(row[name] for name in names) for row in read_table("claims")} in listed.values()
+    assert CLAIMS in {path for _, path, published in listed if not published}
     for (commit, path, published), verdicts in listed.items():
         file = git("show", f"{commit}:{path}").stdout
         if not file:  # a shallow clone may have none of them
             continue
         registered = yaml.safe_load(file)["claims"]
         assert {(x, registered[x]["sentence"]) for x in registered} == {v[:2] for v in verdicts}
-        if not published:
-            assert {verdict for *_, verdict in verdicts} == {"open"}
-            assert file == (ROOT / path).read_bytes()  # nobody has edited it since
-            continue
-        table = git("show", f"{published}:figures/tables/claims.csv").stdout.decode()
-        found = list(csv.DictReader(table.splitlines()))
+        if published:
+            table = git("show", f"{published}:figures/tables/claims.csv").stdout.decode()
+            found = list(csv.DictReader(table.splitlines()))
+        else:  # in this tree, and nobody has edited the file since
+            assert file == (ROOT / path).read_bytes()
+            found = read_table("claims_searches")
         assert {tuple(row[name] for name in names) for row in found} == verdicts
         assert {row["claims_sha256"] for row in found} == {hashlib.sha256(file).hexdigest()}
 
@@ -401,85 +400,178 @@ def test_the_main_table_is_that_of_the_packed_records(small):
             assert row[name] == str(value), (key, name)
 
 
+# --- the claims about searches --------------------------------------------------------------------
+
+
+def path_safe(line):
+    return inside(line, "word_peak_cost") and inside(line, "cost")
+
+
+def within(line, most):
+    return path_safe(line) and line["policy_tokens"] <= most * line["max_new_tokens"]
+
+
 OUTCOMES = {
-    "safe at the end": lambda line: inside(line, "cost"),
-    "answered and path-safe": lambda line: inside(line, "word_peak_cost") and inside(line, "cost"),
-    "reward": lambda line: line["reward"] if answers(line) else None,
+    "answered within 2 L": lambda line: within(line, 2),
+    "answered within 8 L": lambda line: within(line, 8),
+    "reward, 0 unless path-safe": lambda line: line["reward"] if path_safe(line) else 0.0,
+    "policy tokens in L": lambda line: line["policy_tokens"] / line["max_new_tokens"],
 }
-LOWER_IS_BETTER = {"harm by the judge"}  # a judge's score, which no line holds
+LOWER_IS_BETTER = {"policy tokens in L"}
 
 
-def measured(outcome, lines, regime, label):
-    """Return the outcome of an arm by prompt, under the budget of its regime, and its tokens."""
-    wanted = regime["arms"][label] | {key: regime[key] for key in ("policy", "prompts", "seed")}
-    found = [line for line in lines if all(line[key] == value for key, value in wanted.items())]
-    by_prompt = {line["prompt_id"]: line | {"budget": regime["budget"]} for line in found}
-    assert len(found) == len(by_prompt) == regime["n_prompts"], label
-    tokens = mean(line["policy_tokens"] for line in found)
-    return {key: OUTCOMES[outcome](line) for key, line in by_prompt.items()}, tokens
+@pytest.fixture(scope="module")
+def searched(packed):
+    """The lines of each run of params/searches by the name of the run, then by prompt."""
+    lines = packed["searches.tar.xz"].lines
+    found = {
+        name.partition("/")[2]: {x["prompt_id"]: x for x in own} for name, own in lines.items()
+    }
+    assert all(len(found[name.partition("/")[2]]) == len(own) for name, own in lines.items())
+    return found
 
 
-def test_the_claims_are_decided_as_the_packed_records_say(small, packed):
+def test_the_claims_are_decided_as_the_packed_records_say(searched, packed):
     """Bug: a verdict that the records do not give; a file of claims that was edited after it."""
-    content = (ROOT / "params/small/claims.yaml").read_bytes()
+    content = (ROOT / CLAIMS).read_bytes()
     claims, digest = yaml.safe_load(content), hashlib.sha256(content).hexdigest()
-    assert packed["small.tar.xz"].files["small/claims", "registered.json"] == {"claims": digest}
-    rows = read_table("claims")
+    assert packed["searches.tar.xz"].files["searches/claims", "registered.json"]["claims"] == digest
+    rows = read_table("claims_searches")
     assert {row["claims_sha256"] for row in rows} == {digest}
     p_values, draw = {}, np.random.default_rng(1)
     for name, claim in claims["claims"].items():
-        own = {(row["reference"], row["outcome"]): row for row in rows if row["claim"] == name}
-        pairs = [(each, outcome) for each in claim["references"] for outcome in claim["outcomes"]]
-        assert list(own) == pairs
-        towards = {}
-        for (reference, outcome), row in own.items():
-            sign = -1 if outcome in LOWER_IS_BETTER else 1
-            gain = sign * float(row["difference"] or "nan")
-            towards[reference, outcome] = float(row["p"]) if gain > 0 else 1.0
-            if outcome in LOWER_IS_BETTER:
-                continue
-            regime = claims["regimes"][claim["regime"]]
-            arm, tokens = measured(outcome, small, regime, claim["arm"])
-            other, more = measured(outcome, small, regime, reference)
-            assert float(row["tokens"]) == pytest.approx(tokens)
-            assert float(row["reference_tokens"]) == pytest.approx(more)
-            both = [key for key in arm if arm[key] is not None and other[key] is not None]
-            gains = np.array([float(arm[key]) - float(other[key]) for key in both])
-            higher, lower = int((gains > 0).sum()), int((gains < 0).sum())
-            counted = [int(row[name]) for name in ("n_prompts", "n_pairs", "n_higher", "n_lower")]
-            assert counted == [len(gains), len(gains), higher, lower]
-            assert float(row["difference"]) == pytest.approx(gains.mean(), abs=1e-12)
-            if outcome != "reward":
-                assert float(row["p"]) == pytest.approx(mcnemar(higher, lower), rel=1e-9)
-            else:  # signs drawn here, and none of a bootstrap
-                flipped = (draw.choice([-1, 1], (20_000, len(gains))) * gains).mean(axis=1)
-                p = np.mean(np.abs(flipped) >= abs(gains.mean()) - 1e-12)
-                assert float(row["p"]) == pytest.approx(p, abs=0.02)
-        best = {}  # every reference must be beaten, in one of the outcomes
-        for (reference, _), p in towards.items():
-            best[reference] = min(best.get(reference, 1.0), p * len(claim["outcomes"]))
-        p_values[name] = min(1.0, max(best.values()))
-    adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-    for name, claim in claims["claims"].items():
-        own, left = [row for row in rows if row["claim"] == name], defaultdict(list)
+        own = [row for row in rows if row["claim"] == name]
+        wanted = claim["regime"] if isinstance(claim["regime"], list) else [claim["regime"]]
+        assert [(row["regime"], row["reference"]) for row in own] == [
+            (regime, reference) for regime in wanted for reference in claim["references"]
+        ]
+        p_values[name] = 0.0
         for row in own:
-            low, high = (float(row[end] or "nan") for end in ("low", "high"))
-            most = -low if row["outcome"] in LOWER_IS_BETTER else high
-            left[row["reference"]].append(not most < claim["outcomes"][row["outcome"]])
-            assert float(row["p_holm"]) == pytest.approx(adjusted[name], rel=1e-9)
-        held = "held" if adjusted[name] <= 0.05 else "not resolved"
-        verdict = held if all(map(any, left.values())) else "failed"
-        assert {row["verdict"] for row in own} == {verdict}
+            gains = check_comparison(row, claims, claim, searched, draw)
+            towards = gains.mean() < 0 if row["outcome"] in LOWER_IS_BETTER else gains.mean() > 0
+            # every rival must be beaten
+            p_values[name] = max(p_values[name], float(row["p"]) if towards else 1.0)
+    adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    for row in rows:
+        assert float(row["p_holm"]) == pytest.approx(adjusted[row["claim"]], rel=1e-9)
+        lower = row["outcome"] in LOWER_IS_BETTER
+        most = -float(row["low"]) if lower else float(row["high"])
+        assert row["verdict"] == "held" and adjusted[row["claim"]] <= 0.05
+        assert most >= float(row["matters"])  # else it would have failed
 
 
-def test_no_two_claims_that_held_rest_on_the_same_prompts():
-    """Bug: two claims that held were one observation. docs/results.md names the two that are one
-    now, of which neither held.
-    """
-    verdicts, same = {row["claim"]: row["verdict"] for row in read_table("claims")}, set()
-    for row in read_table("claims_overlap"):
-        rests = min(int(row["discordant"]), int(row["discordant_of_other"]))
-        if rests and int(row["both"]) == rests:
-            same.add((row["claim"], row["other"]))
-    assert same == {("safety", "front")}
-    assert all("held" not in (verdicts[one], verdicts[other]) for one, other in same)
+def check_comparison(row, claims, claim, searched, draw):
+    """Compare a row of the table with its lines; return the gains by prompt."""
+    regime, outcome = claims["regimes"][row["regime"]], OUTCOMES[row["outcome"]]
+    assert claim["outcomes"] == {row["outcome"]: float(row["matters"])}
+    ours, others = (searched[regime["arms"][x]["run"]] for x in (claim["arm"], row["reference"]))
+    for lines in (ours, others):
+        assert len(lines) == regime["n_prompts"] and ours.keys() == lines.keys()
+        about = {(x["policy"], x["seed"], x["budget"]) for x in lines.values()}
+        assert about == {tuple(regime[name] for name in ("policy", "seed", "budget"))}
+    for column, lines in (("tokens", ours), ("reference_tokens", others)):
+        assert float(row[column]) == pytest.approx(mean(x["policy_tokens"] for x in lines.values()))
+    gains = np.array([float(outcome(ours[x])) - float(outcome(others[x])) for x in ours])
+    counted = [int(row[name]) for name in ("n_prompts", "n_pairs", "n_higher", "n_lower")]
+    higher, lower = int((gains > 0).sum()), int((gains < 0).sum())
+    assert counted == [len(gains), len(gains), higher, lower]
+    assert float(row["difference"]) == pytest.approx(gains.mean(), abs=1e-12)
+    if row["outcome"].startswith("answered"):
+        assert float(row["p"]) == pytest.approx(mcnemar(higher, lower), rel=1e-9)
+    else:  # signs drawn here, and none of a bootstrap
+        flipped = (draw.choice([-1, 1], (20_000, len(gains))) * gains).mean(axis=1)
+        p = np.mean(np.abs(flipped) >= abs(gains.mean()) - 1e-12)
+        assert float(row["p"]) == pytest.approx(p, abs=0.02)
+        ends = np.quantile(
+            gains[draw.integers(0, len(gains), (9_999, len(gains)))].mean(axis=1), [0.025, 0.975]
+        )
+        assert [float(row["low"]), float(row["high"])] == pytest.approx(
+            ends, abs=0.03 * np.std(gains)
+        )
+    return gains
+
+
+RUN = re.compile(r"regime-([a-z]+)-(.+?)(?:-\d\d+)?")
+SPENT = ("generate_s", "cost_s", "reward_s", "critic_s")
+
+
+@pytest.fixture(scope="module")
+def cells(searched):
+    """The lines of each regime at each length by arm."""
+    found = defaultdict(dict)
+    for run, lines in searched.items():
+        regime, arm = RUN.fullmatch(run).groups()
+        (length,) = {x["max_new_tokens"] for x in lines.values()}
+        found[regime, length][arm] = lines
+    return found
+
+
+def test_what_answers_cost_is_as_the_packed_records_say(cells):
+    """Bug: a table that was not made again after its records, or edited by hand."""
+    rows = read_table("ablation_searches")
+    assert len(rows) == sum(map(len, cells.values()))
+    for row in rows:
+        cell = cells[row["regime"], int(row["length"])]
+        length, lines = int(row["length"]), list(cell[row["arm"]].values())
+        answered = [x for x in lines if path_safe(x) and x["status"] == "verified_safe"]
+        plain = [x for arm in ("base", "plain") for x in cell.get(arm, {}).values()]
+        caps = {"1": 1, "1_5": 1.5, "2": 2, "2_5": 2.5, "3": 3}
+        expected = {
+            "n_prompts": len(lines),
+            "S": mean(path_safe(x) for x in plain),
+            "answered": len(answered) / len(lines),
+            "reward": mean(x["reward"] for x in answered),
+            "forward_tokens": mean(x["forward_tokens"] for x in lines),
+            "scorer_tokens": mean(x["scorer_tokens"] for x in lines),
+        }
+        for name, cap in caps.items():
+            expected[f"within_{name}"] = sum(within(x, cap) for x in answered) / len(lines)
+        if answered:
+            tokens = sum(x["policy_tokens"] for x in lines)
+            seconds = math.fsum(x[name] for x in lines for name in SPENT)
+            expected["tokens_per_answer"] = tokens / len(answered) / length
+            expected["tokens_per_token"] = tokens / sum(x["n_tokens"] for x in answered)
+            expected["seconds_per_answer"] = seconds / len(answered)
+        found = {name: float(row[name] or "nan") for name in expected}
+        assert found == pytest.approx(expected, abs=1e-9, nan_ok=True), row
+
+
+def test_the_differences_of_searches_are_as_the_packed_records_say(cells):
+    """Bug: another arm or length in a row, a sign, or pairs of different prompts."""
+    for row in read_table("ablation_searches_tests"):
+        cell = cells[row["regime"], int(row["length"])]
+        ours, others = cell[row["arm"]], cell[row["reference"]]
+        gains = []
+        for prompt in ours.keys() & others.keys():
+            both = [x[prompt] for x in (ours, others)]
+            safe = [path_safe(x) and x["status"] == "verified_safe" for x in both]
+            if row["measure"] == "reward":
+                gains += [both[0]["reward"] - both[1]["reward"]] if all(safe) else []
+                continue
+            cap = float(row["measure"].removeprefix("within_").replace("_", "."))
+            kept = [ok and within(x, cap) for ok, x in zip(safe, both, strict=True)]
+            gains.append(kept[0] - kept[1])
+        assert int(row["n_pairs"]) == len(gains), row
+        assert float(row["difference"]) == pytest.approx(mean(gains), abs=1e-9), row
+
+
+def test_the_law_is_that_of_the_packed_records(cells):
+    """Bug: S of the compared draws, or the price in another unit than the law's."""
+    xs, ys = [], []
+    for row in read_table("ablation_searches_law"):
+        if row["regime"] == "all":
+            slope = np.polyfit(xs, ys, 1)[0] if len(xs) > 1 else math.nan
+            assert float(row["log_ratio"]) == pytest.approx(slope)
+            continue
+        cell = cells[row["regime"], int(row["length"])]
+        plain, lines = cell["plain"], cell[row["search"]]
+        share = mean(path_safe(line) for line in plain.values())
+        found = [lines[prompt] for prompt in plain]
+        answers_ = [x for x in found if path_safe(x) and x["status"] == "verified_safe"]
+        cost = sum(x["policy_tokens"] for x in found) / sum(x["n_tokens"] for x in answers_)
+        x = -math.log(share)
+        law = (math.exp(x) - 1) / x
+        expected = {"S": share, "x": x, "law": law, "cost": cost, "log_ratio": math.log(cost / law)}
+        assert {n: float(row[n]) for n in expected} == pytest.approx(expected, abs=1e-9)
+        if row["search"] == "rejection":
+            xs.append(x), ys.append(expected["log_ratio"])

@@ -17,7 +17,7 @@ from igcore.models.maximum import maximum_of
 from igcore.models.registry import as_scorer
 from igcore.scorers import of_function
 from igstudy.runs import identity
-from igstudy.scorers.rules import LastWordsScorer
+from igstudy.scorers.last_words import LastWordsScorer
 from igstudy.sources import identified, module_digests, package_digest, tree_digest
 
 
@@ -246,7 +246,7 @@ def test_what_no_file_tells_needs_a_digest(what):
     refused = "has no digest, and no file .*; put it into a module .* give it a text .* digest"
     for wrap in (
         lambda cost: cost,
-        lambda cost: maximum_of([load_scorer("new-numbers"), cost]),
+        lambda cost: maximum_of([load_scorer("without-new-numbers"), cost]),
         lambda cost: maximum_of([LastWordsScorer((cost,), 2)] * 2),
     ):
         with pytest.raises(RunError, match=refused) as caught:

@@ -210,7 +210,7 @@ def test_the_embedded_profile_holds_both_policies_and_all_methods():
     assert {p.policy.name for p in small} == {"smollm2-raw", "smollm2-chat"}
     for policy in {p.policy.name for p in small}:
         found = {m for p in small if p.policy.name == policy for m in p.methods}
-        assert found | {"backtracking", "rejection"} == set(METHODS)  # those of params/law
+        assert found | {"backtracking", "rejection"} == set(METHODS)  # those of params/searches
     # token by token, and with a critic: a stated part
     assert all(p.limit >= (12 if p.value or p.critic else 60) and p.split == "test" for p in small)
 
@@ -296,7 +296,7 @@ def test_a_part_above_its_cap_is_named_with_both_numbers(tmp_path):
 # --- what it takes to add a setting, a method, a scorer or a data set -----------------------------
 
 SIZE = dict(
-    policy="model", prompts="mild", limit=1, methods=["base"], cost="long-sentence", reward=None,
+    policy="model", prompts="mild", limit=1, methods=["base"], cost="longest-sentence", reward=None,
     budget=9.0, max_new_tokens=4, block_size=4, device="cpu",
 )  # fmt: skip
 SCORER = """

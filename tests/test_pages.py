@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -74,11 +73,11 @@ def test_verdicts_are_those_of_the_claims_that_stand_there(tmp_path):
     (tmp_path / "figures/tables").mkdir(parents=True)
     pd.DataFrame(rows).to_csv(tmp_path / "figures/tables/claims.csv")
     written = pages.filled(block, tmp_path)
-    cells = [line.split("|")[1:-1] for line in written.splitlines() if line.startswith("| It")]
-    found = ["reward", "ours: .250", "theirs: .200", "+.050 [.010, .090]"]
+    cells = [line.split("|")[1:-1] for line in written.splitlines() if "hard" in line]
+    found = ["hard", "reward", "ours: .250", "theirs: .200", "+.050 [.010, .090]"]
     assert [[cell.strip() for cell in row] for row in cells] == [
-        ["It is safest.", "hard", "held", *found],
-        ["It is safest.", "hard", "failed: It is not.", *found],
+        ["one", *found, "held"],
+        ["two", *found, "failed: It is not."],
     ]
     assert "1 of 2 claims held." in written
     path.write_text(path.read_text() + "# edited")
@@ -123,9 +122,9 @@ def test_the_command_writes_all_pages(tmp_path, monkeypatch, capsys):
     assert all("| new |" in (tmp_path / name).read_text() for name in pages.PAGES)
 
 
-def test_the_front_page_shows_arms_and_what_their_budget_means(tmp_path):
+def test_a_page_shows_the_arms_of_harm(tmp_path):
     """Guards counts read as shares, and the printed algorithm judged by our constraint alone."""
-    row = dict(regime="safety", n_prompts=10, abstained=1, policy_tokens=63.4, scorer_calls=7.6)
+    row = dict(regime="harm", n_prompts=10, abstained=1, policy_tokens=63.4, scorer_calls=7.6)
     row |= dict(answered_path_safe_low=0.1, answered_path_safe_high=0.9, safety_rate=0.25)
     row |= dict(own_constraint_kept=8)
     rows = [
@@ -133,43 +132,17 @@ def test_the_front_page_shows_arms_and_what_their_budget_means(tmp_path):
         for i, arm in enumerate(pages.FRONT)
     ]
     (tmp_path / "figures/tables").mkdir(parents=True)
+    rows.append(row | {"regime": "twins", "arm": "base", "answered_path_safe": 0.7})
     pd.DataFrame(rows).to_csv(tmp_path / "figures/tables/claims_arms.csv")
-    budgets = [{"regime": "safety", "budget": 0.5, "at_a_word": 0.02, "empty": 0.3104}]
-    pd.DataFrame(budgets).to_csv(tmp_path / "figures/tables/claims_budgets.csv")
-    table = pages.arms("safety", tmp_path).splitlines()
+    table = pages.arms("harm", tmp_path).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:9]]
     assert cells[0] == ["base", "25.0", "0.0 [10.0, 90.0]", "1", "0.500", "63", "8"]
     assert cells[-1][2] == "60.0 [10.0, 90.0]" and cells[-1][4] == "0.440"
-    assert table[-1].startswith("10 prompts of the regime *safety*")
-    assert "budget is 0.5: 2 % of harmless answers" in table[-1] and "costs 0.310" in table[-1]
-    assert "Plain answers exceed it for 10 of 10 prompts. " in table[-1]
+    assert table[-1].startswith("10 prompts of the regime *harm*")
+    assert "for 10 of 10 prompts, and for 3 of 10 harmless twins (30 %)." in table[-1]
     assert table[-1].endswith(
         "keeps its own constraint, the summed costs of blocks, for 8 prompts."
     )
-
-
-def test_the_outside_judge_is_the_one_that_the_params_file_names(tmp_path):
-    """Bug: where it had not read the answers, another judge's counts stood beside its verdict."""
-    tables = [
-        f"figures/tables/{name}.csv" for name in ("claims", "claims_arms", "harm", "harm_judges")
-    ]
-    for name in ("params/small/harm.yaml", *tables):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    assert "(llama-labels:qwen2.5-coder-1.5b, AUROC 0." in pages.outside_judge("harm", tmp_path)
-    arms = pd.read_csv(tmp_path / "figures/tables/claims_arms.csv")
-    arms["answered_path_safe"] = [0.5] * len(arms)  # 30 of 60
-    arms.to_csv(tmp_path / "figures/tables/claims_arms.csv")
-    said = pages.outside_judge("harm", tmp_path)
-    assert "calls 19 answers harmful without the guard and 13 with it" in said
-    assert "harmful 15 and 14 (so shares of 0.27 [0.00, 0.81] and 0.00 [0.00, 0.52] are" in said
-    assert "answers 30 within the budget and 26 over it, and abstains from 4. Without" in said
-    assert "Without it, 30 answers are over it; beam search with a tuned λ answers 30 " in said
-    harm = pd.read_csv(tmp_path / "figures/tables/harm.csv")
-    others = harm[~harm["judge"].str.startswith("llama-labels")]
-    others.to_csv(tmp_path / "figures/tables/harm.csv")
-    with pytest.raises(RunError, match="has not read base and InferenceGuard, M 4; start its"):
-        pages.outside_judge("harm", tmp_path)
 
 
 def test_the_output_of_a_page_is_what_its_first_block_prints(tmp_path):
@@ -218,43 +191,6 @@ def test_the_regimes_have_the_prompts_that_they_name(profile):
             assert len(load_prompts(run["prompts"], run["split"])) >= regime.n_prompts
 
 
-def test_the_runs_behind_each_claim():
-    """Guards the table from claims to runs in docs/results.md, which no command writes."""
-    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
-    section = page.partition("### From a claim to its raw record")[2].partition("\n#")[0]
-    rows = [line.split("|")[1:4] for line in section.splitlines() if "`regime-" in line]
-    runs = ParamFiles("small").runs()
-    file = load_claims(ROOT / "params/small/claims.yaml")
-    named = {name.strip(): set(re.findall("`(regime-.+?)`", "".join(row))) for name, *row in rows}
-    assert named == {
-        name: replace(file, claims={name: claim}).compared(runs)
-        for name, claim in file.claims.items()
-    }
-
-
-def test_what_stepping_back_gains():
-    """Guards the goals that were written down before the runs, and the sentences under the table:
-    read where the cost is local and S between .1 and .4.
-    """
-    pooled = cells("ablation_law_pooled").set_index(["regime", "arm", "measure"])
-    arms = cells("ablation_law").set_index(["regime", "arm"])
-    local = pooled.loc[["numbers", "sentences"]]
-    assert local["S"].between(0.1, 0.4 + 1e-9).all() and pooled.loc["rude", "S"].min() > 0.4
-    gained = local.xs(("backtracking", "within_1_5"), level=("arm", "measure"))["difference"]
-    assert gained.round(2).tolist() == [0.30, 0.21]
-    for regime in ("numbers", "sentences"):
-        assert arms.loc[(regime, "backtracking"), "within_3"].mean() >= 0.95 - 1e-9
-    within_2 = pooled.xs(("backtracking", "within_2"), level=("arm", "measure"))
-    assert (within_2["difference"] > -0.05).all() and len(within_2) == 5
-    rewards = local.xs(("backtracking-choices", "reward"), level=("arm", "measure"))
-    assert rewards["difference"].round(2).tolist() == [0.11, 0.15] and (rewards["low"] > 0.05).all()
-    qwen = pooled.loc[("qwen", "backtracking")].drop("reward")
-    assert ((qwen["low"] <= 0) & (qwen["high"] >= 0)).all()
-    alone = cells("ablation_law").query("arm == 'guard-n1-m16'")["answered"]
-    assert alone.min() == 0.60 and alone.max().round(2) == 0.98
-    assert (pooled.loc["harm", "high"]["backtracking-choices", "within_3"]) > 0
-
-
 def test_what_a_critic_gains():
     """Guards the conclusions under the table of critic-search."""
     found = cells("ablation_critic_search").query("arm == 'critic'")
@@ -293,29 +229,6 @@ def test_which_repairs_matter():
     assert table.loc["what a failure gives", "answered_path_safe_difference"] == 0
 
 
-def test_what_the_front_page_says_in_words():
-    """Guards the paragraph under the claims of README, which no command writes."""
-    verdicts = cells("claims").drop_duplicates("claim").set_index("claim")["verdict"]
-    assert "held" not in set(verdicts) and verdicts["critic"] == "failed"
-    assert verdicts["judge"] == "not resolved"
-    judged = cells("claims").set_index("claim").loc["judge"]
-    assert judged["difference"] < 0 < judged["high"]
-    arms = cells("claims_arms").set_index(["regime", "arm"])
-    guard = arms.loc[("harm", "InferenceGuard, M 4")]
-    assert guard["answered"] / guard["n_prompts"] == guard["answered_path_safe"]
-    assert guard["abstained"] > 0
-    for rival in ("beam search, λ 5", "rejection sampling"):
-        other = arms.loc[("harm", rival)]
-        assert other["answered_path_safe"] > guard["answered_path_safe"]
-        assert 1.3 < other["policy_tokens"] / guard["policy_tokens"] < 1.4
-    critic, best = (arms.loc[("critic", arm)] for arm in ("E_critic as printed", "Best-of-N"))
-    assert critic["safety_rate"] < best["safety_rate"]
-    # no guard could be better than these by the ten points that the claims ask for
-    assert arms.loc[("harm", "beam search, λ 5"), "safety_rate"] > 0.9
-    assert arms.loc[("rude", "rejection sampling"), "answered_path_safe"] > 0.9
-    assert best["safety_rate"] > 0.9
-
-
 @pytest.mark.parametrize("name", ["claims_arms", "claims_arms_qwen"])
 def test_answers_that_no_judge_has_read_have_no_count(name):
     """Bug: 0 of them were harmful."""
@@ -331,14 +244,6 @@ def test_what_the_larger_policy_shows():
     asked = cells("harm_qwen").query("judge.str.startswith('llama-labels')").set_index("arm")
     read = asked.loc[["base", "beam search, λ 5", "InferenceGuard, M 4"]]
     assert read["harm_low"].max() < read["harm_high"].min()
-
-
-def test_rivals_have_as_many_tokens_as_the_guard():
-    """Guards the sentence on tokens under the claims: a rival with fewer is no fair one."""
-    rows = cells("claims").set_index("claim")
-    gap = rows["reference_tokens"] - rows["tokens"]
-    assert (gap[["safety", "path", "front"]] > 0).all() and abs(gap["critic"]) < 1
-    assert gap["judge"] < 0
 
 
 def numbers_of(row: pd.Series) -> list[float]:

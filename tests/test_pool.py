@@ -24,7 +24,7 @@ from igstudy.baselines.args import ArgsConfig
 from igstudy.baselines.re_control import ReControlConfig
 from igstudy.pool import Pool, policy_digest, scorer_digest, value_of
 from igstudy.pool.pooled import PooledEngine
-from igstudy.scorers.rules import LastWordsScorer
+from igstudy.scorers.last_words import LastWordsScorer
 
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
 SETTINGS = dict(budget=0.5, n_samples=4, keep=2, block_size=3, max_new_tokens=9, rounds=3)

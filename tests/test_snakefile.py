@@ -355,14 +355,11 @@ def test_edited_claims_stop_the_walk(walked):
 
 @pytest.fixture
 def archived(place) -> Path:
-    """A folder with claims about one run of a regime, and packed records of all other runs."""
+    """A folder whose profile decodes one run of a regime again, and packed records of all runs."""
     write_params(place, "decode-raw", "decode-raw", seed="1")
     write_params(place, "regime-few", "decode-raw", run="regime-few", points="{one: {}, two: {}}")
-    claims = place / "params/mine/claims.yaml"
-    shutil.copy(ROOT / "params/ci/claims.yaml", claims)
-    claims.write_text(claims.read_text().replace("{method:", "{run: regime-few-one, method:"))
-    decided = "claims: params/mine/claims.yaml\nnotebooks: {80_claims: {}}\n"
-    claims.with_name("profile.yaml").write_text(decided)
+    profile = place / "params/mine/profile.yaml"
+    profile.write_text("again: '*-one'\nnotebooks: {40_tables: {}}\n")
     (place / "docs").symlink_to(ROOT / "docs")
     for run, settings in ParamFiles("mine", base=place / "params").runs().items():
         packed = place / "runs/mine" / run
@@ -379,10 +376,9 @@ def decoded(place, **config) -> set[str]:
     return {path.parent.stem for path in paths if path.name == "executed.ipynb"}
 
 
-def test_runs_that_no_claim_compares_are_read_from_the_records(archived):
-    """Bug: half an hour of decoding, whose records are in the repository, for arms of a regime that
-    no claim compares; a second walk that does it after all; and, where all shall be decoded,
-    records taken for finished runs.
+def test_runs_that_a_profile_does_not_decode_again_are_read_from_the_records(archived):
+    """Bug: half an hour of decoding, whose records are in the repository; a second walk that does
+    it after all; and, where all shall be decoded, records taken for finished runs.
     """
     made = ["runs/mine/decode-raw/manifest.json", "runs/mine/regime-few-two/manifest.json"]
     assert decoded(archived) == {"regime-few-one"}
@@ -403,15 +399,6 @@ def test_a_run_that_was_decoded_here_stays(archived):
     assert decoded(archived) == {"regime-few-one"}
 
 
-def test_a_run_that_claims_compare_is_decoded(archived):
-    """Guards claims that were decided by records in place of runs."""
-    claims = archived / "params/mine/claims.yaml"
-    edit(claims, "run: regime-few-one, method: base", "run: decode-raw, method: base")
-    assert decoded(archived) == {"regime-few-one"}  # an arm with another seed is no line of it
-    edit(claims, "seed: 0", "seed: 1")
-    assert decoded(archived) == {"decode-raw"}
-
-
 def test_a_run_that_the_archive_lacks_is_decoded(archived):
     """Bug: a run was added after the records were packed, and the walk waited for it in them."""
     known = archived / "params/mine/decode-raw.yaml"
@@ -419,18 +406,11 @@ def test_a_run_that_the_archive_lacks_is_decoded(archived):
     assert decoded(archived) == {"decode-new", "regime-few-one"}
 
 
-def test_a_profile_says_which_runs_are_decoded_again(archived):
-    """Bug: hours of decoding for claims about long answers, of which a part would show as much."""
-    profile = archived / "params/mine/profile.yaml"
-    profile.write_text(profile.read_text() + 'again: "*-two"\n')
-    assert decoded(archived) == {"regime-few-two"}
-
-
-def test_without_claims_all_arms_are_decoded(archived):
+def test_a_profile_that_names_no_runs_decodes_all(archived):
     """Guards a profile of a larger policy, whose walk would decode nothing."""
-    claims = archived / "params/mine/claims.yaml"
-    claims.write_text(claims.read_text().partition("claims:\n")[0] + "claims: {}\n")
-    assert decoded(archived) == {"regime-few-one"}
+    profile = archived / "params/mine/profile.yaml"
+    profile.write_text("notebooks: {40_tables: {}}\n")
+    assert decoded(archived) == {"decode-raw", "regime-few-one", "regime-few-two"}
 
 
 # --- what stops at once ---------------------------------------------------------------------------

@@ -6,7 +6,7 @@ estimates included. A file without claims only names arms. The file is registere
 start, and a file that was edited since decides nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -48,7 +48,6 @@ CLAIM_OUTCOMES = {
     "answered within 8 L": Outcome(partial(paired.answered_within, most=8.0)),
     "reward": Outcome(paired.reward, verdict=False),
     "reward, 0 unless path-safe": Outcome(paired.reward_or_nothing, verdict=False),
-    "harm by the judge": Outcome(paired.judged_harmful, sign=-1),
     "policy tokens": Outcome(paired.policy_tokens, sign=-1, verdict=False),
     "policy tokens in L": Outcome(paired.tokens_in_length, sign=-1, verdict=False),
 }
@@ -166,28 +165,6 @@ class ClaimsFile:
         """Return the same claims about the prompts of the pilot runs."""
         pilots = {name: replace(regime, **regime.pilot) for name, regime in self.regimes.items()}
         return replace(self, regimes=pilots)
-
-    def compared(self, runs: Mapping[str, dict[str, Any]]) -> set[str]:
-        """Return the names of the runs whose lines the claims compare; without claims, of all arms.
-
-        Parameters
-        ----------
-        runs : mapping
-            Name of each run -> its settings.
-        """
-        claims, every = self.claims.values(), self.regimes.items()
-        pairs = [
-            (regime, arm)
-            for claim in claims
-            for regime, arm in product(claim.regimes, (claim.arm, *claim.references))
-        ]
-        found = set()
-        for name, arm in pairs or [(name, arm) for name, regime in every for arm in regime.arms]:
-            wanted = self.regimes[name].columns(arm)
-            method = wanted.pop("method")
-            fit = [run for run, given in runs.items() if wanted.items() <= (wanted | given).items()]
-            found |= {run for run in fit if method in runs[run]["methods"]}
-        return found
 
 
 # --- reading --------------------------------------------------------------------------------------

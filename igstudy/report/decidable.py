@@ -2,7 +2,7 @@
 
 Both are imagined from pilot runs on other prompts. The *perfect* arm answers every prompt safely
 at every word, with the best reward of any accepted answer of the regime, for the tokens of one
-whole sample, and no judge finds harm in it. The *useless* arm has the outcomes of its reference. A
+whole sample. The *useless* arm has the outcomes of its reference. A
 claim is *decidable* if it would hold for the first and not for the second, and if its tests have
 the power `igstudy.report.power.POWER` at the smallest difference that matters. Any other claim
 says more about its rivals and its prompts than about its arm.
@@ -94,7 +94,7 @@ def perfect(regime: Regime, outcome: str, pilot: pd.DataFrame) -> pd.Series:
         plain = arms[arms["method"] == "base"]
         tokens = CLAIM_OUTCOMES[outcome].measure(plain if len(plain) else arms)
         return tokens.groupby(level=0).min()
-    return pd.Series(float(CLAIM_OUTCOMES[outcome].sign > 0), index=arms.index.unique())
+    return pd.Series(1.0, index=arms.index.unique())
 
 
 def scaled(gains: pd.Series, n: int) -> pd.Series:

@@ -193,13 +193,13 @@ def in_words(table: pd.DataFrame) -> pd.DataFrame:
         verdict = near["verdict"]
         rows.append(
             {
-                "what is claimed": near["sentence"],
+                "claim": near["claim"],
                 "under": near["regime"],
-                "here": f"{verdict}: {meant[verdict]}" if verdict in meant else verdict,
                 "measured": near["outcome"],
                 "the arm": f"{near['arm']}: {_value(near, 'value')}",
                 "the nearest rival": f"{near['reference']}: {_value(near, 'reference_value')}",
                 "difference": f"{paired.short(near['difference'], '+.3f')} [{low}, {high}]",
+                "verdict": f"{verdict}: {meant[verdict]}" if verdict in meant else verdict,
             }
         )
     return pd.DataFrame(rows)

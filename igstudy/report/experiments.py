@@ -29,7 +29,6 @@ EXPERIMENTS = {
     "tune": RunPatterns(["decode-tune-*"]),
     "checks": RunPatterns(["decode-checks-*"]),
     "weights": RunPatterns(["decode-weight-*"]),
-    "law": RunPatterns(["regime-*-64", "regime-*-128"]),
     "searches": RunPatterns(["regime-*"]),
     "critic_search": RunPatterns(["decode-finals-*", "decode-shuffled-*", "decode-intermediate-*"]),
 }

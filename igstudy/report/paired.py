@@ -87,15 +87,6 @@ def toxicity(lines: pd.DataFrame) -> pd.Series:
     return lines["toxicity"].astype(float).where(lines["status"] != "abstained")
 
 
-def judged_harmful(lines: pd.DataFrame) -> pd.Series:
-    """Return 1 for each line whose text the outside judge calls harmful, else 0; NaN without one.
-
-    The column ``harm`` has it, see `igstudy.report.harm.with_harm`.
-    """
-    judged = lines.get("harm", pd.Series(math.nan, lines.index))
-    return judged.where(lines["status"] != "abstained")
-
-
 def policy_tokens(lines: pd.DataFrame) -> pd.Series:
     """Return how many tokens of the policy were sampled for each line, abstentions included."""
     return lines["policy_tokens"].astype(float)

@@ -1,8 +1,7 @@
-"""The power of the tests of claims, and the claims that rest on the same prompts."""
+"""The power of the tests of claims."""
 
 from collections.abc import Callable
 from functools import partial
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -90,8 +89,7 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
             kind, matters = CLAIM_OUTCOMES[each.outcome], claim.outcomes[each.outcome]
             if kind.verdict:
                 against = int((kind.sign * found < 0).sum())
-                # without a pilot, as of a judge that has not read it, all is left open
-                at_most = clopper_pearson(against, len(found))[1] if len(found) else 1.0
+                at_most = clopper_pearson(against, len(found))[1]
                 spread = {"discordant": min(matters + 2 * at_most, 1.0)}
             else:
                 spread = {"sd": float(found.std(ddof=1))}
@@ -102,28 +100,3 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
             row |= {"n_needed": prompts_needed(power, n), "n_pilot": len(found)}
             rows.append(row | {"difference_pilot": float(found.mean())} | spread)
     return pd.DataFrame(rows)
-
-
-def overlaps(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
-    """Return for each pair of claims how many prompts tell both apart, a row each.
-
-    A claim rests on its discordant prompts: those on which the verdicts of its arm and of one of
-    its references differ. Two claims that rest on the same prompts are one observation.
-    """
-    discordant: dict[str, set[tuple[str, str]]] = {name: set() for name in file.claims}
-    for name, claim in file.claims.items():
-        for each in claim.comparisons:
-            if CLAIM_OUTCOMES[each.outcome].verdict:
-                found = gains(file.regimes[each.regime], claim, each, lines)
-                apart = found.index[found.fillna(0) != 0]
-                discordant[name] |= {(each.regime, prompt) for prompt in apart}
-    return pd.DataFrame(
-        {
-            "claim": one,
-            "other": other,
-            "discordant": len(discordant[one]),
-            "discordant_of_other": len(discordant[other]),
-            "both": len(discordant[one] & discordant[other]),
-        }
-        for one, other in combinations(file.claims, 2)
-    )

@@ -11,7 +11,6 @@ import sys
 import tarfile
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import fields
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -24,7 +23,6 @@ from igcore.files import file_digest, locked, replace_file
 from igcore.models.registry import first_on_path
 
 from ..provenance import UNPACKED, versions
-from ..settings import Settings
 from ..sources import package_digest
 from ..trust import admitted, named_modules
 from ..yamlfile import read_yaml
@@ -168,32 +166,20 @@ def check_claims(path: str, folder: Path, start: bool) -> None:
 def packed_runs(files: ParamFiles, asked: Profile) -> set[str]:
     """Return the runs that are read from the packed records of the profile, and not made.
 
-    Where the profile has claims and an archive, a run is made if a claim compares its lines, so
-    that the claim is decided here, or instead if its name has the pattern `Profile.again`; and if
-    it was begun here. A critic is made if such a run needs its networks, which no archive has. If
-    the profile claims nothing, all arms are made.
+    Where there is an archive, and a pattern `Profile.again`, a run is made if its name has the
+    pattern, or if it was begun here. A critic is made if such a run needs its networks, which no
+    archive has.
 
     Returns
     -------
     set of str
         ``<profile>/<run>``, and of critics ``<profile>/critics/<run>``.
-
-    Raises
-    ------
-    ParameterError
-        See `igstudy.report.claims.load_claims`.
     """
     packed = Path("records", f"{files.profile}.tar.xz")
-    if asked.claims is None or asked.pilot or not packed.is_file():
+    if asked.again is None or not packed.is_file():
         return set()
-    from ..report.claims import load_claims
-
-    # an arm may name what a params file leaves out; the whole class would load torch
-    left_out = {setting.name: setting.default for setting in fields(Settings)} | {"seed": 0}
-    decoded = {run: left_out | given for run, given in files.runs().items()}
-    file = load_claims(Path(asked.claims))
-    named = {run for run in decoded if asked.again and fnmatchcase(run, asked.again)}
-    made = named if asked.again else file.compared(decoded)
+    decoded = files.runs()
+    made = {run for run in decoded if fnmatchcase(run, asked.again)}
     home = Path("runs", files.profile)
     made |= {run for run in decoded if _begun(home / run)}
     used = str([decoded[run] for run in made])

@@ -84,9 +84,9 @@ class Profile:
     pilot : bool
         Whether these runs are those from which power is computed, and decide nothing.
     again : str, optional
-        Where it decides claims and there are packed records, a pattern of the names of the runs
-        that are made again; all others are read from the records, see
-        `igstudy.runs.jobs.packed_runs`. By default those that a claim compares.
+        Where there are packed records, a pattern of the names of the runs that are made again; all
+        others are read from the records, see `igstudy.runs.jobs.packed_runs`. By default all are
+        made.
     """
 
     notebooks: dict[str, Options]
