@@ -7,6 +7,7 @@ text between them:
 * ``<!-- arms harm -->``: the arms of a regime of params/small that a page shows;
 * ``<!-- claims searches -->``: the verdicts on the claims of a profile;
 * ``<!-- searches numbers -->``: what an answer costs each arm of a regime of params/searches;
+* ``<!-- leaving ends -->``: what rules save that leave a draw early, of a network of records;
 * ``<!-- fidelity paper -->``: the paper's statements and their form in the code;
 * ``<!-- output README.md -->``: the output of the first Python block of a page. The tree of its
   ``answer`` becomes ``docs/tree.svg``.
@@ -169,6 +170,30 @@ def search_arms(regime: str, base: Path) -> str:
     )
 
 
+def rules_that_leave(network: str, base: Path) -> str:
+    """Return the tokens per safe answer of rules that leave a draw early, beside blind rejection.
+
+    Raises
+    ------
+    RunError
+        When `make networks` has not measured them.
+    """
+    path = base / f"records/networks/{network}/leaving.csv"
+    if not path.is_file():
+        raise RunError(f"{path} is not there; run `make networks` first")
+    rows = pd.read_csv(path)
+    ends = rows["low"].map("{:.2f}".format) + ", " + rows["high"].map("{:.2f}".format)
+    table = {
+        "rule": rows["rule"],
+        "tokens per safe answer": rows["tokens_per_safe"].map("{:.0f}".format, na_action="ignore"),
+        "ratio to blind [95 %]": rows["ratio"].map("{:.2f}".format) + " [" + ends + "]",
+        "safe draws left %": (100 * rows["left_safe"]).map("{:.0f}".format, na_action="ignore"),
+        "prompts lost %": (100 * rows["lost_prompts"]).map("{:.0f}".format, na_action="ignore"),
+        "AUROC": rows["auroc"].map("{:.2f}".format, na_action="ignore"),
+    }
+    return pd.DataFrame(table).fillna("").to_markdown(index=False, disable_numparse=True)
+
+
 def output(page: str, base: Path) -> str:
     """Return the output of the first Python block of a page, and draw the tree of its answer."""
     text = (base / page).read_text(encoding="utf-8")
@@ -205,6 +230,7 @@ WRITERS = {
     "fidelity": statements,
     "claims": claim_verdicts,
     "searches": search_arms,
+    "leaving": rules_that_leave,
 }
 
 

@@ -101,6 +101,22 @@ def test_the_arms_of_searches_are_those_of_one_regime_and_length(tmp_path):
     assert table[5].startswith("20 prompts, L 128, S 0.30.")
 
 
+def test_the_rules_that_leave_are_those_of_a_network(tmp_path):
+    """Bug: a ratio without its interval, or a difference of two with the tokens of one."""
+    with pytest.raises(RunError, match="leaving.csv is not there; run `make networks`"):
+        pages.rules_that_leave("ends", tmp_path)
+    row = dict(tokens_per_safe=250.4, ratio=0.8, low=0.7, high=0.95, left_safe=0.1)
+    row |= dict(rule="numbers", lost_prompts=0.02, auroc=0.75)
+    difference = dict(rule="both, minus numbers", ratio=-0.01, low=-0.05, high=0.03)
+    folder = tmp_path / "records/networks/ends"
+    folder.mkdir(parents=True)
+    pd.DataFrame([row, difference]).to_csv(folder / "leaving.csv", index=False)
+    table = pages.rules_that_leave("ends", tmp_path).splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    assert cells[0] == ["numbers", "250", "0.80 [0.70, 0.95]", "10", "2", "0.75"]
+    assert cells[1] == ["both, minus numbers", "", "-0.01 [-0.05, 0.03]", "", "", ""]
+
+
 def test_a_missing_table_is_one_sentence(tmp_path):
     """Guards against a page whose numbers nobody made."""
     with pytest.raises(RunError, match=r"main\.md is not there; run `make reproduce`"):
