@@ -6,6 +6,7 @@ text between them:
 * ``<!-- table main -->``: the table of that name in ``figures/tables``;
 * ``<!-- arms harm -->``: the arms of a regime of params/small that a page shows;
 * ``<!-- claims searches -->``: the verdicts on the claims of a profile;
+* ``<!-- decidable searches -->``: each verdict beside what imagined arms would get, and the power;
 * ``<!-- searches numbers -->``: what an answer costs each arm of a regime of params/searches;
 * ``<!-- leaving ends -->``: what rules save that leave a draw early, of a network of records;
 * ``<!-- fidelity paper -->``: the paper's statements and their form in the code;
@@ -140,6 +141,29 @@ def claim_verdicts(profile: str, base: Path) -> str:
     return f"{count}\n\n{deciding.in_words(decided).to_markdown(index=False)}"
 
 
+def could_go_either_way(profile: str, base: Path) -> str:
+    """Return each verdict beside what a perfect and a useless arm would get, and the least power.
+
+    Raises
+    ------
+    RunError
+        When the claims were not decided.
+    """
+    planned = pd.read_csv(committed("claims_decidable.csv", base))
+    decided = pd.read_csv(committed(f"claims_{profile}.csv", base))
+    by_claim = planned.groupby("claim", sort=False)
+    table = {
+        "verdict": decided.groupby("claim")["verdict"].first(),
+        "a perfect arm": by_claim["perfect_verdict"].first(),
+        "an arm like its rivals": by_claim["useless_verdict"].first(),
+        "least power": by_claim["power"].min().map("{:.2f}".format),
+        "level of a test": by_claim["level"].first().map("{:.4f}".format),
+        "Holm's p": decided.groupby("claim")["p_holm"].first().map("{:.1g}".format),
+    }
+    shown = pd.DataFrame(table, index=by_claim.groups.keys()).rename_axis("claim").reset_index()
+    return shown.to_markdown(index=False, disable_numparse=True)
+
+
 def search_arms(regime: str, base: Path) -> str:
     """Return the shares that each arm of a regime answers by tokens, and what an answer costs.
 
@@ -229,6 +253,7 @@ WRITERS = {
     "output": output,
     "fidelity": statements,
     "claims": claim_verdicts,
+    "decidable": could_go_either_way,
     "searches": search_arms,
     "leaving": rules_that_leave,
 }

@@ -3,12 +3,16 @@ site. A conclusion is bound to the cells that it follows from: a test that fails
 names a sentence to correct.
 """
 
+import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -99,6 +103,22 @@ def test_the_arms_of_searches_are_those_of_one_regime_and_length(tmp_path):
     numbers = ["25", "50", "75", "100", "40", "1.25", "1.50", "0.500"]
     assert cells == [["base", *numbers], ["backtracking", *numbers]] and table[4] == ""
     assert table[5].startswith("20 prompts, L 128, S 0.30.")
+
+
+def test_each_verdict_stands_beside_its_power(tmp_path):
+    """Bug: the power against an easy rival, or that of another claim."""
+    (tmp_path / "figures/tables").mkdir(parents=True)
+    row = dict(claim="b", power=0.99, perfect_verdict="held", useless_verdict="failed", level=0.01)
+    rows = [row, row | {"power": 0.92}, row | {"claim": "a", "power": 0.95}]
+    pd.DataFrame(rows).to_csv(tmp_path / "figures/tables/claims_decidable.csv")
+    verdicts = [dict(claim=name, verdict=name * 4, p_holm=0.0123) for name in "ab"]
+    pd.DataFrame(verdicts).to_csv(tmp_path / "figures/tables/claims_mine.csv")
+    table = pages.could_go_either_way("mine", tmp_path).splitlines()[2:]
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    assert found == [
+        ["b", "bbbb", "held", "failed", "0.92", "0.0100", "0.01"],
+        ["a", "aaaa", "held", "failed", "0.95", "0.0100", "0.01"],
+    ]
 
 
 def test_the_rules_that_leave_are_those_of_a_network(tmp_path):
@@ -205,6 +225,29 @@ def test_the_regimes_have_the_prompts_that_they_name(profile):
             assert asked == (regime.prompts, regime.seed, regime.split)
             assert (run["policy"], run["limit"]) == (regime.policy, regime.n_prompts)
             assert len(load_prompts(run["prompts"], run["split"])) >= regime.n_prompts
+
+
+def test_a_claim_is_rechecked_by_lines_that_need_no_installation(tmp_path):
+    """Bug: a command of the page fails, or prints another number than the table has."""
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("python3 -c")]
+    rows = cells("claims_searches").query("reference.str.startswith('rejection')")
+    rows = rows.set_index(["claim", "regime"])
+    asked = [("path", "numbers"), ("law", "sentences"), ("reward", "numbers")]
+    with tarfile.open(ROOT / "records/searches.tar.xz") as archive:
+        wanted = re.findall(r" ((?:numbers|sentences)-[a-z-]+)", "\n".join(lines))
+        folders = tuple(f"runs/searches/regime-{run}/" for run in wanted)
+        members = [member for member in archive if member.name.startswith(folders)]
+        archive.extractall(tmp_path, members, filter="data")
+    for line, where in zip(lines, asked, strict=True):
+        command = [sys.executable, "-I", "-S", *shlex.split(line)[1:]]  # no installed package
+        printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        row = rows.loc[where]
+        values = np.array([row["value"], row["reference_value"]])
+        expected = values * row["n_prompts"] if where[0] == "path" else values.round(3)
+        assert json.loads(printed.stdout) == pytest.approx(expected)
+        if where[0] == "path":
+            assert f"It prints `{printed.stdout.strip()}`" in page
 
 
 def test_what_a_critic_gains():
