@@ -25,7 +25,6 @@ ARMS = {  # arm -> its name for readers, in the order of a table
     "best-of-2": "Best-of-2, augmented",
     "augmented": "beam search, augmented",
     "lambda": "beam search, tuned λ",
-    "guard-paper": "Algorithm 1, N 8, K 2, M 2",
     "guard-printed": "Algorithm 1 as printed, N 2",
     "guard-n2": "Algorithm 1, N 2, M 4",
     "guard-n1": "Algorithm 1, N 1, to 8 L",
