@@ -509,7 +509,7 @@ def test_what_answers_cost_is_as_the_packed_records_say(cells):
     for row in rows:
         cell = cells[row["regime"], int(row["length"])]
         length, lines = int(row["length"]), list(cell[row["arm"]].values())
-        answered = [x for x in lines if path_safe(x) and x["status"] == "verified_safe"]
+        answered = [x for x in lines if path_safe(x)]
         plain = [x for arm in ("base", "plain") for x in cell.get(arm, {}).values()]
         caps = {"1": 1, "1_5": 1.5, "2": 2, "2_5": 2.5, "3": 3}
         expected = {
@@ -540,7 +540,7 @@ def test_the_differences_of_searches_are_as_the_packed_records_say(cells):
         gains = []
         for prompt in ours.keys() & others.keys():
             both = [x[prompt] for x in (ours, others)]
-            safe = [path_safe(x) and x["status"] == "verified_safe" for x in both]
+            safe = [path_safe(x) for x in both]
             if row["measure"] == "reward":
                 gains += [both[0]["reward"] - both[1]["reward"]] if all(safe) else []
                 continue
@@ -563,7 +563,7 @@ def test_the_law_is_that_of_the_packed_records(cells):
         plain, lines = cell["plain"], cell[row["search"]]
         share = mean(path_safe(line) for line in plain.values())
         found = [lines[prompt] for prompt in plain]
-        answers_ = [x for x in found if path_safe(x) and x["status"] == "verified_safe"]
+        answers_ = [x for x in found if path_safe(x)]
         cost = sum(x["policy_tokens"] for x in found) / sum(x["n_tokens"] for x in answers_)
         x = -math.log(share)
         law = (math.exp(x) - 1) / x

@@ -30,11 +30,16 @@ def compared(*parts):
 
 
 def test_an_answer_counts_up_to_its_tokens_if_it_is_safe_at_every_word():
-    """Bug: one token more than c L counts, as does a text over budget at a word, or one that was
-    emitted unverified; or the tokens of prompts without an answer are left out of the price.
+    """Bug: one token more than c L counts, or a text over budget at a word; one does not count that
+    kept another constraint; or the tokens of prompts without an answer are left out of the price.
     """
-    states = ["verified_safe"] * 4 + ["abstained", "unverified_unsafe"]
-    peaks = [0.1, 0.2, 0.1, 0.3, 0.1, 0.1]
+    states = ["verified_safe"] * 2 + [
+        "unverified_unsafe",
+        "verified_safe",
+        "abstained",
+        "unverified_unsafe",
+    ]
+    peaks = [0.1, 0.2, 0.1, 0.3, 0.1, 0.3]
     own = {"status": states, "word_peak_cost": peaks, "reward": [1.0, 2.0, 3.0, 9.0, None, 9.0]}
     arm = lines_of("rejection-all", [100, 101, 300, 50, 300, 50], **own)
     base = lines_of("base", [100] * 4, word_peak_cost=[0.1, 0.3, 0.2, 0.3])

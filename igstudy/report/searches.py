@@ -2,8 +2,8 @@
 
 An arm is a run of params/searches, named ``regime-<regime>-<arm>``, with its L (``max_new_tokens``)
 at the end where a regime has several; a cell is a regime, which has one cost, at one length. An
-answer counts within c L if it is verified and within budget at every word, and at most c L tokens
-were sampled for its prompt.
+answer counts within c L if it is within budget at every word, and at most c L tokens were sampled
+for its prompt. So it does for an algorithm that keeps another constraint, such as the printed one.
 """
 
 import math
@@ -51,9 +51,8 @@ SAME_SECONDS = 2.0  # L of rejection sampling, whose seconds every arm gets
 def with_arms(lines: pd.DataFrame) -> pd.DataFrame:
     """Return lines with their ``regime``, ``arm``, ``length`` and the values that are compared.
 
-    ``safe`` says whether the text is within budget at every word, ``answers`` whether it is
-    verified, too, and those of `CAPS` whether it answers within so many tokens. ``reward`` is NaN
-    where it does not answer.
+    ``answers`` says whether there is a text within budget at every word, and those of `CAPS`
+    whether there is one within so many tokens. ``reward`` is NaN without.
 
     Raises
     ------
@@ -66,9 +65,9 @@ def with_arms(lines: pd.DataFrame) -> pd.DataFrame:
         run = lines.loc[~named, "run"].iloc[0]
         raise RunError(f"run {run!r} is no arm; name runs regime-<regime>-<arm>")
     lines = lines.join(lines["run"].str.extract(f"^{RUN}$")[["regime", "arm"]])
-    lines = lines.assign(length=lines["max_new_tokens"], safe=paired.answered_path_safe(lines))
+    lines = lines.assign(length=lines["max_new_tokens"])
     metrics.check_once(lines, [*CELL, "arm", "seed", "prompt_id"])
-    answers = lines["safe"] & paired.is_safe(lines)
+    answers = paired.answered_path_safe(lines)
     share = paired.tokens_in_length(lines)
     within = {name: answers & (share <= cap) for name, cap in CAPS.items()}
     reward = lines["reward"].astype(float).where(answers)
@@ -86,7 +85,7 @@ def curves(lines: pd.DataFrame) -> pd.DataFrame:
     answers. ``S`` is the share of the plain answers of the cell that are within budget at every
     word.
     """
-    plain = lines[lines["arm"].isin(PLAIN)].groupby(CELL)["safe"].mean()
+    plain = lines[lines["arm"].isin(PLAIN)].groupby(CELL)["answers"].mean()
     rows = []
     for (regime, length), cell in lines.groupby(CELL, sort=False):
         same = at_same_seconds(cell)
@@ -138,7 +137,7 @@ def differences(lines: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (regime, length), cell in lines.groupby(CELL):
         values = cell.set_index(["arm", "prompt_id"])
-        plain = cell.loc[cell["arm"].isin(PLAIN), "safe"].mean()
+        plain = cell.loc[cell["arm"].isin(PLAIN), "answers"].mean()
         for (arm, reference), measures in PAIRS.items():
             if not {arm, reference} <= {*cell["arm"]}:
                 continue
@@ -177,7 +176,7 @@ def growth(lines: pd.DataFrame) -> pd.DataFrame:
         by_arm = {arm: own.set_index("prompt_id") for arm, own in cell.groupby("arm")}
         prompts = by_arm["plain"].index
         index = _resampled(len(prompts))
-        share = by_arm["plain"]["safe"].to_numpy(float)[index].mean(axis=1)
+        share = by_arm["plain"]["answers"].to_numpy(float)[index].mean(axis=1)
         x, expected = -np.log(share), np.array([regimes.law(each) for each in share])
         for name in SEARCHES:
             cost = _cost(by_arm[name].loc[prompts], index)
