@@ -27,7 +27,7 @@ ARMS = {  # arm -> its name for readers, in the order of a table
     "lambda": "beam search, tuned λ",
     "guard-printed": "Algorithm 1 as printed, N 2",
     "guard-n2": "Algorithm 1, N 2, M 4",
-    "guard-n1": "Algorithm 1, N 1, to 8 L",
+    "guard-n1": "Algorithm 1, N 1, M 128",
     "rejection": "rejection sampling",
     "rejection-told": "rejection sampling, with the rule",
     "rejection-all": "rejection sampling, best of all",
