@@ -32,7 +32,7 @@ from igstudy.runs.paramfiles import ParamFiles, runs_of
 from igstudy.runs.params import notebook_params
 
 ROOT = Path(__file__).parents[1]
-SHIPPED = sorted(path.name for path in (ROOT / "params").iterdir() if path.is_dir())
+SHIPPED = sorted({path.parent.name for path in (ROOT / "params").glob("*/*.yaml")})
 ODD = {  # what YAML takes for other things than it is, or an encoding loses
     "budget": "1.0e-5",
     "lagrange_multiplier": "1.0e+16",
