@@ -322,6 +322,14 @@ def test_a_claim_with_room_and_prompts_is_decidable(written):
         assert (row.power >= 0.9) == (not why)
 
 
+def test_a_pilot_without_an_accepted_answer_decides_nothing(written):
+    """Bug: a claim about rewards that no answer of the pilot has is called lost, or decidable."""
+    file = claims.load_claims(written({"pilot": {"n_prompts": 20}}, outcomes={"reward": 0.1}))
+    lines = pd.concat([cell("inferenceguard", NONE), cell("beam-lagrangian", NONE)])
+    (row,) = decidable.decidable(file, lines).itertuples(index=False)
+    assert row.why == "no pilot run has its outcomes"
+
+
 def test_the_perfect_arm_by_hand(written):
     """Bug: an answer over budget sets the best reward, or a search the tokens of one sample."""
     arms = REGIME["arms"] | {"plain": {"method": "base"}}

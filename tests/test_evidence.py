@@ -477,7 +477,7 @@ def check_comparison(row, claims, claim, searched, draw):
     else:  # signs drawn here, and none of a bootstrap
         flipped = (draw.choice([-1, 1], (20_000, len(gains))) * gains).mean(axis=1)
         p = np.mean(np.abs(flipped) >= abs(gains.mean()) - 1e-12)
-        assert float(row["p"]) == pytest.approx(p, abs=0.02)
+        assert float(row["p"]) == pytest.approx(p, abs=0.001)
         ends = np.quantile(
             gains[draw.integers(0, len(gains), (9_999, len(gains)))].mean(axis=1), [0.025, 0.975]
         )
@@ -570,4 +570,5 @@ def test_the_law_is_that_of_the_packed_records(cells):
         expected = {"S": share, "x": x, "law": law, "cost": cost, "log_ratio": math.log(cost / law)}
         assert {n: float(row[n]) for n in expected} == pytest.approx(expected, abs=1e-9)
         if row["search"] == "rejection":
-            xs.append(x), ys.append(expected["log_ratio"])
+            xs.append(x)
+            ys.append(expected["log_ratio"])

@@ -108,7 +108,7 @@ def test_the_arms_of_searches_are_those_of_one_regime_and_length(tmp_path):
     assert table[6].startswith("20 prompts, L 128, S 0.30.")
 
 
-def test_each_verdict_stands_beside_its_power(tmp_path):
+def test_each_verdict_has_its_power_beside_it(tmp_path):
     """Bug: the power against an easy rival, or that of another claim."""
     (tmp_path / "figures/tables").mkdir(parents=True)
     row = dict(claim="b", power=0.99, perfect_verdict="held", useless_verdict="failed", level=0.01)
@@ -289,6 +289,20 @@ def test_which_repairs_matter():
     assert set(table.index[fewer]) == {"accounting of costs", "where costs are checked"}
     assert set(table.index[more_over]) == {*table.index[fewer], "what a failure gives"}
     assert table.loc["what a failure gives", "answered_path_safe_difference"] == 0
+
+
+def test_what_the_front_page_says_of_the_guard():
+    """Guards sentences of README: no emitted answer of a guard is over budget at a word, and rivals
+    on harmful requests sampled a third more tokens.
+    """
+    of_harm = cells("claims_arms").query("regime == 'harm'")
+    arms = pd.concat([cells("claims_arms_searches"), of_harm])
+    guards = arms[arms["arm"].str.match("backtracking|Algorithm 1|InferenceGuard, M")]
+    within = (guards["answered_path_safe"] * guards["n_prompts"]).round()
+    assert len(guards) > 20 and (guards["answered"] == within).all()
+    tokens = of_harm.set_index("arm")["policy_tokens"]
+    for rival in ("beam search, λ 5", "rejection sampling"):
+        assert 1.3 < tokens[rival] / tokens["InferenceGuard, M 4"] < 1.4
 
 
 @pytest.mark.parametrize("name", ["claims_arms", "claims_arms_qwen"])

@@ -67,6 +67,6 @@ class LastWordsScorer:
         return self.parts[0].score(prompts, [self.ending(text) for text in responses], finished)
 
     def ending(self, text: str) -> str:
-        """Return the last words of a text as they stand there."""
+        """Return the last words of a text, with the blanks between them."""
         starts = [word.start() for word in re.finditer(r"\S+", text)]
         return text[starts[-self.words] :] if len(starts) > self.words else text
