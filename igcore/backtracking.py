@@ -27,7 +27,7 @@ from .budget import SIGNED
 from .candidates import Candidate, PromptSearch, before_stop
 from .engine.sampling import random_key
 from .scoring import word_ends
-from .search import Batch, answers, ask_reward, charge_costs, open_searches
+from .search import Batch, answers, ask_reward, charge_costs, drop_cancelled, open_searches
 from .verdict import Emission
 
 SPARE = 1.1  # tokens sampled for a token of an answer, steps back included
@@ -197,6 +197,7 @@ def backtracking(batch: Batch) -> list[Emission]:
     waiting, going = deque(walks), list[Walk]()
     found: dict[Walk, Emission] = {}
     while waiting or going:
+        drop_cancelled(batch)
         while waiting and len(going) < batch.places:
             going.append(waiting.popleft())
         for walk in going:

@@ -47,6 +47,7 @@ PARTS = {  # name used by a lower layer, by `room` -> where it is defined
     "Recorder": "igcore.watch.record:Recorder",
     "Tree": "igcore.watch.tree:Tree",
     "answer_html": "igcore.watch.html:answer_html",
+    "receipt_of": "igcore.receipt:receipt_of",
     "rendered": "igcore.models.templates:rendered",
     "written_by": "igcore.models.templates:written_by",
 }

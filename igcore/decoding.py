@@ -1,6 +1,7 @@
 """Answer prompts with one method, in groups that fit into memory."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from .candidates import PromptSearch, new_search
@@ -33,6 +34,7 @@ def decode(
     *,
     seed: int = 0,
     on_block: OnBlock | None = None,
+    cancelled: Callable[[Prompt], bool] | None = None,
     memory_gb: float | None = None,
     record: bool = False,
 ) -> Iterator[Response]:
@@ -53,6 +55,10 @@ def decode(
         ``backtracking`` only with ``keep_shown``, as it may go back behind any other block,
         with the beams kept, best first; it must not change them. The answer will continue one of
         them. They may be unsafe where a method has no final check or knows costs only at the end.
+    cancelled : callable, optional
+        Called as ``cancelled(prompt)`` before every block. Where it is true, the search for this
+        prompt ends there, which frees its rows, and abstains for the reason ``cancelled``. ARGS and
+        RE-Control do not ask.
     memory_gb : float, optional
         Memory for KV caches and logits, in GiB. Fewer prompts are decoded together where they would
         exceed it, see `igcore.engine.memory`. By default most of what is free. If memory runs out
@@ -80,8 +86,8 @@ def decode(
     if not isinstance(method, str) or not isinstance(guard, Setup):  # in another order
         kinds = f"{type(method).__name__}, {type(guard).__name__}, ..."
         raise ParameterError(f"decode was given ({kinds}); give decode(method, guard, prompts)")
-    setup = guard.with_method(method)
     seed = check_seed(seed)
+    setup = replace(guard.with_method(method), seed=seed)
     policy, length = guard.policy, guard.config.max_new_tokens
     # all prompts are encoded first, so that a prompt that is too long is refused before any work
     pairs = encoded(policy, listed(prompts), length)
@@ -96,18 +102,24 @@ def decode(
     # block), and peak costs are only comparable on one grid
     grid, size = guard.config.block_size, guard.config.group_size
     group = partial(
-        _decode_group, setup, seed, grid, places=fitting, on_block=on_block, record=record
+        _decode_group,
+        setup,
+        grid,
+        places=fitting,
+        on_block=on_block,
+        cancelled=cancelled,
+        record=record,
     )
     return halving(pairs, size if method_of(method).stepwise else min(size, fitting), group)
 
 
 def _decode_group(
     setup: Setup,
-    seed: int,
     grid: int,
     pairs: Sequence[tuple[Prompt, list[int]]],
     places: int,
     on_block: OnBlock | None,
+    cancelled: Callable[[Prompt], bool] | None,
     record: bool,
 ) -> list[Response]:
     """Answer one group of prompts; `halving` may call it again with a smaller group.
@@ -138,10 +150,11 @@ def _decode_group(
             searches=searches,
             engine=_engine_of(setup, how),
             scoring=scoring,
-            seed=seed,
+            seed=setup.seed,
             work=work,
             grid=grid,
             places=places,
+            cancelled=cancelled,
         )
         search = found(how.search) or guarded_beam_search
         answers = responses(batch, search(batch))

@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -69,6 +70,36 @@ def replace_file(path: Path, content: str | bytes) -> None:
             with suppress(OSError):
                 part.unlink()
             raise
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Append one line of JSON and force it to the disk, or leave the file as it was.
+
+    Raises
+    ------
+    RunError
+        When it cannot be written, as on a full disk.
+    """
+    data = json.dumps(line, allow_nan=False).encode() + b"\n"
+    with writing(path.parent), path.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            while data:  # the system may take part of the bytes only
+                data = data[os.write(file.fileno(), data) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)  # half a line would hide the next one
+            raise
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file, if it is there; drop a half-written last one from it."""
+    with writing(path.parent):
+        content = path.read_bytes() if path.exists() else b""
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(path, whole)
+    return content[:whole].splitlines()
 
 
 def locked(path: Path, busy: str, seconds: float = 0) -> AbstractContextManager[object]:

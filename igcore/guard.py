@@ -4,11 +4,14 @@ guard = igcore.Guard("path/of/a/model", cost=my_cost, budget=0.2)
 answer = guard("Dear customer,")
 """
 
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
+from .answers import answers_in
 from .catalog import room
 from .config import SearchConfig
 from .contract import Contract, contracts_of, doubts
@@ -22,6 +25,7 @@ from .models.registry import CostLike, ScorerLike, as_scorer
 from .progress import progress
 from .response import Response
 from .setup import Pool, Setup, check_seed
+from .streaming import LATE, shows_parts, stream
 from .work import OnBlock
 
 # options of transformers' `from_pretrained` that users give by mistake
@@ -195,22 +199,68 @@ class Guard(Setup):
         seed = self.seed if seed is None else seed
         return decode(method, self, prompts, seed=seed, **options)
 
-    def map(self, prompts: Iterable[PromptLike], *, seed: int | None = None) -> list[Response]:
+    def map(
+        self,
+        prompts: Iterable[PromptLike],
+        *,
+        seed: int | None = None,
+        out: str | os.PathLike[str] | None = None,
+    ) -> list[Response]:
         """Answer many prompts in batches of ``config.group_size``, with a progress bar.
+
+        Parameters
+        ----------
+        out : path, optional
+            A file of JSON lines that gets each answer with its receipt, see `igcore.answers`. The
+            answers that it has from an earlier call are not decoded again.
 
         Raises
         ------
         ParameterError, ScorerError, PolicyError
             As `igcore.decode`.
+        RunError
+            When the file cannot be written, or holds answers to something else.
         """
         given = listed(prompts)
         warn_of_unread(self)
+        seed = self.seed if seed is None else check_seed(seed)
+        found = self.decode(given, seed=seed)  # refuses a prompt before anything is written
+        if out is not None:
+            found = answers_in(Path(out), self, given, seed)
         answers = []
         with progress(len(given), self.method) as bar:
-            for answer in self.decode(given, seed=seed):
+            for answer in found:
                 answers.append(answer)
                 bar.update()
         return answers
+
+    def stream(self, prompt: PromptLike, *, seed: int | None = None) -> Iterator[str | Response]:
+        """Yield the parts of an answer as they pass their checks, then the answer.
+
+        A part is never taken back, and all parts are the text that the cost has judged::
+
+            *parts, answer = guard.stream("Dear customer,")
+            assert "".join(parts) == answer.judged or answer.status == "abstained"
+
+        The answer is that of a call with the same prompt and seed. A search in steps may go back
+        behind any part, so there are parts before the end with ``keep_shown`` alone. If the guard
+        abstains after it has shown something, nothing follows but the answer. A stream that is
+        closed ends its search at the next block.
+
+        Raises
+        ------
+        ParameterError, ScorerError, PolicyError
+            As `igcore.decode`.
+
+        Warns
+        -----
+        UserWarning
+            Where the whole answer will come at its end.
+        """
+        warn_of_unread(self)
+        if not shows_parts(self):
+            warnings.warn(LATE.format(self.method), stacklevel=2)
+        return stream(self, prompt, self.seed if seed is None else seed)
 
     def explore(self, prompt: str = "", **options: Any) -> Any:
         """Return a panel for JupyterLab to watch the search, see `igcore.watch.explore.explore`."""

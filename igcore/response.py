@@ -1,9 +1,10 @@
 """An answer, with the counts of its work and everything needed to check it again."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from operator import methodcaller
-from typing import Any
+from typing import Any, Self
 
 from .catalog import room
 
@@ -57,8 +58,8 @@ class Response:
         candidate), ``dead_end`` (nothing left to continue), ``final_check`` (the final check
         disagreed with the search), ``scorer_error`` (the scorer failed on candidates that might
         have been safe), ``scorer_contract`` (the cost depends on more than the text),
-        ``over_budget`` (a method that never abstains). ``truncated`` marks a
-        certified prefix.
+        ``over_budget`` (a method that never abstains), ``cancelled`` (nobody waited for it any
+        more). ``truncated`` marks a certified prefix.
     text : str or None
         The answer. None, as is the cost, where an abstention emits nothing: not even the empty text
         is within budget.
@@ -100,8 +101,8 @@ class Response:
         The sampled tokens of `text`, an end token included; empty for a refusal, which the policy
         did not write.
     guard : Guard or None
-        The guard that answered, with the method and the settings of the run. It is no data of the
-        answer: `to_dict`, ``dataclasses.asdict``, copies and pickles leave it out.
+        The guard that answered, with the method, the settings and the seed of the run. It is no
+        data of the answer: `to_dict`, ``dataclasses.asdict``, copies and pickles leave it out.
     candidates : list of igcore.watch.record.Node
         Every candidate of the search, when it was recorded.
     """
@@ -149,6 +150,24 @@ class Response:
         text = json.dumps(asdict(self), default=methodcaller("item"))  # of numpy's numbers
         values: dict[str, Any] = json.loads(text, parse_constant=lambda name: None)
         return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the answer that `to_dict` has written, without its guard."""
+        known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        return cls(**known | {"counts": Counts(**values["counts"])})
+
+    def receipt(self) -> str:
+        """Return what somebody else needs to check this answer, as canonical JSON.
+
+        See `igcore.receipt`, and ``igserve verify-receipt``.
+
+        Raises
+        ------
+        ParameterError
+            When the answer is a copy without its guard.
+        """
+        return str(room("receipt_of")(self))
 
     def tree(self, masked: bool = True) -> Any:
         """Return every candidate of a recorded search as a picture, see `igcore.watch.tree.Tree`.

@@ -6,7 +6,7 @@ observer counts the work (`igcore.work.Work`); it decides nothing.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -22,6 +22,7 @@ from .engine.memory import CRITIC_ROWS
 from .engine.sampling import random_key
 from .methods import Method
 from .policy import Policy
+from .prompt import Prompt
 from .scorers import Scorer
 from .scoring import readings
 from .verdict import Emission, emission_of, final_check
@@ -53,6 +54,8 @@ class Batch:
         methods, whatever blocks they search in.
     places : int
         Prompts that a stepwise method decodes at the same time; the others wait.
+    cancelled : callable, optional
+        Whether nobody waits for the answer to a prompt any more, see `igcore.decode`.
     """
 
     policy: Policy
@@ -67,6 +70,7 @@ class Batch:
     work: Work
     grid: int
     places: int
+    cancelled: Callable[[Prompt], bool] | None = None
 
 
 def guarded_beam_search(batch: Batch) -> list[Emission]:
@@ -141,6 +145,7 @@ def guarded_beam_search(batch: Batch) -> list[Emission]:
         for search in live:
             search.keep_best()
             batch.work.saw_block(search)
+        drop_cancelled(batch)
         go_on(batch)
         block += 1
     # 9. the best of B, if it passes the final check
@@ -159,6 +164,14 @@ def open_searches(batch: Batch) -> None:
         # only the strict reading omega > 0 with budget 0 gets here: no text can be safe then
         if search.abstains and not search.best.safe(search.config):
             search.fail("dead_end")
+
+
+def drop_cancelled(batch: Batch) -> None:
+    """Stop the searches for prompts whose answer nobody waits for any more."""
+    for search in batch.searches:
+        if batch.cancelled and batch.cancelled(search.prompt):
+            search.fail("cancelled")
+            search.stopped = True
 
 
 def roll_back(batch: Batch, live: Sequence[PromptSearch]) -> None:

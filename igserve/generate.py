@@ -15,23 +15,21 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from os.path import commonprefix
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import generation
 
-from igcore import Guard, ParameterError, Policy, PolicyError, Prompt, Response, SearchConfig
+from igcore import Guard, ParameterError, Policy, PolicyError, Prompt, Response
 from igcore.beams import Beam
 from igcore.decoding import PromptLike, decode
 from igcore.engine.sampling import Sampling
 from igcore.guard import warn_of_unread
-from igcore.methods import method_of
 from igcore.prompt import Encoded, as_prompt
 from igcore.scorers import reads_prompts
+from igcore.streaming import LATE, Shown, may_abstain, shows_parts
 from igcore.template import RAW
-from igcore.verdict import Emission, judge, within
 
 from .arguments import check_caller, check_inputs, check_processors, check_settings
 
@@ -169,21 +167,13 @@ def answer_rows(
     policy = ExactPolicy("the model", model, guard.policy.tokenizer, alone, eos_ids=frozenset(eos))
     given = _given(prompts or written, len(input_ids), guard)
     rows = _prompts(policy, input_ids, mask, config.max_new_tokens, given)
-    how = method_of(guard.method)
-    abstains = how.abstains and config.on_failure != "paper"
-    lasting = config.keep_shown or "step" not in how.reads
-    if streamer is not None and abstains and not lasting:
-        warnings.warn(
-            f"method {guard.method!r} may go back behind any part of an answer, so the streamer "
-            "gets the whole answer at its end; keep_shown=True shows each block that has passed",
-            stacklevel=2,
-        )
-    if abstains:  # fails now, not at the first abstention
+    if streamer is not None and not shows_parts(guard):
+        warnings.warn(LATE.format(guard.method), stacklevel=2)
+    if may_abstain(guard):  # fails now, not at the first abstention
         policy.encoded(config.refusal)
     search_guard = replace(guard, policy=policy, config=config)
-    shown = _Shown(streamer, search_guard) if streamer is not None else None
-    # without a final check a prefix is not certified, so it is not shown early
-    on_block = shown.block if shown and abstains else None
+    shown = _Streamed(streamer, Shown(search_guard)) if streamer is not None else None
+    on_block = shown.block if shown else None
     seed = guard.seed if seed is None else seed
     responses = list(decode(guard.method, search_guard, rows, seed=seed, on_block=on_block))
     answers = [_tokens(response, policy, eos[:1]) for response in responses]
@@ -262,68 +252,29 @@ class ExactPolicy(Policy):
 
 
 @dataclass
-class _Shown:
-    """The part of an answer that a streamer has shown.
-
-    Attributes
-    ----------
-    tokens : list of int
-    costs : dict of int to float
-        Number of characters -> fresh cost of the shown text cut there, at each of its checks.
-    """
+class _Streamed:
+    """The ids that a streamer has got, of the part of an answer that has passed."""
 
     streamer: Any
-    guard: Guard
+    part: Shown
     tokens: list[int] = field(default_factory=list)
-    costs: dict[int, float] = field(default_factory=dict)
 
     def block(self, prompt: Prompt, beams: Sequence[Beam]) -> None:
-        """Show the prefix that all kept beams share after a block, if it passes a verdict."""
-        policy: Any = self.guard.policy  # an `ExactPolicy`
-        config = self.guard.config
-        tokens = certified_prefix(beams, config)
-        text, ids = policy.text(tokens), policy.stable_ids(tokens)
+        """Show what has passed after a block, as far as its ids stay and decode to it."""
+        self.part.grow(prompt, beams)
+        policy: Any = self.part.setup.policy  # an `ExactPolicy`
+        ids = policy.stable_ids(self.part.tokens)
         # after a line break transformers' TextStreamer starts a new text, and sentencepiece strips
-        # a space from the beginning of a text; what may become a stop string is no part of it yet
-        begun = {stop[:n] for stop in config.stop for n in range(1, len(stop))}
-        waits = text.endswith(("\n", *begun))
-        if not self._adds(ids) or policy.decoded(ids) != text or waits:
-            return
-        blocks = [end for end in beams[0].ends if end < len(tokens)]
-        ends = [len(policy.text(tokens[:end])) for end in blocks]
-        part = Emission(text, ends=[*ends, len(text)], n_tokens=len(tokens))
-        # only the new checks are scored: with all of them the calls would grow as T^2
-        contract = self.guard.contracts["cost"]
-        verdict = judge(contract, prompt.text, part, config, finished=False, shown=self.costs)
-        if verdict.passed:
-            self.costs |= verdict.cuts | {len(text): verdict.cost}
+        # a space from the beginning of a text
+        if policy.decoded(ids) == self.part.text and not self.part.text.endswith("\n"):
             self.show(ids)
 
     def show(self, tokens: list[int]) -> None:
         """Show the new part of `tokens`, if they continue the shown ones."""
-        if self._adds(tokens):
-            self.streamer.put(torch.tensor(tokens[len(self.tokens) :]))
-            self.tokens = tokens
-
-    def _adds(self, tokens: list[int]) -> bool:
-        """True if tokens continue the streamed ones."""
         n = len(self.tokens)
-        return len(tokens) > n and tokens[:n] == self.tokens
-
-
-def certified_prefix(beams: Sequence[Beam], config: SearchConfig) -> list[int]:
-    """Return the tokens that all beams share, up to a block end of each.
-
-    There are none if a beam was over budget. The end of a finished beam does not count, because the
-    final check comes later.
-    """
-    # the peak and the state: with a signed accounting an overspent budget may recover
-    if not all(beam.safe(config) and within(beam.state.peak, config) for beam in beams):
-        return []
-    shared: Sequence[int] = commonprefix([beam.tokens for beam in beams])
-    checked = [set(beam.ends[:-1] if beam.finished else beam.ends) for beam in beams]
-    ends = {n for n in set.intersection(*checked) if n <= len(shared)}
-    return list(shared[: max(ends, default=0)])
+        if len(tokens) > n and tokens[:n] == self.tokens:
+            self.streamer.put(torch.tensor(tokens[n:]))
+            self.tokens = tokens
 
 
 def _given(prompts: Any, rows: int, guard: Guard) -> list[PromptLike | None]:

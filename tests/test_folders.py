@@ -13,6 +13,7 @@ import pytest
 from mockruns import PARAMS, decode_into, lines
 
 from igcore import RunError
+from igcore.files import append_line
 from igstudy import linefile
 from igstudy.commands import differences
 from igstudy.runs import folders
@@ -62,7 +63,7 @@ def kept_aside(folder):
 def test_a_line_is_json_and_survives_the_file(tmp_path):
     path = tmp_path / "responses.jsonl"
     for line in lines():
-        folders.append(path, line)
+        append_line(path, line)
     assert differences(linefile.read(path), lines()) == []
 
 
@@ -71,7 +72,7 @@ def test_a_half_written_last_line_is_named_then_dropped_and_the_rest_kept(tmp_pa
     path = tmp_path / "responses.jsonl"
     written = lines(methods=["base"])
     for line in written:
-        folders.append(path, line)
+        append_line(path, line)
     with path.open("ab") as file:
         file.write(json.dumps(written[0]).encode()[:50])
     with pytest.raises(RunError, match="line 5 of .* is not a response; run its parameters again"):
@@ -124,7 +125,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     """
     path = tmp_path / "responses.jsonl"
     first, second, *_ = lines(methods=["base"])
-    folders.append(path, first)
+    append_line(path, first)
     before = path.read_bytes()
     write = os.write
 
@@ -136,9 +137,9 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(RunError, match="No space left on device.* run again to resume"):
-            folders.append(path, second)
+            append_line(path, second)
     assert path.read_bytes() == before
-    folders.append(path, second)
+    append_line(path, second)
     assert len(linefile.read(path)) == 2
 
 

@@ -22,7 +22,7 @@ from transformers import (
     pipeline,
 )
 
-import igserve.generate
+import igcore.streaming
 from igcore import (
     Guard,
     ParameterError,
@@ -220,7 +220,7 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
     one."""
     # the beams after each block; what a block has shown, with the beams it knew
     kept, shown = [], []
-    certified = igserve.generate.certified_prefix
+    certified = igcore.streaming.certified_prefix
 
     def spy(beams, *others):
         kept.append([list(b.tokens) for b in beams])
@@ -231,7 +231,7 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
             super().put(value)
             shown.append((list(self.shown), len(kept)))
 
-    monkeypatch.setattr(igserve.generate, "certified_prefix", spy)
+    monkeypatch.setattr(igcore.streaming, "certified_prefix", spy)
     cost = lambda tokens: noise(tokenizer.decode(tokens, skip_special_tokens=True))  # noqa: E731
     met = Counter()
     for seed in range(10):
@@ -275,7 +275,7 @@ def test_a_stream_is_that_of_verdicts_on_the_whole_text(
     model, tokenizer, monkeypatch, way, accounting
 ):
     """Bug: the budget that shown blocks have used up is forgotten with their scores."""
-    own, met = igserve.generate.judge, Counter()
+    own, met = igcore.streaming.judge, Counter()
 
     def whole(*given, shown, **more):
         met["reread"] += bool(shown)
@@ -286,7 +286,7 @@ def test_a_stream_is_that_of_verdicts_on_the_whole_text(
     for (cost, budget), seed, gamma in itertools.product(limits.items(), range(2), (1.0, 0.75)):
         found = []
         for judging in (own, whole):
-            monkeypatch.setattr(igserve.generate, "judge", judging)
+            monkeypatch.setattr(igcore.streaming, "judge", judging)
             settings = dict(way, budget=budget, block_size=2, accounting=accounting)
             settings |= dict(gamma_safety=gamma, max_new_tokens=12)
             guard = a_guard(model, tokenizer, cost(), streamer=Recorder(), **settings)

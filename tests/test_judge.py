@@ -15,12 +15,12 @@ import synthetic
 from mockpolicy import LetterCost
 
 from igcore import ParameterError, RunError, ScorerError
+from igcore.files import append_line
 from igstudy.judge import JudgeParams, ScorerJudge, load_judge
 from igstudy.judge.openai import JudgeError
 from igstudy.judge.spec import ASPECTS, Question, parse
 from igstudy.report import load as runs
 from igstudy.report.verdicts import both_orders, pairs_of, questions_of, verdicts, win_rates
-from igstudy.runs import folders
 from igstudy.runs.judge_run import judge_run
 from tests.rehearsal.stub import Canned, by_hash, points, shown, stub_judge
 
@@ -59,7 +59,7 @@ def decoded(folder, *parts):
         run.mkdir(parents=True)
         (run / "params.json").write_text(json.dumps({"run": run.name}))
         for each in lines:
-            folders.append(run / "responses.jsonl", each)
+            append_line(run / "responses.jsonl", each)
         (run / "manifest.json").write_text("{}")
 
 
@@ -459,10 +459,10 @@ def test_a_run_that_was_stopped_goes_on(repository, monkeypatch):
     """Bug: a pair asked twice after a stop, a half-written line, a manifest of a run that has not
     finished.
     """
-    append, written = folders.append, itertools.count(1)
+    written = itertools.count(1)
 
     def killed(path, value):
-        append(path, value)
+        append_line(path, value)
         if next(written) == 4:
             with path.open("ab") as file:
                 file.write(b'{"question": "0')
@@ -470,10 +470,10 @@ def test_a_run_that_was_stopped_goes_on(repository, monkeypatch):
 
     folder = repository / "runs/test/judge/x"
     with stub_judge() as stub:
-        monkeypatch.setattr("igstudy.runs.judge_run.append", killed)
+        monkeypatch.setattr("igstudy.runs.judge_run.append_line", killed)
         with pytest.raises(KeyboardInterrupt):
             judge_run(params(judge=endpoint(stub), workers=1))
-        monkeypatch.setattr("igstudy.runs.judge_run.append", append)
+        monkeypatch.setattr("igstudy.runs.judge_run.append_line", append_line)
         kept = kept_in(folder)
         assert len(kept) == 4 and not (folder / "manifest.json").exists()
     with stub_judge() as stub:  # at another address

@@ -10,6 +10,7 @@ import synthetic
 from scipy import stats
 from synthetic import record
 
+from igcore.files import append_line
 from igstudy import paper
 from igstudy.paper import compare, reported
 from igstudy.paper.compare import (
@@ -24,7 +25,6 @@ from igstudy.paper.compare import (
 )
 from igstudy.paper.orderings import agreement, orderings
 from igstudy.report import statistics as metrics
-from igstudy.runs import folders
 
 ALPACA = {"policy": "alpaca-7b", "prompts": "pku-saferlhf"}
 OURS = ALPACA | {"method": "inferenceguard", "n_samples": 128, "keep": 32, "block_size": 32}
@@ -267,7 +267,7 @@ def stored(folder, lines, finished=True, shard=None):
         json.dumps({"run": name} | ({} if shard is None else {"shard": shard, "n_shards": 2}))
     )
     for line in lines.drop(columns=["run", "critic_control"]).to_dict("records"):
-        folders.append(run / "responses.jsonl", line)
+        append_line(run / "responses.jsonl", line)
     if finished:
         (run / "manifest.json").write_text("{}")
 

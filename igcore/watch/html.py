@@ -29,6 +29,7 @@ WHY = {  # reason of a response -> sentence
     "final_check": "the final check disagreed with the search",
     "scorer_error": "the cost model failed on candidates that might have been safe",
     "scorer_contract": "the cost model gives one text different costs, so no verdict would hold",
+    "cancelled": "nobody waited for it any more",
     "over_budget": "the method emits its answer whatever it costs",
     "truncated": "the search failed later, and this is the last prefix within budget",
 }

@@ -5,7 +5,6 @@ only sign of success, ``manifest.json``.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ from datetime import date, datetime
 from pathlib import Path
 
 from igcore import Prompt, RunError
-from igcore.files import PART, locked, replace_file, writing
+from igcore.files import PART, append_line, locked, replace_file, whole_lines, writing
 from igcore.progress import progress
 
 from ..linefile import Fields, key, line_digest, read_mapping, root_of, sealed
@@ -53,7 +52,7 @@ class Run:
     def append(self, line: Fields) -> None:
         """Append a line, see `sealed`."""
         line = sealed(line)
-        append(self.responses, line)
+        append_line(self.responses, line)
         self.lines.append(line)
 
     def fill(
@@ -195,12 +194,8 @@ def sound_lines(path: Path) -> list[Fields]:
     RunError
         For a line that was changed since it was written.
     """
-    content = path.read_bytes() if path.exists() else b""
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
     lines = []
-    for number, text in enumerate(content[:whole].splitlines(), start=1):
+    for number, text in enumerate(whole_lines(path), start=1):
         unchanged = False
         with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             line = json.loads(text)
@@ -215,26 +210,6 @@ def sound_lines(path: Path) -> list[Fields]:
 
 
 # --- writing --------------------------------------------------------------------------------------
-
-
-def append(path: Path, line: Fields) -> None:
-    """Append one line and force it to the disk, or leave the file as it was.
-
-    Raises
-    ------
-    RunError
-        When it cannot be written, as on a full disk.
-    """
-    data = json.dumps(line, allow_nan=False).encode() + b"\n"
-    with writing(path.parent), path.open("ab", buffering=0) as file:
-        size = file.tell()
-        try:
-            while data:  # the system may take part of the bytes only
-                data = data[os.write(file.fileno(), data) :]
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(size)  # half a line would hide the next one
-            raise
 
 
 def _write_json(path: Path, value: Fields) -> None:

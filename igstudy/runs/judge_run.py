@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 import pandas as pd
 
-from igcore.files import root
+from igcore.files import append_line, root
 from igcore.progress import progress
 from igcore.settings import written
 
@@ -21,7 +21,7 @@ from ..linefile import line_digest
 from ..provenance import versions
 from ..report.load import load_runs
 from ..report.verdicts import Scores, pairs_of, questions_of, scores_of, verdicts
-from .folders import Run, append, open_run, sound_lines
+from .folders import Run, open_run, sound_lines
 from .identity import code_of, modules_of
 
 
@@ -80,7 +80,7 @@ def judge_missing(
                 "prompt_id": question.prompt_id,
                 **asdict(reply),
             }
-            append(path, line | {"digest": line_digest(line)})
+            append_line(path, line | {"digest": line_digest(line)})
             scores[question.digest] = reply.scores
             bar.update()
     return scores
