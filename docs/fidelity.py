@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
+from igserve.yamlfile import read_yaml
 from igstudy.paper import read
 from igstudy.runs.paramfiles import defaults_of, kind_of
-from igstudy.yamlfile import read_yaml
 
 KINDS_OF_ROWS = ("faithful", "repaired", "option", "not run")
 PAGE_COLUMNS = ["printed", "where", "here", "verdict", "why"]

@@ -34,11 +34,11 @@ from typing import TYPE_CHECKING
 
 from igcore.errors import IgcoreError, RunError, one_line
 from igcore.files import digest_of, file_digest, replace_file, root, writing
+from igserve.yamlfile import read_yaml
 from igstudy.commands import ERROR, FAILS, HOLDS, number_all_or_tokens, verdict
 from igstudy.linefile import modern, read_record, unpacked, without_texts
 from igstudy.provenance import UNPACKED, commit
 from igstudy.runs.paramfiles import ParamFiles, runs_of
-from igstudy.yamlfile import read_yaml
 
 if TYPE_CHECKING:  # it loads torch, which unpacking does not need
     from igstudy.runs.verify import Replay, Report

@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 from igcore.errors import IgcoreError, ParameterError, RunError, needs, unknown_name
 from igcore.files import writing
 from igcore.tools.cli import add_fetch_options
+from igserve.trust import MODULES, add_allow_option, admit, named_modules
+from igserve.yamlfile import parsed
 
 from .linefile import Fields, comparable, key, read, read_record
 from .runs.folders import changes
 from .runs.paramfiles import Given, read_recipe, runs_of
 from .runs.params import PARAMS, class_of
-from .trust import MODULES, add_allow_option, admit, named_modules
-from .yamlfile import parsed
 
 DECODE, LINES = "notebooks/30_decode.ipynb", "runs/ci/decode-raw/responses.jsonl"
 LISTED = "; its cell with the tag 'parameters', or docs/runs.md, leads to all that are allowed"

@@ -6,7 +6,6 @@ package counts as a whole, and a user's module by its own file: what it imports 
 
 import ast
 import hashlib
-import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +19,8 @@ import igserve
 from igcore.errors import RunError
 from igcore.files import DIGITS, digest_of
 from igcore.scorers import FunctionScorer
+from igcore.settings import Named
+from igserve.trust import load_trusted, source_of
 
 # the packages, whose code counts as a whole, see `igstudy.runs.identity`
 HOMES = {
@@ -80,27 +81,6 @@ def module_digests(*modules: str) -> dict[str, str]:
     return found
 
 
-def source_of(name: str) -> Path | None:
-    """Return the file of a user's module without importing it; None for any other name.
-
-    None also for a script or notebook: what a cell has defined stands in no file.
-    """
-    top, *rest = name.split(".")
-    if top in ("", "__main__", *HOMES) or top in sys.stdlib_module_names:
-        return None
-    try:
-        spec = importlib.util.find_spec(top)
-    except ValueError:  # of a module that no file has
-        return None
-    folders = getattr(spec, "submodule_search_locations", None) or [""]
-    home = Path(getattr(spec, "origin", None) or Path(next(iter(folders)), "__init__.py")).resolve()
-    if home.suffix != ".py":
-        return None
-    place = home.parent.joinpath(*rest)
-    files = [place / "__init__.py", place.with_suffix(".py")] if rest else [home]
-    return next((path for path in files if path.is_file()), None)
-
-
 # --- scorers --------------------------------------------------------------------------------------
 
 
@@ -123,6 +103,11 @@ def identified(scorer: Any) -> Any:
         if not part.digest:
             part.digest = function_digest(part)
     return scorer
+
+
+def loaded(scorer: Named | None, role: str = "cost") -> Any:
+    """Load a scorer as `igserve.trust.load_trusted`, `identified` before it has scored anything."""
+    return None if scorer is None else identified(load_trusted(scorer, role))
 
 
 def function_digest(scorer: Any) -> str:

@@ -37,7 +37,7 @@ from igstudy.runs import decode_run, rescore, verify
 from igstudy.runs.asking import Question, logits_of, measure_strain, rounds_of
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.drawn import HALF_TIE, edges_of, moves_of
-from igstudy.trust import loaded
+from igstudy.sources import loaded
 
 METHODS = ["backtracking", "rejection", "inferenceguard"]
 DTYPES = ["float32", "bfloat16"]

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from igcore.errors import ParameterError
+from igserve.yamlfile import parsed, read_yaml
 from igstudy.runs.paramfiles import ParamFiles, merged, read_recipe
-from igstudy.yamlfile import parsed, read_yaml
 
 
 def folder(tmp_path, **files) -> Path:

@@ -17,7 +17,8 @@ from igcore.errors import ParameterError
 from igcore.models.registry import load_scorer, prepared
 from igcore.prompt import as_prompt
 from igcore.settings import Named
-from igstudy import commands, trust
+from igserve import trust
+from igstudy import commands
 from igstudy.judge import JudgeParams, ScorerJudge
 from igstudy.runs.critic_params import CriticParams
 from igstudy.runs.decode_params import DecodeParams
@@ -26,6 +27,7 @@ from igstudy.runs.harm_run import HarmParams
 from igstudy.runs.jobs import code
 from igstudy.runs.paramfiles import ParamFiles
 from igstudy.runs.params import notebook_params
+from igstudy.sources import loaded
 
 SOURCE = """
 import os, shutil
@@ -111,7 +113,7 @@ def test_a_module_beside_the_file_is_imported_from_there(project, module):
     """Guards the folder that a colleague sends, and the path of whoever reads it."""
     before, name = list(sys.path), f"{module}:Counting.commas"
     trust.admit({"cost": name}, FILE)
-    scorer = trust.loaded(Named("maximum", {"costs": [name, name]}))
+    scorer = loaded(Named("maximum", {"costs": [name, name]}))
     assert list(scorer.score(["p"], ["a, b"], [True])) == [2.0]
     assert sys.path == before
 
@@ -122,7 +124,7 @@ def test_a_module_of_the_project_needs_the_option(project, name):
     before = list(sys.path)
     trust.admit({"cost": name}, FILE, ["in_project", "house"])
     with pytest.raises(ParameterError, match="cannot be imported .ValueError: imported"):
-        trust.loaded(Named(name))
+        loaded(Named(name))
     assert sys.path == before
 
 
@@ -134,7 +136,7 @@ def test_what_a_module_imports_is_not_its_own(project, path):
     """Guards a module that is allowed, and leads to another by its imports."""
     trust.admit({"cost": f"beside:{path}"}, FILE)
     with pytest.raises(ParameterError, match="is not defined in the module beside below"):
-        trust.loaded(Named(f"beside:{path}"))
+        loaded(Named(f"beside:{path}"))
 
 
 def test_a_function_is_named_in_the_file_that_defines_it(project):
@@ -142,7 +144,7 @@ def test_a_function_is_named_in_the_file_that_defines_it(project):
     Path("params/mine/kit/shown.py").write_text("from .inner import Counting\n")
     trust.admit({"cost": "kit.shown:Counting.commas"}, FILE)
     with pytest.raises(ParameterError, match="is not defined in the module kit.shown below"):
-        trust.loaded(Named("kit.shown:Counting.commas"))
+        loaded(Named("kit.shown:Counting.commas"))
 
 
 def test_a_module_that_is_imported_by_now_is_no_other(project):
@@ -150,7 +152,7 @@ def test_a_module_that_is_imported_by_now_is_no_other(project):
     trust.admit({"cost": "beside:Counting.commas"}, FILE)
     sys.modules["beside"] = os
     with pytest.raises(ParameterError, match="give the module a name that no other has"):
-        trust.loaded(Named("beside:Counting.commas"))
+        loaded(Named("beside:Counting.commas"))
 
 
 def test_papermill_alone_names_no_module(project):

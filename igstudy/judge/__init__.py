@@ -24,7 +24,7 @@ from igcore.scoring import Cached
 from igcore.settings import Count, Named, Threads, one_of, settings
 
 from ..settings import FolderName, InsideFolder
-from ..trust import loaded
+from ..sources import loaded
 from .openai import OpenAIJudge
 from .spec import ASPECTS, Question, Reply
 

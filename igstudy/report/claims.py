@@ -19,11 +19,11 @@ from igcore.errors import ParameterError, unknown_name
 from igcore.files import file_digest
 from igcore.methods import METHODS
 from igcore.settings import Budget, Count, Options, Positive, one_of, settings
+from igserve.yamlfile import read_yaml
 
 from ..linefile import SETTINGS
 from ..prompts import SPLITS
 from ..settings import FolderName
-from ..yamlfile import read_yaml
 from . import paired
 from .load import LINE_FIELDS
 

@@ -33,10 +33,10 @@ from ..baselines.value_training import train_value
 from ..linefile import read_mapping
 from ..prompts import load_prompts
 from ..provenance import UNPACKED, made_by, versions
+from ..sources import loaded
 from ..training.config import TrainingConfig
 from ..training.critic import SharedSources, names_of, train
 from ..training.rollouts import Rollout
-from ..trust import loaded
 from .critic_params import CriticParams
 from .folders import first_start, open_run
 from .identity import code_of, dated

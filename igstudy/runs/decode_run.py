@@ -22,7 +22,7 @@ from ..linefile import Fields
 from ..pool import Pool, pool_at
 from ..prompts import load_prompts
 from ..scorers import scoring_options
-from ..trust import loaded
+from ..sources import loaded
 from .decode_params import DecodeParams, network_of
 from .folders import Run, first_start, open_run
 from .identity import dated, file_stamps, models_identity

@@ -23,7 +23,7 @@ from igcore.watch.record import EMITTED
 from ..linefile import Fields, unpacked
 from ..prompts import load_prompts
 from ..report.harm import row_digest
-from ..trust import loaded
+from ..sources import loaded
 from .decode_params import DecodeParams
 from .decode_run import guard_of, settings_of
 from .harm_run import harm_params

@@ -26,6 +26,7 @@ from igcore.models.registry import ScorerName
 from igcore.progress import progress
 from igcore.settings import Count, settings
 from igserve.endpoint import Remote
+from igserve.trust import admit
 
 from ..harm import beginning, fit, labelled, refusals, sampled, states_of
 from ..linefile import Fields, text_digest
@@ -34,7 +35,7 @@ from ..report.deciding import labelled as labelled_arms
 from ..report.harm import RefusalPhrases, in_half, judges_table, row_digest
 from ..report.load import load_finished
 from ..settings import FolderName, InsideFolder
-from ..trust import admit, loaded
+from ..sources import loaded
 from .paramfiles import read_recipe
 
 ANSWERS, LABELLED, HARMLESS = "harm_answers", "harm_labelled.csv", "harm_harmless.csv"
@@ -86,7 +87,7 @@ class HarmParams:
 
 
 def harm_params(path: Path, allow: Collection[str] = ()) -> HarmParams:
-    """Return the parameters in a file, as notebook 65 reads them; see `igstudy.trust.admit`."""
+    """Return the parameters in a file, as notebook 65 reads them; see `igserve.trust.admit`."""
     given = read_recipe(path)
     admit(given, path, allow)
     return HarmParams(**given)
@@ -254,7 +255,7 @@ def train_half(head: Path) -> None:
 def main(file: str, *allow: str) -> None:
     """Have the judges of a params file score people's answers, and print how well they do.
 
-    ``--allow MODULE`` may follow the file, see `igstudy.trust.admit`.
+    ``--allow MODULE`` may follow the file, see `igserve.trust.admit`.
     """
     params = harm_params(Path(file), allow)
     for judge in params.judges:

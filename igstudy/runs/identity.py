@@ -24,7 +24,7 @@ from ..provenance import versions
 from ..sources import all_parts, identified, module_digests, package_digest, tree_digest
 
 # modules and folders of igstudy that make records or decide how a line is stored
-RECORDING = ("runs", "scorers", "prompts", "baselines", "training", "sources", "linefile", "trust")
+RECORDING = ("runs", "scorers", "prompts", "baselines", "training", "sources", "linefile")
 
 
 def code_of(*modules: str) -> dict[str, str]:

@@ -21,11 +21,11 @@ import yaml
 from igcore.errors import ParameterError, RunError, shown, unknown_name
 from igcore.files import file_digest, locked, replace_file
 from igcore.models.registry import first_on_path
+from igserve.trust import admitted, named_modules
+from igserve.yamlfile import read_yaml
 
 from ..provenance import UNPACKED, versions
 from ..sources import package_digest
-from ..trust import admitted, named_modules
-from ..yamlfile import read_yaml
 from .identity import code_of, notebook_digest
 from .paramfiles import Given, ParamFiles
 from .profiles import SWEEPS, Made, Profile, left_by

@@ -16,10 +16,10 @@ from pydantic import Field
 
 from igcore.errors import ParameterError, shown, unknown_name
 from igcore.settings import Options, settings
+from igserve.trust import admit
+from igserve.yamlfile import read_yaml
 
 from ..settings import FolderName, check_name
-from ..trust import admit
-from ..yamlfile import read_yaml
 from .params import class_of
 
 DECODED = ("decode", "regime")  # of notebook 30
@@ -57,7 +57,7 @@ class ParamFiles:
     base : Path
         The folder ``params``.
     allow : collection of str
-        Modules that the files may name, see `igstudy.trust.admit`.
+        Modules that the files may name, see `igserve.trust.admit`.
 
     Raises
     ------

@@ -12,9 +12,9 @@ from typing import Any
 from igcore.catalog import found
 from igcore.errors import ParameterError
 from igcore.settings import settings
+from igserve.trust import admit, named_modules
 
 from ..settings import FolderName, InsideFolder
-from ..trust import admit, named_modules
 
 
 @settings(kw_only=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from igcore.errors import ParameterError, unknown_name
 from igcore.settings import Options, settings
+from igserve.yamlfile import read_yaml
 
 from ..settings import FolderName, InsideFolder
-from ..yamlfile import read_yaml
 from .paramfiles import Given, ParamFiles, figures_of
 
 # a profile's own file, and the notebooks that decide claims and read sweeps

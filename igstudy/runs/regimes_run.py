@@ -21,14 +21,14 @@ from igcore.policy import Policy
 from igcore.response import Response
 from igcore.scoring import Cached, readings
 from igcore.settings import Budget, Count, Named, Options, settings
+from igserve.yamlfile import read_yaml
 
 from ..linefile import Fields
 from ..plain import plain_answers, plain_guard
 from ..prompts import load_prompts
 from ..report import tables
 from ..report.regimes import LENGTHS, go_or_no_go
-from ..trust import loaded
-from ..yamlfile import read_yaml
+from ..sources import loaded
 
 PARAMS = Path("params/regimes.yaml")
 FOLDER = Path("runs/regimes")  # seen from `root`

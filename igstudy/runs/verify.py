@@ -21,10 +21,11 @@ from typing import Literal
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.methods import method_of
 from igcore.prompt import Prompt
+from igserve.trust import admit
 
 from ..linefile import SETTINGS, Fields, LineKey, Record, has_texts, key, modern, read_record
 from ..prompts import load_prompts
-from ..trust import admit, loaded
+from ..sources import loaded
 from .decode_params import DecodeParams
 from .decode_run import settings_of, summary, with_sampling
 from .folders import first_start
@@ -91,7 +92,7 @@ def request_of(file: Path, params: Path) -> DecodeParams:
     ------
     ParameterError
         When the params file cannot be read, makes no run of that name, asks for something invalid,
-        or names a module that is not allowed, see `igstudy.trust.admit`.
+        or names a module that is not allowed, see `igserve.trust.admit`.
     """
     given = read_recipe(params)
     admit(given, params)

@@ -1,15 +1,17 @@
-"""The modules that a params file may name, and how scorers in them are loaded.
+"""The modules that a params file or a recipe may name, and how scorers in them are loaded.
 
-A params file may come from somebody else. A function in it, ``module:function``, is imported only
-from a module whose file lies below the folder of the params file, or that the command line allows
+Such a file may come from somebody else. A function in it, ``module:function``, is imported only
+from a module whose file lies below the folder of the file, or that the command line allows
 and whose file lies below the current folder. Neither is ever a module of Python or of an installed
 package. `admit` looks at the files when the settings are read, and imports nothing. It notes the
 folders in the environment variable `MODULES`, which jobs and kernels inherit.
 """
 
 import argparse
+import importlib.util
 import json
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from inspect import isroutine
@@ -21,9 +23,8 @@ from igcore.errors import ParameterError, one_line
 from igcore.models.registry import OWN, first_on_path, load_scorer
 from igcore.settings import Named, written
 
-from .sources import identified, source_of
-
-MODULES = "IGSTUDY_MODULES"  # module -> the folder that it is imported from, as JSON
+MODULES = "IGSERVE_MODULES"  # module -> the folder that it is imported from, as JSON
+OWN_PACKAGES = {"igcore", "igserve", "igstudy"}
 INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
 SCORERS = {"cost", "reward", "costs", "judges", "helpfulness", "harmlessness"}  # settings
 
@@ -106,8 +107,29 @@ def lies_below(module: str, folder: Path) -> bool:
     return file.resolve().is_relative_to(folder.resolve())
 
 
-def loaded(scorer: Named | None, role: str = "cost") -> Any:
-    """Load a scorer as `igcore.load_scorer`, `identified` before it has scored anything.
+def source_of(name: str) -> Path | None:
+    """Return the file of a user's module without importing it; None for any other name.
+
+    None also for a script or notebook: what a cell has defined stands in no file.
+    """
+    top, *rest = name.split(".")
+    if top in ("", "__main__", *OWN_PACKAGES) or top in sys.stdlib_module_names:
+        return None
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # of a module that no file has
+        return None
+    folders = getattr(spec, "submodule_search_locations", None) or [""]
+    home = Path(getattr(spec, "origin", None) or Path(next(iter(folders)), "__init__.py")).resolve()
+    if home.suffix != ".py":
+        return None
+    place = home.parent.joinpath(*rest)
+    files = [place / "__init__.py", place.with_suffix(".py")] if rest else [home]
+    return next((path for path in files if path.is_file()), None)
+
+
+def load_trusted(scorer: Named, role: str = "cost") -> Any:
+    """Load a scorer as `igcore.load_scorer`, of a module only what was admitted.
 
     Raises
     ------
@@ -115,8 +137,6 @@ def loaded(scorer: Named | None, role: str = "cost") -> Any:
         Also when a module that a params file named is another one by now, and for a function or
         class that such a module has imported itself.
     """
-    if scorer is None:
-        return None
     known = admitted()
     for name in named_functions({role: written(scorer)}):
         module, _, path = name.partition(":")
@@ -135,7 +155,7 @@ def loaded(scorer: Named | None, role: str = "cost") -> Any:
                 f"{name!r:.100} is not defined in the module {module} below {known[module]}; name "
                 "a function that is, and give the module a name that no other has"
             )
-    return identified(load_scorer(scorer, role))
+    return load_scorer(scorer, role)
 
 
 def is_defined(path: str, module: ModuleType) -> bool:
