@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from .answers import answers_in
 from .catalog import room
 from .config import SearchConfig
 from .contract import Contract, contracts_of, doubts
@@ -211,8 +210,8 @@ class Guard(Setup):
         Parameters
         ----------
         out : path, optional
-            A file of JSON lines that gets each answer with its receipt, see `igcore.answers`. The
-            answers that it has from an earlier call are not decoded again.
+            A file of JSON lines that gets each answer with its receipt, see
+            `igcore.tools.answers`. Answers that it has from an earlier call are not decoded again.
 
         Raises
         ------
@@ -226,7 +225,7 @@ class Guard(Setup):
         seed = self.seed if seed is None else check_seed(seed)
         found = self.decode(given, seed=seed)  # refuses a prompt before anything is written
         if out is not None:
-            found = answers_in(Path(out), self, given, seed)
+            found = room("answers_in")(Path(out), self, given, seed)
         answers = []
         with progress(len(given), self.method) as bar:
             for answer in found:

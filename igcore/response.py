@@ -160,7 +160,7 @@ class Response:
     def receipt(self) -> str:
         """Return what somebody else needs to check this answer, as canonical JSON.
 
-        See `igcore.receipt`, and ``igserve verify-receipt``.
+        See `igcore.tools.receipt`, and ``igserve verify-receipt``.
 
         Raises
         ------

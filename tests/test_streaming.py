@@ -10,9 +10,9 @@ import pytest
 from mockpolicy import EOS, LetterCost, letter_cost, mock_policy, noise, outcome
 
 from igcore import Guard, ParameterError, RunError, decode
-from igcore.answers import writer_of
 from igcore.engine.local import LocalEngine
 from igcore.response import Response
+from igcore.tools.answers import writer_of
 
 PROMPTS = ["a", "bc", "f", "dd", "ea"]
 SHOWN = dict(budget=2.0, block_size=2, max_new_tokens=12, spend=40, keep_shown=True)

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .decoding import PromptLike, decode
-from .errors import RunError
-from .files import append_line, locked, whole_lines
-from .prompt import as_prompt
+from ..decoding import PromptLike, decode
+from ..errors import RunError
+from ..files import append_line, locked, whole_lines
+from ..prompt import as_prompt
+from ..response import Response
+from ..setup import Setup
 from .receipt import origin_of, text_digest
-from .response import Response
-from .setup import Setup
 
 
 def answers_in(

@@ -12,12 +12,12 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from . import __version__
-from .errors import ParameterError
-from .files import digest_of
-from .response import Response
-from .settings import written
-from .setup import Setup
+from .. import __version__
+from ..errors import ParameterError
+from ..files import digest_of
+from ..response import Response
+from ..settings import written
+from ..setup import Setup
 
 
 def receipt_of(answer: Response) -> str:

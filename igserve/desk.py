@@ -1,0 +1,140 @@
+"""The desk of a server: requests wait in a queue with a bound, and one thread answers them.
+
+Requests with equal settings that wait at the same time are decoded together. What a caller may show
+comes from `igcore.streaming.Shown` alone.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from igcore import Prompt, Response, decode
+from igcore.beams import Beam
+from igcore.streaming import Shown
+
+from .wire import Asked
+
+log = logging.getLogger("igserve")
+News = str | Response | Exception  # a part that has passed, the answer, or why there is none
+
+
+class Full(Exception):
+    """No more requests may wait."""
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request at the desk.
+
+    Attributes
+    ----------
+    asked : Asked
+    until : float
+        When it is no longer answered, by ``time.monotonic``.
+    tell : callable
+        Takes the news, in the thread of the desk.
+    gone : bool
+        Whether the caller has left, who may set it from any thread.
+    """
+
+    asked: Asked
+    until: float
+    tell: Callable[[News], None]
+    gone: bool = False
+    shown: Shown = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shown = Shown(self.asked.guard)
+
+    @property
+    def left(self) -> bool:
+        """Whether nobody waits for its answer any more."""
+        return self.gone or time.monotonic() > self.until
+
+
+class Desk:
+    """A thread that answers requests, and those that wait for it.
+
+    Parameters
+    ----------
+    waiting : int
+        Most requests that may wait.
+    """
+
+    def __init__(self, waiting: int):
+        self.most = waiting
+        self.tickets: list[Ticket] = []
+        self.changed = threading.Condition()
+        self.closed = False
+        self.thread = threading.Thread(target=self._work, name="igserve desk", daemon=True)
+        self.thread.start()
+
+    def add(self, ticket: Ticket) -> None:
+        """Let a request wait.
+
+        Raises
+        ------
+        Full
+            When as many wait as may.
+        """
+        with self.changed:
+            if len(self.tickets) >= self.most:
+                raise Full
+            self.tickets.append(ticket)
+            self.changed.notify()
+
+    def close(self) -> None:
+        """End the thread at the next block; nobody gets an answer any more."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify()
+        self.thread.join()
+
+    def _work(self) -> None:
+        while group := self._next():
+            try:
+                self._answer(group)
+            except Exception as error:  # a scorer of the user may raise anything
+                log.error("no answer to %d requests: %s", len(group), type(error).__name__)
+                for ticket in group:
+                    ticket.tell(error)
+
+    def _next(self) -> list[Ticket]:
+        """Take the first request and those that can be decoded with it; none when it is closed."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.tickets or self.closed)
+            if self.closed:
+                return []
+            first = self.tickets[0].asked
+            alike = [one for one in self.tickets if one.asked.together == first.together]
+            group = alike[: first.guard.config.group_size]
+            self.tickets = [one for one in self.tickets if one not in group]
+            return group
+
+    def _answer(self, group: Sequence[Ticket]) -> None:
+        """Decode the requests of a group, and tell each what has passed and its answer."""
+        guard = group[0].asked.guard
+        # by identity: two requests may be equal
+        of = {id(ticket.asked.prompt): ticket for ticket in group}
+
+        def on_block(prompt: Prompt, beams: Sequence[Beam]) -> None:
+            ticket = of[id(prompt)]
+            if ticket.asked.body.stream and (part := ticket.shown.grow(prompt, beams)):
+                ticket.tell(part)
+
+        def cancelled(prompt: Prompt) -> bool:
+            return self.closed or of[id(prompt)].left
+
+        prompts = [ticket.asked.prompt for ticket in group]
+        answers = decode(
+            guard.method, guard, prompts, seed=guard.seed, on_block=on_block, cancelled=cancelled
+        )
+        for ticket, answer in zip(group, answers, strict=True):
+            if answer.reason == "cancelled":
+                ticket.tell(TimeoutError("the time of the request is used up"))
+                continue
+            if rest := ticket.shown.rest(answer):
+                ticket.tell(rest)
+            ticket.tell(answer)

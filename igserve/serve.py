@@ -1,0 +1,355 @@
+"""A guard behind OpenAI's interface: ``igserve serve --guard guard.yaml``.
+
+Starlette and uvicorn, because both are small, well kept, and the pair that most servers of models
+build on. The forms of requests are those that check them, so `describe` cannot say anything else.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from pydantic import TypeAdapter
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import Response as Reply
+from starlette.routing import Route
+
+from igcore import Guard, IgcoreError, ParameterError, Response, __version__
+from igcore.streaming import may_abstain
+
+from .client import is_local
+from .desk import Desk, Full, News, Ticket
+from .wire import (
+    BODIES,
+    CHAT,
+    TEXT,
+    Asked,
+    chunk,
+    finish_reason,
+    read_request,
+    reply,
+    usage_of,
+    verdict_of,
+)
+
+log = logging.getLogger("igserve")
+PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
+BODY_S = 10  # seconds in which a body must have come
+ALIVE_S = 1  # after so many without news it is asked whether the caller is there
+CONNECTIONS = 512
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a server allows.
+
+    Attributes
+    ----------
+    name : str
+        Of the model, as clients write it.
+    key : str
+        Which clients send as a bearer token; empty if they need none.
+    waiting : int
+        Requests that may wait.
+    seconds : float
+        From a request to its answer.
+    body_bytes : int
+        Of a request.
+    origins : tuple of str
+        Web pages that may ask from a browser.
+    """
+
+    name: str
+    key: str = ""
+    waiting: int = 64
+    seconds: float = 300.0
+    body_bytes: int = 1_000_000
+    origins: tuple[str, ...] = ()
+
+
+@dataclass
+class Service:
+    """The answers to requests; each method is a route."""
+
+    guard: Guard
+    terms: Terms
+    began: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        if not may_abstain(self.guard):
+            raise ParameterError(
+                f"method {self.guard.method!r} emits answers over budget under these settings, so "
+                "it cannot be served; name 'backtracking', and on_failure 'abstain' or 'truncate'"
+            )
+        self.desk = Desk(self.terms.waiting)
+
+    # --- routes ---
+
+    async def health(self, request: Request) -> Reply:
+        """Say that the server answers, and how many requests wait."""
+        return JSONResponse({"status": "ok", "waiting": len(self.desk.tickets)})
+
+    async def models(self, request: Request) -> Reply:
+        """List the one model."""
+        self.check_key(request)
+        own = {"id": self.terms.name, "object": "model", "owned_by": "igcore"}
+        return JSONResponse({"object": "list", "data": [own | {"created": self.began}]})
+
+    async def described(self, request: Request) -> Reply:
+        """Return the description of the interface."""
+        return JSONResponse(describe(self.terms))
+
+    async def complete(self, request: Request) -> Reply:
+        """Answer a request, whole or in parts."""
+        self.check_key(request)
+        given = await self.body_of(request)
+        kind = PATHS[request.url.path]
+        # in a thread: a long prompt takes a second to be tokenized
+        asked = await asyncio.to_thread(read_request, kind, given, self.guard)
+        if asked.body.model != self.terms.name:
+            raise HTTPException(
+                404, f"model is {asked.body.model!r:.100}; this server has {self.terms.name!r}"
+            )
+        news: asyncio.Queue[News] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def tell(value: News) -> None:
+            loop.call_soon_threadsafe(news.put_nowait, value)
+
+        ticket = Ticket(asked, time.monotonic() + self.terms.seconds, tell)
+        try:
+            self.desk.add(ticket)
+        except Full:
+            raise HTTPException(
+                503,
+                f"{self.terms.waiting} requests wait already; try again later",
+                {"retry-after": "1"},
+            ) from None
+        if asked.body.stream:
+            return StreamingResponse(self.parts(ticket, news), media_type="text/event-stream")
+        answer = await self.answer_of(request, ticket, news)
+        return JSONResponse(reply(asked, answer, new_name(), int(time.time())))
+
+    # --- steps ---
+
+    def check_key(self, request: Request) -> None:
+        """Refuse a request without the key."""
+        sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(sent.encode(), self.terms.key.encode()) and self.terms.key:
+            raise HTTPException(401, "the key is missing or wrong; send it as a bearer token")
+
+    async def body_of(self, request: Request) -> Any:
+        """Return the body of a request, as JSON gives it."""
+        # a web page of somebody else can send any other type without being asked for its origin
+        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+            raise HTTPException(415, "content-type is not application/json; send JSON")
+        content = bytearray()
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for part in request.stream():
+                    content += part
+                    if len(content) > self.terms.body_bytes:
+                        most = self.terms.body_bytes
+                        raise HTTPException(413, f"the body has more than {most} bytes; send less")
+        except TimeoutError:
+            raise HTTPException(408, f"the body did not come in {BODY_S} seconds") from None
+        try:
+            return json.loads(bytes(content).decode())
+        except (ValueError, RecursionError):
+            raise HTTPException(400, "the body is no JSON in UTF-8; correct it") from None
+
+    async def answer_of(
+        self, request: Request, ticket: Ticket, news: asyncio.Queue[News]
+    ) -> Response:
+        """Wait for an answer; the search ends if the caller leaves."""
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(ALIVE_S):
+                        value = await news.get()
+                except TimeoutError:
+                    if await request.is_disconnected():
+                        raise ClientDisconnect from None
+                    continue
+                if isinstance(value, Exception):
+                    raise value
+                if isinstance(value, Response):
+                    noted(ticket.asked, value)
+                    return value
+        finally:
+            ticket.gone = True
+
+    async def parts(self, ticket: Ticket, news: asyncio.Queue[News]) -> AsyncIterator[str]:
+        """Yield the events of a stream; the search ends if the caller leaves."""
+        asked, name, created = ticket.asked, new_name(), int(time.time())
+        try:
+            while isinstance(value := await news.get(), str):
+                yield event(chunk(asked, name, created, value))
+            if isinstance(value, Exception):
+                yield event(fault(*said_of(value)))
+                return
+            noted(asked, value)
+            last = chunk(asked, name, created, "", finish_reason(value))
+            yield event(last | {"igcore": verdict_of(value)})
+            if (asked.body.stream_options or {}).get("include_usage"):
+                yield event(last | {"choices": [], "usage": usage_of(asked, value)})
+            yield "data: [DONE]\n\n"
+        finally:
+            ticket.gone = True
+
+
+# --- replies --------------------------------------------------------------------------------------
+
+
+def new_name() -> str:
+    """Return the id of a reply."""
+    return f"igcore-{secrets.token_hex(12)}"
+
+
+def event(value: dict[str, Any]) -> str:
+    """Return a value as an event of a stream."""
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def noted(asked: Asked, answer: Response) -> None:
+    """Log an answer by its numbers, without a text."""
+    work = answer.counts.policy_tokens
+    seconds = answer.generate_s + answer.cost_s + answer.reward_s
+    log.info(
+        "%s: %s, %d tokens of %d drawn, %.2f s",
+        asked.kind,
+        answer.reason or answer.status,
+        answer.n_tokens,
+        work,
+        seconds,
+    )
+
+
+def said_of(error: Exception) -> tuple[int, str]:
+    """Return status and message of an error."""
+    if isinstance(error, HTTPException):
+        return error.status_code, str(error.detail)
+    if isinstance(error, ParameterError):
+        return 400, str(error)
+    if isinstance(error, TimeoutError):
+        return 504, str(error)
+    # what a scorer of the user raises may repeat a text
+    known = str(error) if isinstance(error, IgcoreError) else f"it raised {type(error).__name__}"
+    return 500, f"the guard has no answer: {known}"
+
+
+def fault(status: int, message: str) -> dict[str, Any]:
+    """Return an error as OpenAI's interface has it."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+
+
+async def refuse(request: Request, error: Exception) -> Reply:
+    """Return the reply to a request that failed."""
+    status, message = said_of(error)
+    headers = getattr(error, "headers", None)
+    return JSONResponse(fault(status, message), status, headers)
+
+
+def describe(terms: Terms) -> dict[str, Any]:
+    """Return the OpenAPI description of a server."""
+    form = {"application/json": {"schema": {"type": "object"}}}
+    replies = {
+        "200": {"description": "the answer and its verdict", "content": form},
+        "default": {"description": "one sentence says why there is none", "content": form},
+    }
+    paths: dict[str, Any] = {
+        path: {"get": {"responses": replies}} for path in ("/v1/models", "/healthz")
+    }
+    for path, kind in PATHS.items():
+        schema = TypeAdapter(BODIES[kind]).json_schema()
+        schema["properties"]["model"]["enum"] = [terms.name]
+        asked = {"required": True, "content": {"application/json": {"schema": schema}}}
+        paths[path] = {"post": {"requestBody": asked, "responses": replies}}
+    about = {"title": "igserve", "version": __version__}
+    return {"openapi": "3.1.0", "info": about, "paths": paths}
+
+
+# --- the server -----------------------------------------------------------------------------------
+
+
+def app_of(service: Service, host: str) -> Starlette:
+    """Return the application of a service at a host."""
+    routes = [
+        Route("/healthz", service.health),
+        Route("/v1/models", service.models),
+        Route("/openapi.json", service.described),
+        *(Route(path, service.complete, methods=["POST"]) for path in PATHS),
+    ]
+    middleware = []
+    if is_local(f"http://{host}"):  # no page may reach it by a name that leads here
+        names = ["localhost", "127.0.0.1", "[::1]", host]
+        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=names))
+    if service.terms.origins:
+        allowed = {"allow_origins": service.terms.origins, "allow_headers": ["*"]}
+        middleware.append(Middleware(CORSMiddleware, **allowed))  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.desk.close)
+
+    handlers: Any = {
+        Exception: refuse,
+        HTTPException: refuse,
+        IgcoreError: refuse,
+        TimeoutError: refuse,
+    }
+    return Starlette(
+        routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan
+    )
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address; 0 takes a free port.
+
+    Raises
+    ------
+    ParameterError
+        When the port is in use or the host is not of this machine.
+    """
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    own = socket.socket(kind)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        own.bind((host, port))
+    except (OSError, OverflowError) as error:
+        own.close()
+        why = getattr(error, "strerror", None) or error
+        raise ParameterError(
+            f"cannot listen at {host} on port {port} ({why}); choose another --port"
+        ) from None
+    return own
+
+
+def run(service: Service, own: socket.socket, host: str) -> None:
+    """Serve until the process is told to end."""
+    config = uvicorn.Config(
+        app_of(service, host),
+        log_config=None,
+        access_log=False,  # its lines have whole addresses
+        server_header=False,
+        ws="none",
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=int(service.terms.seconds),
+    )
+    uvicorn.Server(config).run(sockets=[own])
