@@ -35,8 +35,7 @@ from .client import is_local
 from .desk import Desk, Full, News, Ticket
 from .wire import (
     BODIES,
-    CHAT,
-    TEXT,
+    PATHS,
     Asked,
     chunk,
     finish_reason,
@@ -47,7 +46,6 @@ from .wire import (
 )
 
 log = logging.getLogger("igserve")
-PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 BODY_S = 10  # seconds in which a body must have come
 ALIVE_S = 1  # after so many without news it is asked whether the caller is there
 CONNECTIONS = 512

@@ -15,6 +15,7 @@ from igcore.settings import Count, Discount, Options, settings
 Zero = Annotated[float, Field(ge=0, le=0)]
 Null = Literal[None]
 CHAT, TEXT = "chat.completion", "text_completion"  # kinds of replies
+PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 
 
 @settings(kw_only=True)
