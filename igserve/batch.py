@@ -16,7 +16,7 @@ from typing import Any
 
 from igcore import Guard, ParameterError, Response, decode
 from igcore.errors import RunError
-from igcore.files import append_line, whole_lines
+from igcore.files import append_line, whole_lines, writing
 from igcore.models.prompts import file_texts
 from igcore.progress import progress
 from igcore.tools.answers import check_same, line_in, writer_of
@@ -131,7 +131,7 @@ def shard_of(text: str) -> tuple[int, int]:
 
 
 def part_of(rows: Sequence[Row], size: int, i: int, n: int) -> list[Row]:
-    """Return the rows of a shard: whole groups, in order; the last shards may have fewer."""
+    """Return the rows of a shard: whole groups, in order; there may be none."""
     groups = -(-len(rows) // size)
     begin, end = (groups * k // n * size for k in (i - 1, i))
     return list(rows[begin:end])
@@ -159,6 +159,8 @@ def run(guard: Guard, rows: Sequence[Row], path: Path) -> list[Line]:
     """
     size = guard.config.group_size
     with writer_of(path):
+        with writing(path.parent):
+            path.touch()  # a shard without a row is complete, too
         kept = whole_lines(path)
         lines = [line_in(text, f"line {n} of {path}") for n, text in enumerate(kept, start=1)]
         if len(lines) > len(rows):
@@ -170,7 +172,8 @@ def run(guard: Guard, rows: Sequence[Row], path: Path) -> list[Line]:
         with progress(len(rows), path.name) as bar:
             bar.update(len(lines))
             # a group is decoded as a whole, even if some of its lines exist: see `answers_in`
-            for begin in range(len(lines) // size * size, len(rows), size):
+            first = len(lines) // size * size if len(lines) < len(rows) else len(rows)
+            for begin in range(first, len(rows), size):
                 for row, line in group_lines(guard, rows[begin : begin + size]):
                     if row.number - rows[0].number >= len(lines):
                         append_line(path, line)

@@ -77,11 +77,10 @@ def verify_receipt(
         cost, reward = scorers_of(recipe)
         again = partial(own.scored_again, recipe=recipe, cost=cost, reward=reward)
     else:
-        loaded = guard_of(recipe, guard.parent)
-        again = partial(own.answered_again, guard=loaded, set_name=set_name)
+        again = partial(own.answered_again, guard=guard_of(recipe, guard.parent))
     problems = []
     for where, claim in claims:
-        problems.append(own.problem_of(claim, again))
+        problems.append(own.problem_of(claim, partial(again, set_name=set_name)))
         if problems[-1]:
             print(f"{where} does not hold: {problems[-1]}", flush=True)
     print(own.report(problems, scores_only))

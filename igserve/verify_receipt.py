@@ -125,7 +125,7 @@ def answered_again(claim: Claim, guard: Guard, set_name: str) -> Fields:
     return receipt
 
 
-def scored_again(claim: Claim, recipe: Recipe, cost: Any, reward: Any) -> Fields:
+def scored_again(claim: Claim, recipe: Recipe, cost: Any, reward: Any, set_name: str) -> Fields:
     """Return what a receipt must say by its text alone."""
     body = BODIES[claim.kind](**claim.request)
     own = search_of(recipe)
@@ -133,6 +133,7 @@ def scored_again(claim: Claim, recipe: Recipe, cost: Any, reward: Any) -> Fields
     named = [scorer and {"name": scorer.name, "digest": scorer.digest} for scorer in (cost, reward)]
     expected = {
         "receipt": 1,
+        "set": set_name,
         "method": recipe.method,
         "seed": recipe.seed if body.seed is None else body.seed,
         "budget": config.budget,

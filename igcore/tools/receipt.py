@@ -36,6 +36,7 @@ def receipt_of(answer: Response) -> str:
         raise ParameterError("this answer is a copy, which has no guard; set answer.guard")
     found = {
         "prompt": text_digest(answer.prompt),
+        "set": answer.set_name,  # of the prompt; it and the seed decide the samples
         "text": text_digest(answer.judged),
         "status": answer.status,
         "reason": answer.reason,

@@ -1,0 +1,158 @@
+"""Tests of `igserve verify-receipt`: honest answers hold, forged ones do not, with and without the
+policy.
+"""
+
+import json
+import time
+from functools import partial
+
+import pytest
+from mockpolicy import LetterCost, mock_policy
+from tiny import tiny_policy, tiny_tokenizer
+
+from igcore import Guard, RunError
+from igcore.settings import Named
+from igserve import verify_receipt
+from igserve.recipe import Recipe
+from igserve.verify_receipt import answered_again, claims_in, problem_of, scored_again
+from igserve.wire import CHAT, TEXT, read_request, reply
+from tests.receipts import FORGERIES, forged, honest_lines, plain
+
+SETTINGS = dict(budget=1.0, block_size=3, max_new_tokens=12, spend=40, refusal="fed")
+ROLES = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
+PROMPTS = ["a", "bc", "f", "dd", "ea", "cc", "b", "e", "ad", "fa"]
+
+
+def guard_for(**settings):
+    return Guard(mock_policy(), LetterCost(), **SETTINGS | settings)
+
+
+@pytest.fixture(scope="module")
+def lines():
+    return honest_lines(guard_for(), PROMPTS)
+
+
+@pytest.fixture
+def by_scores():
+    """What comes out without the policy; the recipe names another cost, which is not loaded."""
+    recipe = Recipe(policy=Named("mock"), cost=Named("length"), **SETTINGS)
+    return partial(scored_again, recipe=recipe, cost=LetterCost(), reward=None, set_name="user")
+
+
+def by_policy(**settings):
+    """What comes out with the policy."""
+    return partial(answered_again, guard=guard_for(**settings), set_name="user")
+
+
+def problems(tmp_path, lines, again):
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(map(plain, lines)))
+    return [problem_of(claim, again) for _, claim in claims_in(path)]
+
+
+def test_honest_answers_hold(tmp_path, lines, by_scores):
+    """Guards the check: every honest answer holds, abstentions included."""
+    assert not any(problems(tmp_path, lines, by_policy()))
+    assert not any(problems(tmp_path, lines, by_scores))
+
+
+def test_forged_answers_do_not_hold(tmp_path, lines, by_scores):
+    """Bug: a text that nobody sampled, another seed's, or other numbers, with digests repaired."""
+    kinds, copies = zip(*forged(lines, each=3), strict=True)
+    found = problems(tmp_path, copies, by_policy())
+    assert [kind for kind, why in zip(kinds, found, strict=True) if not why] == []
+    # by scores alone a text within budget is accepted, whoever wrote it; its numbers are not
+    without = problems(tmp_path, copies, by_scores)
+    accepted = {kind for kind, why in zip(kinds, without, strict=True) if not why}
+    unseen = {"written by hand", "answer to another prompt", "another seed", "another set"}
+    unseen |= {"one letter changed", "cut short", "another policy"}
+    assert accepted <= unseen and set(FORGERIES) - accepted >= set(FORGERIES) - unseen
+
+
+@pytest.mark.parametrize("change", [{"budget": 2.0}, {"seed": 3}, {"spend": 41}])
+def test_the_request_is_the_verifiers(tmp_path, lines, change):
+    """Bug: what a receipt says of budget, seed or settings decided what was checked."""
+    assert all(problems(tmp_path, lines, by_policy(**change)))
+
+
+def test_an_abstention_is_checked(tmp_path):
+    """Guards abstentions: one that the guard does not make again does not hold."""
+    strict = Guard(
+        mock_policy(), LetterCost(lambda text: 9.0 * (text not in ("", "fed"))), **SETTINGS
+    )
+    lines = honest_lines(strict, PROMPTS[:4])
+    assert {line["status"] for line in lines} == {"abstained"}
+    again = partial(answered_again, guard=strict, set_name="user")
+    assert not any(problems(tmp_path, lines, again))
+    lied = [
+        line | {"receipt": line["receipt"].replace("abstained", "verified_safe")} for line in lines
+    ]
+    assert all(problems(tmp_path, lied, again))
+
+
+@pytest.mark.parametrize("kind", [CHAT, TEXT])
+def test_replies_of_the_interface_are_checked(tmp_path, kind):
+    """Guards replies of a server and of a batch, with the settings of their requests."""
+    tokenizer = tiny_tokenizer(chat_template=ROLES)
+    cost = LetterCost(lambda text: len(text) / 100)
+    guard, exchanged = Guard(tiny_policy(tokenizer), cost, **SETTINGS), []
+    for n, text in enumerate(["the sun", "a tree", "one more"]):
+        body = {"model": "m", "seed": n, "max_tokens": 9, "temperature": 1.5, "prompt": text}
+        if kind == CHAT:
+            said = [
+                {"role": "system", "content": "a"},
+                {"role": "user", "content": body.pop("prompt")},
+            ]
+            body["messages"] = said
+        asked = read_request(kind, body, guard)
+        answer = asked.guard(asked.prompt)
+        exchanged.append((body, reply(asked, answer, "x", int(time.time()))))
+    path, asked_file = tmp_path / "a.jsonl", tmp_path / "in.jsonl"
+    again = partial(answered_again, guard=guard, set_name="user")
+    path.write_text("".join(json.dumps({"request": a, "response": b}) + "\n" for a, b in exchanged))
+    assert not any(problem_of(claim, again) for _, claim in claims_in(path))
+    for wrong in ({"seed": 99}, {"max_tokens": 6}, {"temperature": 1.4}):
+        path.write_text(
+            "".join(json.dumps({"request": a | wrong, "response": b}) + "\n" for a, b in exchanged)
+        )
+        assert all(problem_of(claim, again) for _, claim in claims_in(path))
+    named = [{"custom_id": str(n), "body": body} for n, (body, _) in enumerate(exchanged)]
+    asked_file.write_text("".join(json.dumps(line) + "\n" for line in named))
+    path.write_text(
+        "".join(
+            json.dumps({"custom_id": str(n), "response": {"body": body}}) + "\n"
+            for n, (_, body) in enumerate(exchanged)
+        )
+    )
+    assert not any(problem_of(claim, again) for _, claim in claims_in(path, asked_file))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ends": [1, 2]}, {"ends": "ab"}, {"ends": [True]}, {"ends": None}, {"tokens": None},
+        {"tokens": 1.5}, {"z": None}, {"cost": None}, {"status": 1}, {"seed": False},
+    ],
+)  # fmt: skip
+def test_a_receipt_of_odd_values_is_a_problem_and_no_traceback(tmp_path, lines, by_scores, change):
+    odd = json.dumps(json.loads(lines[0]["receipt"]) | change)
+    for again in (by_scores, by_policy()):
+        assert all(problems(tmp_path, [lines[0] | {"receipt": odd}], again))
+
+
+@pytest.mark.parametrize(
+    "line", ["7", "{}", '{"receipt": 1}', '{"receipt": "{}"}', '{"request": {}, "response": {}}']
+)
+def test_a_line_without_a_receipt_is_one_sentence(tmp_path, line):
+    path = tmp_path / "a.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(RunError, match="line 1 of"):
+        list(claims_in(path))
+
+
+def test_numbers_are_compared_with_room_for_rounding():
+    """Guards the comparison: rounding passes, another number or type does not."""
+    alike = verify_receipt.alike
+    assert alike(0.1 + 1e-7, 0.1) and alike(1, 1.0) and alike([1.0, 2], [1.0, 2])
+    assert not any((alike(0.11, 0.1), alike(True, 1.0), alike("1", 1.0), alike([1.0], [1.0, 2.0])))
+    assert not alike(float("nan"), 0.1) and not alike(None, 0.1)
