@@ -74,10 +74,10 @@ class Shown:
 
     def rest(self, answer: Response) -> str:
         """Return what an answer adds: its rest, or the refusal if nothing has been shown."""
-        whole = answer.judged or ""
-        new = whole[len(self.text) :] if whole.startswith(self.text) else ""
-        self.text += new
-        return new
+        whole, n = answer.judged or "", len(self.text)
+        goes_on = whole.startswith(self.text) and (answer.status != "abstained" or not n)
+        self.text += whole[n:] if goes_on else ""
+        return self.text[n:]
 
 
 def may_abstain(setup: Setup) -> bool:

@@ -17,8 +17,9 @@ from igcore.errors import ScorerWarning
 from igcore.methods import method_of
 from igcore.prompt import Prompt
 from igcore.scoring import Tally
+from igcore.streaming import Shown, certified_prefix
 from igcore.verdict import Emission, emission_of, judge
-from igserve.generate import _Shown, certified_prefix
+from igserve.generate import _Streamed
 from igstudy.runs import records
 from igstudy.runs.decode_params import Settings
 from igstudy.runs.rescore import rescored
@@ -217,10 +218,11 @@ def shown(costs, ends=(2, 4)):
         policy=SimpleNamespace(text=text, decoded=text, stable_ids=list),
         config=SearchConfig(budget=1.0, block_size=2, checks="block"),
         contracts={"cost": Contract(table)},
+        method="backtracking",
     )
     stream, tokens = Stream(), [LETTERS.index(letter) for letter in "abcd"]
     beam = Beam(tokens, "abcd", False, start(1.0), list(ends), 0)  # the search calls it safe
-    _Shown(stream, guard).block(PROMPTS[0], [beam])
+    _Streamed(stream, Shown(guard)).block(PROMPTS[0], [beam])
     return stream.shown == [tokens]
 
 
@@ -244,7 +246,7 @@ def test_a_stream_shows_what_passes_a_verdict_of_its_own(costs, expected):
 def test_a_stream_is_never_taken_back():
     """Bug: after an abstention the stream went on with the refusal, from the middle."""
     stream = Stream()
-    part = _Shown(stream, None)
+    part = _Streamed(stream, Shown(None))
     for tokens in ([1, 2], [3, 4, 5], [1], [1, 2, 6]):
         part.show(tokens)
     assert stream.shown == [[1, 2], [6]]

@@ -21,8 +21,9 @@ from igcore.contract import Contract
 from igcore.models.templates import CHAT, SAFE_RLHF, VICUNA_1_1
 from igcore.policy import Policy
 from igcore.prompt import as_prompt
+from igcore.streaming import Shown
 from igcore.template import RAW
-from igserve.generate import ExactPolicy, _Shown
+from igserve.generate import ExactPolicy, _Streamed
 
 SPECIALS = ["<unk>", "<s>", "</s>"]
 BYTES = [f"<0x{value:02X}>" for value in range(256)]
@@ -276,7 +277,8 @@ def test_a_line_is_shown_with_what_follows():
     tokens = tokenizer.convert_tokens_to_ids(["a", "<0x0A>", "▁a", "b"])
     free = SimpleNamespace(name="free", score=lambda prompts, texts, finished: [0.0] * len(texts))
     guard = SimpleNamespace(policy=policy, config=config, contracts={"cost": Contract(free)})
-    shown = _Shown(stream, guard)
+    guard.method = "backtracking"
+    shown = _Streamed(stream, Shown(guard))
     stream.put(torch.tensor([tokens]))  # the prompt
     for end in (2, 3):
         shown.block(as_prompt("a"), [Beam(tokens[:end], "", False, start(BUDGET), [end], 0)])
