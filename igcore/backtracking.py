@@ -204,6 +204,8 @@ def backtracking(batch: Batch) -> list[Emission]:
             while walk.over and walk not in found:
                 if emission := conclude(batch, walk):
                     found[walk] = emission
+                    if batch.settled:
+                        batch.settled(walk.search, emission)
         going = [walk for walk in going if walk not in found]
         if going:
             advance(batch, going)

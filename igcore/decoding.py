@@ -34,6 +34,7 @@ def decode(
     *,
     seed: int = 0,
     on_block: OnBlock | None = None,
+    on_answer: Callable[[Prompt, Response], None] | None = None,
     cancelled: Callable[[Prompt], bool] | None = None,
     memory_gb: float | None = None,
     record: bool = False,
@@ -55,6 +56,9 @@ def decode(
         ``backtracking`` only with ``keep_shown``, as it may go back behind any other block,
         with the beams kept, best first; it must not change them. The answer will continue one of
         them. They may be unsafe where a method has no final check or knows costs only at the end.
+    on_answer : callable, optional
+        Called as ``on_answer(prompt, answer)`` when an answer is known: of a search in steps before
+        the others of its group. Its seconds are those until then.
     cancelled : callable, optional
         Called as ``cancelled(prompt)`` before every block. Where it is true, the search for this
         prompt ends there, which frees its rows, and abstains for the reason ``cancelled``. ARGS and
@@ -107,6 +111,7 @@ def decode(
         grid,
         places=fitting,
         on_block=on_block,
+        on_answer=on_answer,
         cancelled=cancelled,
         record=record,
     )
@@ -119,6 +124,7 @@ def _decode_group(
     pairs: Sequence[tuple[Prompt, list[int]]],
     places: int,
     on_block: OnBlock | None,
+    on_answer: Callable[[Prompt, Response], None] | None,
     cancelled: Callable[[Prompt], bool] | None,
     record: bool,
 ) -> list[Response]:
@@ -156,11 +162,20 @@ def _decode_group(
             places=places,
             cancelled=cancelled,
         )
-        search = found(how.search) or guarded_beam_search
-        answers = responses(batch, search(batch))
-    for answer in answers:
-        answer.guard = setup
-    return answers
+        run = found(how.search) or guarded_beam_search
+        if on_answer is None:
+            return responses(batch, run(batch), setup)
+        known: dict[PromptSearch, Response] = {}
+
+        def settle(search: PromptSearch, emission: Emission) -> None:
+            if search not in known:
+                (known[search],) = responses(replace(batch, searches=[search]), [emission], setup)
+                on_answer(search.prompt, known[search])
+
+        batch.settled = settle
+        for search, emission in zip(searches, run(batch), strict=True):
+            settle(search, emission)  # those of methods that settle all at once
+        return [known[search] for search in searches]
 
 
 def _engine_of(setup: Setup, method: Method) -> Engine:
@@ -203,13 +218,13 @@ def encoded(
     return pairs
 
 
-def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
-    """Return the answers with their metrics and the counts of their work."""
+def responses(batch: Batch, emissions: Sequence[Emission], setup: Setup) -> list[Response]:
+    """Return the answers with their metrics, the counts of their work and their guard."""
     prompts = [search.prompt for search in batch.searches]
     reward, cost = batch.scoring.reported.get("reward"), uncached(batch.scoring.contract.scorer)
     metrics = measure(emissions, prompts, reward, cost, batch.config)
     # prompts are decoded together, so their seconds cannot be told apart: equal shares
-    seconds = {part: s / len(prompts) for part, s in batch.work.seconds.items()}
+    seconds = {part: s / len(batch.work.reports) for part, s in batch.work.seconds.items()}
     out, recorder = [], batch.work.recorder
     for search, emission, metric in zip(batch.searches, emissions, metrics, strict=True):
         reasoning, text = "", emission.text
@@ -240,6 +255,7 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
                 critic_s=seconds["critic"],
             )
         )
+        out[-1].guard = setup
     return out
 
 

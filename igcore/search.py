@@ -56,6 +56,8 @@ class Batch:
         Prompts that a stepwise method decodes at the same time; the others wait.
     cancelled : callable, optional
         Whether nobody waits for the answer to a prompt any more, see `igcore.decode`.
+    settled : callable, optional
+        Called with a search and what is emitted for it, when that is known before the others.
     """
 
     policy: Policy
@@ -71,6 +73,7 @@ class Batch:
     grid: int
     places: int
     cancelled: Callable[[Prompt], bool] | None = None
+    settled: Callable[[PromptSearch, Emission], None] | None = None
 
 
 def guarded_beam_search(batch: Batch) -> list[Emission]:

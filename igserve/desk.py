@@ -127,14 +127,24 @@ class Desk:
         def cancelled(prompt: Prompt) -> bool:
             return self.closed or of[id(prompt)].left
 
-        prompts = [ticket.asked.prompt for ticket in group]
-        answers = decode(
-            guard.method, guard, prompts, seed=guard.seed, on_block=on_block, cancelled=cancelled
-        )
-        for ticket, answer in zip(group, answers, strict=True):
+        def on_answer(prompt: Prompt, answer: Response) -> None:
+            ticket = of[id(prompt)]
             if answer.reason == "cancelled":
                 ticket.tell(TimeoutError("the time of the request is used up"))
-                continue
+                return
             if rest := ticket.shown.rest(answer):
                 ticket.tell(rest)
             ticket.tell(answer)
+
+        prompts = [ticket.asked.prompt for ticket in group]
+        list(
+            decode(
+                guard.method,
+                guard,
+                prompts,
+                seed=guard.seed,
+                on_block=on_block,
+                on_answer=on_answer,
+                cancelled=cancelled,
+            )
+        )

@@ -159,6 +159,21 @@ def test_a_cancelled_prompt_leaves_the_others_alone():
                 assert outcome(answer) == outcome(alone)
 
 
+@pytest.mark.parametrize("settings", [SHOWN, BEAMS, SHOWN | {"answers": 1, "keep_shown": False}])
+def test_each_answer_is_told_when_it_is_known(settings):
+    """Bug: the answer to a short prompt waited for the longest of its group."""
+    guard, told, going = guard_of(**settings), [], []
+    note = lambda prompt, answer: (told.append(answer), going.append(len(asked)))  # noqa: E731
+    asked = guard.cost.asked
+    found = list(decode(guard.method, guard, PROMPTS, on_answer=note))
+    assert sorted(map(id, told)) == sorted(map(id, found))
+    assert [outcome(r) for r in found] == [outcome(r) for r in guard.decode(PROMPTS)]
+    assert all(r.receipt() for r in found)
+    steps = settings is not BEAMS
+    assert not steps or [r.prompt for r in told] != PROMPTS  # in the order in which they end
+    assert not steps or going[0] < going[-1]
+
+
 def test_a_guard_answers_in_a_thread_of_asyncio():
     """Guards ``asyncio.to_thread``: equal answers, also beside one that timed out."""
     guard, gate = guard_of(**SHOWN), Gate()
