@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import threading
+import time
 
 import pytest
 from mockpolicy import EOS, LetterCost, letter_cost, mock_policy, noise, outcome
@@ -105,8 +106,8 @@ def test_an_error_of_the_search_reaches_the_reader():
 class Gate(LetterCost):
     """A cost that waits at its n-th call until it is opened."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, *of):
+        super().__init__(*of)
         self.left, self.open = 0, threading.Event()
 
     def score(self, *texts):
@@ -120,26 +121,35 @@ class Gate(LetterCost):
 def test_a_closed_stream_frees_its_rows_at_the_next_block(monkeypatch, settings):
     """Guards closing: no further block is drawn, the engine has no rows left, the thread ends."""
     rows, drawn = [], []
-    own, sample, go_on = LocalEngine.select, LocalEngine.sample_block, LocalEngine.go_on
 
-    def select(self, kept):
-        rows.append(len(kept))
-        return own(self, kept)
+    def spied(name, note):
+        inner = getattr(LocalEngine, name)
 
-    monkeypatch.setattr(LocalEngine, "select", select)
-    for name, inner in (("sample_block", sample), ("go_on", go_on)):
-        spy = lambda self, *a, inner=inner, **k: drawn.append(1) or inner(self, *a, **k)  # noqa: E731
+        def spy(self, *given, **named):
+            note(given)
+            return inner(self, *given, **named)
+
         monkeypatch.setattr(LocalEngine, name, spy)
+
+    spied("select", lambda given: rows.append(len(given[0])))
+    spied("sample_block", lambda given: drawn.append(2))
+    spied("go_on", lambda given: drawn.append(1))  # a token
     never_ends = lambda prefix: [-99.0 * (t == EOS) for t in range(7)]  # noqa: E731
-    policy = mock_policy(never_ends)
-    guard = Guard(policy, LetterCost(lambda text: 0.0), **settings | {"max_new_tokens": 40})
+    gate = Gate(lambda text: 0.0)
+    guard = Guard(mock_policy(never_ends), gate, **settings | {"max_new_tokens": 40})
     before = threading.active_count()
+    gate.left = 12  # it waits in the search, after the first part
     stream = guard.stream("f")
     assert next(stream)
+    while gate.left > 0:
+        time.sleep(0.001)
+    seen = sum(drawn)
+    threading.Timer(0.05, gate.open.set).start()
     stream.close()
-    assert threading.active_count() == before
+    assert sum(drawn) - seen <= 2 and seen < 38
     assert rows[-1] == 0
-    assert len(drawn) <= 40 - 2 and len(list(guard.stream("f"))) > 5
+    while threading.active_count() > before:  # the timer
+        time.sleep(0.001)
 
 
 def test_a_cancelled_prompt_leaves_the_others_alone():
