@@ -58,7 +58,7 @@ help:
 	@echo "                it continues where it was stopped, and RUNS=12 takes twelve runs, chosen by a hash"
 	@echo "make docs       the site of the committed pages, notebooks, pictures and tables, into site/ (no network)"
 	@echo "make publish    for maintainers: copy the tables and pictures of a profile into figures, pack its records, then make readme"
-	@echo "make readme     write the numbers of figures/tables into the pages"
+	@echo "make readme     write the numbers of figures/tables, and the searches of records/trees.jsonl, into the pages"
 
 $(VENV)/installed: pyproject.toml igserve/pyproject.toml igstudy/pyproject.toml constraints.txt
 	@echo "igcore: installing packages into $(VENV); README says how many megabytes and minutes that takes"
@@ -182,6 +182,7 @@ publish: $(VENV)/installed
 
 readme: $(VENV)/installed
 	@$(BIN)/python -m docs.pages
+	@$(BIN)/python -m docs.rejudge
 
 # the raw records behind the committed tables, for `python -m igstudy verify`; offensive texts in them are not masked
 records: $(VENV)/installed

@@ -50,17 +50,19 @@ def as_shown(text: str, path: Path, base: Path) -> str:
     """Return the text of a page as the site shows it.
 
     The pictures of a notebook are described, and the front page gets the contents. A link to a
-    folder becomes plain text. An interval keeps to one line.
+    folder becomes plain text, and one to a page in HTML opens it. An interval keeps to one line.
     """
     if path.suffix == ".ipynb":
         return json.dumps(with_descriptions(json.loads(text)))
 
-    def without_folders(match: re.Match) -> str:
-        is_folder = (path.parent / match["path"]).is_dir()
-        return match["label"] if is_folder else match.group()
+    def of_site(match: re.Match) -> str:
+        label, target = match["label"], match["path"]
+        if target.endswith(".html"):  # which Sphinx would offer as a download
+            return f'<a href="{target}">{label}</a>'
+        return label if (path.parent / target).is_dir() else match.group()
 
     text = INTERVAL.sub(lambda match: match.group().replace(" ", "\u00a0"), text)
-    text = LINK.sub(without_folders, text)
+    text = LINK.sub(of_site, text)
     if path == base / f"{FRONT}.md":
         text = "\n\n".join([text, *map(_toctree, CONTENTS, CONTENTS.values())])
     return text
@@ -126,6 +128,8 @@ def build(base: Path, site: Path) -> None:
         if sphinx.build_main([*options, str(base), str(built)]):
             raise RunError("Sphinx found faults in the pages, see above; correct them")
         shutil.copyfile(built / f"{FRONT}.html", built / "index.html")
+        for page in (base / "docs").glob("*.html"):
+            shutil.copy(page, built / "docs")
         shutil.rmtree(site, ignore_errors=True)
         shutil.copytree(built, site)  # notebooks leave a folder beside the one that is built
     if found := list(faults(site)):
