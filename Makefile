@@ -19,7 +19,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search searches attack hacking networks harm-card harm-heads regimes rehearsal dry-run test served-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
+.PHONY: help reproduce quick ablations critic-search searches attack hacking networks harm-card harm-heads regimes rehearsal dry-run test served-test clients-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
 	@echo "make reproduce  reads the packed records, decodes again the searches for answers of at most 64 tokens and the harmless twins, and"
@@ -47,6 +47,7 @@ help:
 	@echo "make test       checks of style and types, all tests and notebooks (about twenty minutes on two cores)"
 	@echo "make served-test  the guard with llama.cpp's server and vLLM on this processor, compared with the local engine (installs both)"
 	@echo "                SOFTWARE=llama.cpp takes one of them"
+	@echo "make clients-test  clients of OpenAI's interface, LiteLLM, LangChain, FastAPI and a web page in front of a served guard (about three minutes)"
 	@echo "make audit      a million answers under hostile scorers, checked again independently (about ten minutes on two cores);"
 	@echo "                and 2,000 searches with steps back and 10,000 texts under the rules, beside second implementations"
 	@echo "make mutants    400 mutants of the code that decides safety, and whether a test fails for each (about an hour on two cores)"
@@ -147,6 +148,10 @@ test: assets
 # the servers have environments of their own in .venv-served, some 4 GB with vLLM; no part of `make test`
 served-test: assets
 	@$(BIN)/python -m tests.served $(SOFTWARE)
+
+# the clients have an environment of their own in .venv-clients, under 1 GB; no part of `make test`
+clients-test: assets
+	@$(BIN)/python -m tests.clients
 
 audit: assets
 	@$(BIN)/python -m tests.forgeries

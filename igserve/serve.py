@@ -49,6 +49,17 @@ log = logging.getLogger("igserve")
 BODY_S = 10  # seconds in which a body must have come
 ALIVE_S = 1  # after so many without news it is asked whether the caller is there
 CONNECTIONS = 512
+REFUSALS = {
+    400: "a field cannot be honoured, or the prompt cannot be read",
+    401: "the key is missing or wrong",
+    404: "the model is another",
+    408: "the body did not come in time",
+    413: "the body is too long",
+    415: "content-type is not application/json",
+    500: "a scorer or the policy failed",
+    503: "too many requests wait",
+    504: "the time of the request is used up",
+}
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,7 @@ class Service:
 
     async def described(self, request: Request) -> Reply:
         """Return the description of the interface."""
-        return JSONResponse(describe(self.terms))
+        return JSONResponse(describe(self.terms, self.guard.config.max_new_tokens))
 
     async def complete(self, request: Request) -> Reply:
         """Answer a request, whole or in parts."""
@@ -263,19 +274,25 @@ async def refuse(request: Request, error: Exception) -> Reply:
     return JSONResponse(fault(status, message), status, headers)
 
 
-def describe(terms: Terms) -> dict[str, Any]:
-    """Return the OpenAPI description of a server."""
-    form = {"application/json": {"schema": {"type": "object"}}}
-    replies = {
-        "200": {"description": "the answer and its verdict", "content": form},
-        "default": {"description": "one sentence says why there is none", "content": form},
-    }
+def describe(terms: Terms, longest: int) -> dict[str, Any]:
+    """Return the OpenAPI description of a server whose answers have at most so many tokens."""
+
+    def said(about: str, *types: str) -> dict[str, Any]:
+        content = {name: {"schema": {"type": "object"}} for name in ("application/json", *types)}
+        return {"description": about, "content": content}
+
+    key = {"401": said(REFUSALS[401])} if terms.key else {}
     paths: dict[str, Any] = {
-        path: {"get": {"responses": replies}} for path in ("/v1/models", "/healthz")
+        "/healthz": {"get": {"responses": {"200": said("how many requests wait")}}},
+        "/v1/models": {"get": {"responses": {"200": said("the one model")} | key}},
     }
+    refusals = {str(status): said(why) for status, why in REFUSALS.items()}
+    replies = {"200": said("the answer and its verdict", "text/event-stream")} | refusals
     for path, kind in PATHS.items():
         schema = TypeAdapter(BODIES[kind]).json_schema()
         schema["properties"]["model"]["enum"] = [terms.name]
+        for name in schema["properties"].keys() & {"max_tokens", "max_completion_tokens"}:
+            schema["properties"][name]["anyOf"][0]["maximum"] = longest
         asked = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[path] = {"post": {"requestBody": asked, "responses": replies}}
     about = {"title": "igserve", "version": __version__}
@@ -299,6 +316,7 @@ def app_of(service: Service, host: str) -> Starlette:
         middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=names))
     if service.terms.origins:
         allowed = {"allow_origins": service.terms.origins, "allow_headers": ["*"]}
+        allowed["allow_methods"] = ["GET", "POST"]
         middleware.append(Middleware(CORSMiddleware, **allowed))  # type: ignore[arg-type]
 
     @asynccontextmanager

@@ -6,16 +6,22 @@ A field that the guard cannot honour is refused by name, unless it asks for noth
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from igcore import Guard, ParameterError, Prompt, Response, SearchConfig
-from igcore.prompt import as_prompt
+from igcore.prompt import CHAT_ROLES, as_prompt
 from igcore.settings import Count, Discount, Options, settings
 
+# the search refuses others in a sentence of its own
+Warmth = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0.01, "maximum": 5})]
 Zero = Annotated[float, Field(ge=0, le=0)]
 Null = Literal[None]
 CHAT, TEXT = "chat.completion", "text_completion"  # kinds of replies
 PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
+# `as_prompt` reads a message and refuses others; this describes it
+CONTENT = {"type": ["string", "array"], "items": {"type": "object"}}
+SAID = {"role": {"enum": list(CHAT_ROLES)}, "content": CONTENT}
+MESSAGE = {"type": "object", "properties": SAID, "required": list(SAID)}
 
 
 @settings(kw_only=True)
@@ -25,7 +31,7 @@ class Body:
     model: str
     seed: int | None = None
     max_tokens: Count | None = None
-    temperature: float | None = None
+    temperature: Warmth | None = None
     top_p: Discount | None = None
     top_k: Count | None = None
     stop: str | list[str] | None = None
@@ -48,7 +54,7 @@ class Body:
 class ChatBody(Body):
     """A request to ``/v1/chat/completions``."""
 
-    messages: Annotated[list[Options], Field(min_length=1)]
+    messages: Annotated[list[Annotated[Options, WithJsonSchema(MESSAGE)]], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: Literal[False, None] = None
     top_logprobs: Literal[0, None] = None
