@@ -19,7 +19,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search searches attack hacking networks harm-card harm-heads regimes rehearsal dry-run test served-test clients-test slurm-test audit mutants bench lab docs readme publish records verify assets clean
+.PHONY: help reproduce quick ablations critic-search searches attack hacking networks harm-card harm-heads regimes rehearsal dry-run test served-test clients-test serve-audit slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
 	@echo "make reproduce  reads the packed records, decodes again the searches for answers of at most 64 tokens and the harmless twins, and"
@@ -50,6 +50,7 @@ help:
 	@echo "make clients-test  clients of OpenAI's interface, LiteLLM, LangChain, FastAPI and a web page in front of a served guard (about three minutes)"
 	@echo "make audit      a million answers under hostile scorers, checked again independently (about ten minutes on two cores);"
 	@echo "                and 2,000 searches with steps back and 10,000 texts under the rules, beside second implementations"
+	@echo "make serve-audit  igserve serve under slow, leaving, many and hostile clients, with every byte on the loopback recorded (as root, some fifteen minutes)"
 	@echo "make mutants    400 mutants of the code that decides safety, and whether a test fails for each (about an hour on two cores)"
 	@echo "make bench      the guard and its engine beside transformers and its_hub, into runs/bench/figures (about thirty-five minutes on one core; resumes)"
 	@echo "make slurm-test jobs on a SLURM cluster of one node, which is set up only for this test (root on Debian)"
@@ -152,6 +153,11 @@ served-test: assets
 # the clients have an environment of their own in .venv-clients, under 1 GB; no part of `make test`
 clients-test: assets
 	@$(BIN)/python -m tests.clients
+
+serve-audit: assets
+	@PYTHONPATH=tests $(BIN)/python -m tests.serving
+	@$(BIN)/python tests/batches.py
+	@$(BIN)/python -m tests.receipts
 
 audit: assets
 	@$(BIN)/python -m tests.forgeries

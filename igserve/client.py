@@ -262,6 +262,11 @@ def key_in(url: str, variable: str, prefix: str) -> str:
     return key
 
 
+def url_of(host: str) -> str:
+    """Return the address of a host, in which one of IPv6 has brackets."""
+    return f"http://[{host}]" if ":" in host else f"http://{host}"
+
+
 def is_local(url: str) -> bool:
     """True if an address is on this computer."""
     return bool(LOOPBACK.fullmatch(urlsplit(url).hostname or ""))

@@ -11,7 +11,7 @@ from typing import Any
 
 from igcore.errors import IgcoreError, ParameterError
 
-from .client import is_local
+from .client import is_local, url_of
 from .recipe import guard_of, read_recipe, scorers_of
 from .trust import add_allow_option
 
@@ -28,21 +28,21 @@ def add_guard_options(parser: argparse.ArgumentParser) -> None:
 
 def serve(guard: Path, allow: Sequence[str], host: str, port: int, **given: Any) -> int:
     """Serve a guard behind OpenAI's interface."""
-    from .serve import Service, Terms, bound, run  # here: a batch needs no server
+    from .serve import Service, Terms, bound, server_of  # here: a batch needs no server
 
     key = os.environ.get(KEY, "").strip()
-    if not key and not is_local(f"http://{host}"):
+    if not key and not is_local(url_of(host)):
         raise ParameterError(
             f"host is {host}, where others reach the server; put a key into the environment "
             f"variable {KEY}, or leave --host out"
         )
     recipe = read_recipe(guard, allow)
-    own = bound(host, port)  # before a policy is loaded, which may take minutes
     given["name"] = given["name"] or recipe.policy.name or "guarded"
-    service = Service(guard_of(recipe, guard.parent), Terms(key=key, **given))
-    address = f"http://{host}:{own.getsockname()[1]}/v1"
-    print(f"igserve answers at {address} as {given['name']!r}", flush=True)
-    run(service, own, host)
+    with bound(host, port) as own:  # before a policy is loaded, which may take minutes
+        service = Service(guard_of(recipe, guard.parent), Terms(key=key, **given))
+        address = f"{url_of(host)}:{own.getsockname()[1]}/v1"
+        print(f"igserve answers at {address} as {given['name']!r}", flush=True)
+        server_of(service, host).run(sockets=[own])
     return 0
 
 

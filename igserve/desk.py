@@ -7,16 +7,19 @@ comes from `igcore.streaming.Shown` alone.
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from igcore import Prompt, Response, decode
 from igcore.beams import Beam
+from igcore.errors import ScorerWarning
 from igcore.streaming import Shown
 
 from .wire import Asked
 
 log = logging.getLogger("igserve")
+LATE = "the time of the request is used up"
 News = str | Response | Exception  # a part that has passed, the answer, or why there is none
 
 
@@ -80,6 +83,7 @@ class Desk:
             When as many wait as may.
         """
         with self.changed:
+            self.tickets = [one for one in self.tickets if not one.gone]
             if len(self.tickets) >= self.most:
                 raise Full
             self.tickets.append(ticket)
@@ -94,12 +98,9 @@ class Desk:
 
     def _work(self) -> None:
         while group := self._next():
-            try:
-                self._answer(group)
-            except Exception as error:  # a scorer of the user may raise anything
-                log.error("no answer to %d requests: %s", len(group), type(error).__name__)
-                for ticket in group:
-                    ticket.tell(error)
+            if not self._answered(group) and len(group) > 1:
+                for ticket in group:  # one of them may be the reason
+                    self._answered([ticket])
 
     def _next(self) -> list[Ticket]:
         """Take the first request and those that can be decoded with it; none when it is closed."""
@@ -112,6 +113,19 @@ class Desk:
             group = alike[: first.guard.config.group_size]
             self.tickets = [one for one in self.tickets if one not in group]
             return group
+
+    def _answered(self, group: Sequence[Ticket]) -> bool:
+        """Answer a group and return whether that worked; a single request is told why not."""
+        try:
+            with warnings.catch_warnings():  # what a scorer raises may repeat a text
+                warnings.simplefilter("ignore", ScorerWarning)
+                self._answer(group)
+        except Exception as error:  # a scorer of the user may raise anything
+            log.error("no answer to %d requests: %s", len(group), type(error).__name__)
+            if len(group) == 1:
+                group[0].tell(error)
+            return False
+        return True
 
     def _answer(self, group: Sequence[Ticket]) -> None:
         """Decode the requests of a group, and tell each what has passed and its answer."""
@@ -130,7 +144,7 @@ class Desk:
         def on_answer(prompt: Prompt, answer: Response) -> None:
             ticket = of[id(prompt)]
             if answer.reason == "cancelled":
-                ticket.tell(TimeoutError("the time of the request is used up"))
+                ticket.tell(TimeoutError(LATE))
                 return
             if rest := ticket.shown.rest(answer):
                 ticket.tell(rest)

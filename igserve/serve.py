@@ -27,12 +27,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.responses import Response as Reply
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from igcore import Guard, IgcoreError, ParameterError, Response, __version__
+from igcore import Guard, ParameterError, Response, __version__
 from igcore.streaming import may_abstain
 
-from .client import is_local
-from .desk import Desk, Full, News, Ticket
+from .client import is_local, url_of
+from .desk import LATE, Desk, Full, News, Ticket
 from .wire import (
     BODIES,
     PATHS,
@@ -123,6 +124,15 @@ class Service:
         return JSONResponse(describe(self.terms, self.guard.config.max_new_tokens))
 
     async def complete(self, request: Request) -> Reply:
+        """Answer a request, or say in one sentence why there is no answer."""
+        try:
+            return await self.answered(request)
+        except ClientDisconnect:
+            return Reply()  # which nobody reads
+        except Exception as error:  # uvicorn would log its message, which may repeat a text
+            return await refuse(request, error)
+
+    async def answered(self, request: Request) -> Reply:
         """Answer a request, whole or in parts."""
         self.check_key(request)
         given = await self.body_of(request)
@@ -149,7 +159,7 @@ class Service:
                 {"retry-after": "1"},
             ) from None
         if asked.body.stream:
-            return StreamingResponse(self.parts(ticket, news), media_type="text/event-stream")
+            return Stream(ticket, self.parts(ticket, news))
         answer = await self.answer_of(request, ticket, news)
         return JSONResponse(reply(asked, answer, new_name(), int(time.time())))
 
@@ -164,7 +174,8 @@ class Service:
     async def body_of(self, request: Request) -> Any:
         """Return the body of a request, as JSON gives it."""
         # a web page of somebody else can send any other type without being asked for its origin
-        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
             raise HTTPException(415, "content-type is not application/json; send JSON")
         content = bytearray()
         try:
@@ -175,7 +186,8 @@ class Service:
                         most = self.terms.body_bytes
                         raise HTTPException(413, f"the body has more than {most} bytes; send less")
         except TimeoutError:
-            raise HTTPException(408, f"the body did not come in {BODY_S} seconds") from None
+            said = f"the body did not come in {BODY_S} seconds; send it faster"
+            raise HTTPException(408, said, {"connection": "close"}) from None
         try:
             return json.loads(bytes(content).decode())
         except (ValueError, RecursionError):
@@ -189,7 +201,7 @@ class Service:
             while True:
                 try:
                     async with asyncio.timeout(ALIVE_S):
-                        value = await news.get()
+                        value = await heard(ticket, news)
                 except TimeoutError:
                     if await request.is_disconnected():
                         raise ClientDisconnect from None
@@ -203,22 +215,51 @@ class Service:
             ticket.gone = True
 
     async def parts(self, ticket: Ticket, news: asyncio.Queue[News]) -> AsyncIterator[str]:
-        """Yield the events of a stream; the search ends if the caller leaves."""
+        """Yield the events of a stream."""
         asked, name, created = ticket.asked, new_name(), int(time.time())
+        while isinstance(value := await heard(ticket, news), str):
+            yield event(chunk(asked, name, created, value))
+        if isinstance(value, Exception):
+            yield event(fault(*said_of(value)))
+            return
+        noted(asked, value)
+        last = chunk(asked, name, created, "", finish_reason(value))
+        yield event(last | {"igcore": verdict_of(value)})
+        if (asked.body.stream_options or {}).get("include_usage"):
+            yield event(last | {"choices": [], "usage": usage_of(asked, value)})
+        yield "data: [DONE]\n\n"
+
+
+class Stream(StreamingResponse):
+    """A stream that ends with the time of its request, also for a caller who does not read.
+
+    The search ends with it, however it ends.
+    """
+
+    def __init__(self, ticket: Ticket, parts: AsyncIterator[str]):
+        super().__init__(parts, media_type="text/event-stream")
+        self.ticket = ticket
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the parts."""
+        # the last event says that the time is used up, if it can be sent
+        seconds = self.ticket.until - time.monotonic() + ALIVE_S
         try:
-            while isinstance(value := await news.get(), str):
-                yield event(chunk(asked, name, created, value))
-            if isinstance(value, Exception):
-                yield event(fault(*said_of(value)))
-                return
-            noted(asked, value)
-            last = chunk(asked, name, created, "", finish_reason(value))
-            yield event(last | {"igcore": verdict_of(value)})
-            if (asked.body.stream_options or {}).get("include_usage"):
-                yield event(last | {"choices": [], "usage": usage_of(asked, value)})
-            yield "data: [DONE]\n\n"
+            async with asyncio.timeout(seconds):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            log.warning("a caller did not read its stream in time")
         finally:
-            ticket.gone = True
+            self.ticket.gone = True
+
+
+async def heard(ticket: Ticket, news: asyncio.Queue[News]) -> News:
+    """Return the next news of a request, or that its time is used up."""
+    try:
+        async with asyncio.timeout(ticket.until - time.monotonic()):
+            return await news.get()
+    except TimeoutError:
+        return TimeoutError(LATE)
 
 
 # --- replies --------------------------------------------------------------------------------------
@@ -256,9 +297,8 @@ def said_of(error: Exception) -> tuple[int, str]:
         return 400, str(error)
     if isinstance(error, TimeoutError):
         return 504, str(error)
-    # what a scorer of the user raises may repeat a text
-    known = str(error) if isinstance(error, IgcoreError) else f"it raised {type(error).__name__}"
-    return 500, f"the guard has no answer: {known}"
+    # what a scorer raises may repeat a text that has not passed
+    return 500, f"the guard has no answer, because it raised {type(error).__name__}"
 
 
 def fault(status: int, message: str) -> dict[str, Any]:
@@ -311,8 +351,8 @@ def app_of(service: Service, host: str) -> Starlette:
         *(Route(path, service.complete, methods=["POST"]) for path in PATHS),
     ]
     middleware = []
-    if is_local(f"http://{host}"):  # no page may reach it by a name that leads here
-        names = ["localhost", "127.0.0.1", "[::1]", host]
+    if is_local(url_of(host)):  # no page may reach it by a name that leads here
+        names = ["localhost", "127.0.0.1", "[::1]", url_of(host).removeprefix("http://")]
         middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=names))
     if service.terms.origins:
         allowed = {"allow_origins": service.terms.origins, "allow_headers": ["*"]}
@@ -324,15 +364,12 @@ def app_of(service: Service, host: str) -> Starlette:
         yield
         await asyncio.to_thread(service.desk.close)
 
-    handlers: Any = {
-        Exception: refuse,
-        HTTPException: refuse,
-        IgcoreError: refuse,
-        TimeoutError: refuse,
-    }
-    return Starlette(
+    handlers: Any = {HTTPException: refuse}
+    app = Starlette(
         routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan
     )
+    app.router.redirect_slashes = False  # to an address that the caller has named
+    return app
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -344,10 +381,12 @@ def bound(host: str, port: int) -> socket.socket:
         When the port is in use or the host is not of this machine.
     """
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-    own = socket.socket(kind)
+    # asyncio lets the parts of a reply go at once only where a socket names its protocol
+    own = socket.socket(kind, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         own.bind((host, port))
+        own.listen(CONNECTIONS)  # else another server could take the port while a policy is loaded
     except (OSError, OverflowError) as error:
         own.close()
         why = getattr(error, "strerror", None) or error
@@ -357,15 +396,16 @@ def bound(host: str, port: int) -> socket.socket:
     return own
 
 
-def run(service: Service, own: socket.socket, host: str) -> None:
-    """Serve until the process is told to end."""
+def server_of(service: Service, host: str) -> uvicorn.Server:
+    """Return the server of a service at a host."""
     config = uvicorn.Config(
         app_of(service, host),
         log_config=None,
         access_log=False,  # its lines have whole addresses
         server_header=False,
+        http="h11",  # uvicorn's other parser has no limit of headers
         ws="none",
         limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=int(service.terms.seconds),
     )
-    uvicorn.Server(config).run(sockets=[own])
+    return uvicorn.Server(config)

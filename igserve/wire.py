@@ -3,12 +3,13 @@
 A field that the guard cannot honour is refused by name, unless it asks for nothing.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
 from igcore import Guard, ParameterError, Prompt, Response, SearchConfig
+from igcore.errors import unknown_name
 from igcore.prompt import CHAT_ROLES, as_prompt
 from igcore.settings import Count, Discount, Options, settings
 
@@ -133,6 +134,10 @@ def read_request(kind: str, given: object, guard: Guard) -> Asked:
     """
     if not isinstance(given, dict):
         raise ParameterError("the body is no object of JSON; give one with model and a prompt")
+    known = [one.name for one in fields(BODIES[kind])]
+    for name in given:  # first: pydantic has no sentence about a name with half a character
+        if name not in known:
+            raise unknown_name("parameter", name, known)
     body = BODIES[kind](**given)
     prompt = body.prompt if isinstance(body, ChatBody) else as_prompt(body.prompt)
     config = replace(guard.config, **changes(body, guard.config))
