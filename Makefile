@@ -19,7 +19,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search searches attack hacking networks harm-card harm-heads regimes rehearsal dry-run test served-test clients-test serve-audit slurm-test audit mutants bench lab docs readme publish records verify assets clean
+.PHONY: help reproduce quick ablations critic-search searches attack hacking networks harm-card harm-heads regimes rehearsal dry-run test served-test clients-test machines-test serve-audit slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
 	@echo "make reproduce  reads the packed records, decodes again the searches for answers of at most 64 tokens and the harmless twins, and"
@@ -48,6 +48,7 @@ help:
 	@echo "make served-test  the guard with llama.cpp's server and vLLM on this processor, compared with the local engine (installs both)"
 	@echo "                SOFTWARE=llama.cpp takes one of them"
 	@echo "make clients-test  clients of OpenAI's interface, LiteLLM, LangChain, FastAPI and a web page in front of a served guard (about three minutes)"
+	@echo "make machines-test  the routes of docs/machines.md for a file of prompts: Ray Data, which it installs, and Snakemake (a few minutes)"
 	@echo "make audit      a million answers under hostile scorers, checked again independently (about ten minutes on two cores);"
 	@echo "                and 2,000 searches with steps back and 10,000 texts under the rules, beside second implementations"
 	@echo "make serve-audit  igserve serve under slow, leaving, many and hostile clients, with every byte on the loopback recorded (as root, some fifteen minutes)"
@@ -149,6 +150,11 @@ test: assets
 # the servers have environments of their own in .venv-served, some 4 GB with vLLM; no part of `make test`
 served-test: assets
 	@$(BIN)/python -m tests.served $(SOFTWARE)
+	@PYTHONPATH=tests $(BIN)/python -m tests.machines $(or $(SOFTWARE),llama.cpp vllm)
+
+# Ray has an environment of its own in .venv-machines, some 270 MB beside .venv; no part of `make test`
+machines-test: assets
+	@PYTHONPATH=tests $(BIN)/python -m tests.machines ray snakemake
 
 # the clients have an environment of their own in .venv-clients, under 1 GB; no part of `make test`
 clients-test: assets
@@ -171,7 +177,7 @@ mutants: assets
 	@$(BIN)/python -m tests.mutants $(CORES)
 
 slurm-test: assets
-	@$(BIN)/python -m tests.cluster
+	@PYTHONPATH=tests $(BIN)/python -m tests.cluster
 
 # without a network the rows of its_hub are left out
 bench: assets

@@ -1,6 +1,7 @@
 """``make slurm-test``: shards and arrays on a SLURM of one node, cancelled and resumed, equal to a
-local run; a failing job; and nothing left behind. `node` makes and removes the cluster, which needs
-root on Debian. Every walk on it has a folder of its own, with params made from ``params/ci``.
+local run; a failing job; the array of docs/machines.md; and nothing left behind. `node` makes and
+removes the cluster, which needs root on Debian. Every walk on it has a folder of its own, with
+params made from ``params/ci``.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from igcore.errors import IgcoreError, RunError
 from igcore.files import root
 from igstudy.commands import differences
 from igstudy.linefile import read
-from tests.cluster.node import ENDS, one_node
+from tests import machines
+from tests.cluster.node import ENDS, call, one_node
 
 PROFILE = "cluster"
 SHARDS = 3
@@ -186,6 +188,43 @@ def fail(place: Path) -> float:
     return round(time.time() - failed, 1)
 
 
+def requeue(place: Path) -> dict[str, object]:
+    """Submit the array of docs/machines.md, and requeue a task that has written some lines.
+
+    Returns
+    -------
+    dict
+        What was seen, by a phrase for each.
+    """
+    machines.make_place(place)
+    submit, join = machines.commands("A SLURM array").splitlines()
+    began = time.monotonic()
+    machines.call(submit, place)
+    job = min(call("squeue", "-h", "-o", "%F").split())
+    part = {k: place / f"answers-{k}-of-{machines.SHARDS}.jsonl" for k in range(1, 5)}
+
+    def wait(there: Callable[[], bool], complaint: str) -> None:
+        while not there():
+            if time.monotonic() - began > LONGEST:
+                raise RunError(f"{complaint} in {LONGEST:.0f} s; see {place}")
+            time.sleep(0.05)
+
+    wait(lambda: any(machines.whole(path) for path in part.values()), "the array wrote no line")
+    task = next(k for k, path in part.items() if machines.whole(path))
+    call("scontrol", "requeue", f"{job}_{task}")
+    wait(lambda: not call("squeue", "-h", "-j", job), "the array has not ended")
+    seconds = round(time.monotonic() - began, 1)
+    machines.call(join, place)
+    said = (place / f"slurm-{job}_{task}.out").read_text(encoding="utf-8")
+    resumed = [line for line in said.splitlines() if "an earlier start has left" in line]
+    if not resumed:
+        raise RunError(f"task {task} was not requeued in its middle: {said}")
+    found = machines.lines_of(place / "answers.jsonl")
+    seen: dict[str, object] = {"the requeued task": resumed[0]}
+    seen["the array"] = machines.check(found, machines.one_process(place))
+    return seen | {"seconds of the array": seconds}
+
+
 def clear(place: Path) -> None:
     """Remove the folders of walks."""
     shutil.rmtree(place, ignore_errors=True)
@@ -205,6 +244,8 @@ def test(folder: Path) -> None:
     with one_node() as node:
         show("the node", node)
         show("seconds to set it up", round(time.monotonic() - began, 1))
+        for phrase, value in requeue(folder / "array").items():
+            show(phrase, value)
         failed = fail(folder / "failing")
         show("seconds from a job that failed to the end of its walk", failed)
         show("a local walk, seconds", round(run_locally(folder / "local"), 1))

@@ -61,7 +61,7 @@ def vllm(venv: Path, port: int) -> list[str]:
     # a prompt that is read in parts ends this server on a CPU ("Generator does not use offset")
     options += ["--max-num-batched-tokens", "65536"]
     named = ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port)]
-    folder = str(assets.sound("smollm2"))
+    folder = str(assets.sound("smollm2")[0])
     # not its command line, which asks for a package of the name vllm
     module = [str(venv / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"]
     return [*module, "--model", folder, *options, *named, "--enforce-eager"]
