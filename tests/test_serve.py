@@ -176,6 +176,29 @@ def test_an_abstention_is_said_and_nothing_follows_it(path, cost, shown, whole, 
     assert all("igcore" not in part for part in parts)
 
 
+class Forgets(LastWordCost):
+    """A cost that lets a longer text pass the first time alone, once it is armed."""
+
+    armed = False
+
+    def score(self, prompts, responses, finished):
+        read = [text for call in self.asked for _, text, _ in call]
+        super().score(prompts, responses, finished)
+        again = [len(text) > 4 and text in read and text != "fed" for text in responses]
+        return [9.0 * (self.armed and rejected) for rejected in again]
+
+
+def test_what_a_second_reading_rejects_is_never_sent():
+    """Bug that must not come: a text on the socket because the search, which may be wrong, passed
+    it.
+    """
+    cost = Forgets()
+    with serving(guard_of(cost, endless())) as server:
+        cost.armed = True
+        *parts, last, _ = streamed(server, ASKED)
+    assert len("".join(pieces(parts))) == 4 and last["igcore"]["status"] == "abstained"
+
+
 # --- the queue ------------------------------------------------------------------------------------
 
 
@@ -350,7 +373,7 @@ def test_a_client_that_does_not_read_is_left(monkeypatch, groups):
             wait_for(lambda: groups)
             begun = time.monotonic()
             server.until_idle()
-            assert time.monotonic() - begun < 1.5
+            assert time.monotonic() - begun < 5
             assert server.http.get("/healthz").status_code == 200
         wait_for(lambda: groups[0] == [] or groups[0][0] is not None)
     assert groups[0][0].reason == "cancelled"
@@ -526,9 +549,12 @@ def test_a_server_that_others_reach_needs_a_key(home, capsys, monkeypatch):
 
 
 def test_a_port_in_use_is_said_before_a_policy_is_loaded(home, capsys, monkeypatch):
-    """Bug: a server whose policy was still being loaded did not hold its port."""
+    """Bugs: a server whose policy was still being loaded did not hold its port; and each reply
+    waited forty milliseconds, because its head and its body were two packets.
+    """
     monkeypatch.setattr(commands, "guard_of", None)
     with bound("127.0.0.1", 0) as own:
+        assert own.proto == socket.IPPROTO_TCP  # asyncio sets TCP_NODELAY where it is named
         port = own.getsockname()[1]
         sentence = refused(capsys, "--port", f"{port}")
         assert f"cannot listen at 127.0.0.1 on port {port} (" in sentence

@@ -64,6 +64,7 @@ def test_each_field_of_the_search_is_honoured(server, path):
     assert text_of(server, path)[0] == text_of(server, path, seed=0)[0] != plain
     short, end, usage = text_of(server, path, seed=seed, max_tokens=5)
     assert (short, end, usage["completion_tokens"]) == (plain[:5], "length", 5)
+    assert text_of(server, path, seed=seed, max_tokens=1)[0] == plain[:1]  # less than a block
     for stop in (plain[4:6], [plain[4:6], "zz"]):
         cut, end, _ = text_of(server, path, seed=seed, stop=stop)
         assert (cut, end) == (plain[: plain.index(plain[4:6])], "stop")
