@@ -187,7 +187,8 @@ def check_line(guard: Guard, row: Row, line: Line, where: str) -> None:
     try:
         asked = read_request(row.kind, row.body, guard)
         setup = asked.guard.with_method(asked.guard.method)
-        same = origin_of(setup) | {"prompt": text_digest(asked.prompt.text)}
+        prompt = {"prompt": text_digest(asked.prompt.text), "set": asked.prompt.set_name}
+        same = origin_of(setup) | prompt
         check_same(verdict_in(line).get("receipt"), same, where)
     except ParameterError as why:
         if line != row.fault(why):

@@ -12,6 +12,7 @@ from mockpolicy import EOS, LetterCost, letter_cost, mock_policy, noise, outcome
 
 from igcore import Guard, ParameterError, RunError, decode
 from igcore.engine.local import LocalEngine
+from igcore.prompt import as_prompt
 from igcore.response import Response
 from igcore.tools.answers import writer_of
 
@@ -243,6 +244,7 @@ def test_a_file_of_answers_is_read_and_not_decoded_again(tmp_path, monkeypatch):
         ({}, PROMPTS, 1, r"\(seed\)"),
         ({}, ["a", "bd", "f"], 0, r"line 2 of .* \(prompt\)"),
         ({}, ["a"], 0, "has 3 answers, and there are 1 prompts"),
+        ({}, [as_prompt("a", "other")] + PROMPTS[1:], 0, r"line 1 of .* \(set\)"),
     ],
 )
 def test_answers_to_something_else_are_kept_and_refused(tmp_path, change, prompts, seed, said):
@@ -255,12 +257,25 @@ def test_answers_to_something_else_are_kept_and_refused(tmp_path, change, prompt
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("line", ["7", "{", '{"receipt": "7"}', '{"receipt": {}}'])
+@pytest.mark.parametrize(
+    "line",
+    ["7", "{", "{}", '{"receipt": "7"}', '{"receipt": {}}', '{"counts": {}}', '{"counts": 1}'],
+)
 def test_a_line_that_is_no_answer_is_one_sentence(tmp_path, line):
     path = tmp_path / "a.jsonl"
     path.write_text(line + "\n")
     with pytest.raises(RunError, match="line 1 of"):
         guard_of(**SHOWN).map(PROMPTS, out=path)
+
+
+def test_a_line_that_was_changed_is_one_sentence(tmp_path):
+    """Bug: an answer that somebody has edited was returned as the guard's own."""
+    path, guard = tmp_path / "a.jsonl", guard_of(**SHOWN)
+    line = json.loads((guard.map(PROMPTS, out=path), path.read_text().splitlines()[0])[1])
+    for change in ({"text": "edited"}, {"z_trace": "?", "surplus": 1, "text": 7}):
+        path.write_text(json.dumps(line | change) + "\n")
+        with pytest.raises(RunError, match="line 1 of"):
+            guard.map(PROMPTS, out=path)
 
 
 def test_a_bad_prompt_is_refused_before_a_file_is_made(tmp_path):

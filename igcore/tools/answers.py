@@ -19,6 +19,8 @@ from ..response import Response
 from ..setup import Setup
 from .receipt import origin_of, text_digest
 
+OTHER_FILE = "choose another file, or delete the line and those after it"
+
 
 def answers_in(
     path: Path, guard: Setup, prompts: Sequence[PromptLike], seed: int
@@ -40,10 +42,10 @@ def answers_in(
         kept = [line_in(text, f"line {n} of {path}") for n, text in enumerate(whole_lines(path), 1)]
         if len(kept) > len(prompts):
             raise RunError(f"{path} has {len(kept)} answers, and there are {len(prompts)} prompts")
-        for number, line in enumerate(kept):
-            asked = origin | {"prompt": text_digest(as_prompt(prompts[number]).text)}
-            check_same(line["receipt"], asked, f"line {number + 1} of {path}")
-            answer = Response.from_dict(line)
+        for number, (line, given) in enumerate(zip(kept, prompts, strict=False), start=1):
+            prompt = as_prompt(given)
+            asked = origin | {"prompt": text_digest(prompt.text), "set": prompt.set_name}
+            answer = answer_of(line, asked, f"line {number} of {path}")
             answer.guard = setup
             yield answer
         if len(kept) == len(prompts):
@@ -54,6 +56,17 @@ def answers_in(
             if number >= len(kept):
                 append_line(path, answer.to_dict() | {"receipt": answer.receipt()})
                 yield answer
+
+
+def answer_of(line: Mapping[str, Any], asked: Mapping[str, Any], where: str) -> Response:
+    """Return the answer of a line; raise ``RunError`` unless it is one to what is asked."""
+    try:
+        answer = Response.from_dict(line)
+        text = {"text": text_digest(answer.judged)}
+    except (LookupError, TypeError, AttributeError):
+        raise RunError(f"{where} is no answer; {OTHER_FILE}") from None
+    check_same(line.get("receipt"), {**asked, **text}, where)
+    return answer
 
 
 def writer_of(path: Path) -> AbstractContextManager[object]:
@@ -67,7 +80,7 @@ def line_in(text: bytes, where: str) -> dict[str, Any]:
     try:
         line: dict[str, Any] = dict(json.loads(text))
     except (ValueError, TypeError, RecursionError):
-        raise RunError(f"{where} is no answer; choose another file, or delete the line") from None
+        raise RunError(f"{where} is no answer; {OTHER_FILE}") from None
     return line
 
 
