@@ -37,9 +37,10 @@ def serve(guard: Path, allow: Sequence[str], host: str, port: int, **given: Any)
             f"variable {KEY}, or leave --host out"
         )
     recipe = read_recipe(guard, allow)
-    given["name"] = given["name"] or recipe.policy.name or "guarded"
+    given["name"] = given["name"] or Path(recipe.policy.name).name or "guarded"
+    terms = Terms(key=key, **given)
     with bound(host, port) as own:  # before a policy is loaded, which may take minutes
-        service = Service(guard_of(recipe, guard.parent), Terms(key=key, **given))
+        service = Service(guard_of(recipe, guard.parent), terms)
         address = f"{url_of(host)}:{own.getsockname()[1]}/v1"
         print(f"igserve answers at {address} as {given['name']!r}", flush=True)
         server_of(service, host).run(sockets=[own])
@@ -97,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     add_guard_options(own)
     own.add_argument("--host", default="127.0.0.1", help="by default this computer alone")
     own.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    own.add_argument("--name", help="of the model; by default the policy's")
+    own.add_argument("--name", help="of the model; by default the last part of the policy's")
     own.add_argument("--waiting", type=int, default=64, help="requests that may wait; 503 beyond")
     own.add_argument("--seconds", type=float, default=300.0, help="for a request, waiting included")
     own.add_argument("--body-bytes", type=int, default=1_000_000, help="of a request")

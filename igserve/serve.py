@@ -14,10 +14,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import uvicorn
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -30,6 +30,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from igcore import Guard, ParameterError, Response, __version__
+from igcore.settings import Count, Seconds, settings
 from igcore.streaming import may_abstain
 
 from .client import is_local, url_of
@@ -63,7 +64,7 @@ REFUSALS = {
 }
 
 
-@dataclass(frozen=True)
+@settings(kw_only=True)
 class Terms:
     """What a server allows.
 
@@ -79,16 +80,16 @@ class Terms:
         From a request to its answer.
     body_bytes : int
         Of a request.
-    origins : tuple of str
+    origins : list of str
         Web pages that may ask from a browser.
     """
 
     name: str
     key: str = ""
-    waiting: int = 64
-    seconds: float = 300.0
-    body_bytes: int = 1_000_000
-    origins: tuple[str, ...] = ()
+    waiting: Count = 64
+    seconds: Seconds = 300.0
+    body_bytes: Annotated[int, Field(ge=1)] = 1_000_000
+    origins: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -85,7 +85,7 @@ class Running:
 @contextmanager
 def serving(guard: Guard, **terms: Any) -> Iterator[Running]:
     """Serve a guard as ``m`` inside a with-block."""
-    service, own = Service(guard, Terms("m", **terms)), bound("127.0.0.1", 0)
+    service, own = Service(guard, Terms(name="m", **terms)), bound("127.0.0.1", 0)
     server = server_of(service, "127.0.0.1")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [own]})
     thread.start()

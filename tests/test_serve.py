@@ -452,7 +452,7 @@ def test_a_browser_may_ask_from_a_page_that_is_named(server):
     page = "http://localhost:3000"
     before = {"origin": page, "access-control-request-method": "POST"}
     before |= {"access-control-request-headers": "content-type,authorization"}
-    with serving(guard_of(), origins=(page,)) as open_server:
+    with serving(guard_of(), origins=[page]) as open_server:
         reply = open_server.http.options(CHAT, headers=before)
         assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, page)
         assert "POST" in reply.headers["access-control-allow-methods"]
@@ -546,6 +546,13 @@ def test_a_server_that_others_reach_needs_a_key(home, capsys, monkeypatch):
         assert f"host is {host}, where others reach the server" in refused(capsys, "--host", host)
     monkeypatch.setenv(commands.KEY, " ")
     assert "put a key into" in refused(capsys, "--host", "0.0.0.0")
+
+
+@pytest.mark.parametrize("name", ["--waiting", "--seconds", "--body-bytes"])
+def test_terms_that_answer_nobody_are_refused(home, capsys, monkeypatch, name):
+    """Guards the terms: one sentence, before a policy is loaded."""
+    monkeypatch.setattr(commands, "guard_of", None)
+    assert f"parameter {name[2:].replace('-', '_')} is 0" in refused(capsys, name, "0")
 
 
 def test_a_port_in_use_is_said_before_a_policy_is_loaded(home, capsys, monkeypatch):
