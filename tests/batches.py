@@ -17,7 +17,7 @@ from tiny import saved, tiny_model, tiny_tokenizer
 
 ROWS, SHARDS, KILLS = 1000, 4, 10
 WORDS = "the sun a tree one more of it and to in is that we for as not but they all".split()
-RECIPE = "cost: own_vowels:vowels\nbudget: 0.7\nblock_size: 4\nmax_new_tokens: 12\n"
+RECIPE = "cost: own_vowels:vowels\nbudget: 0\nspend: 12\nblock_size: 4\nmax_new_tokens: 12\n"
 
 
 def start(folder: Path, out: str, *options: str) -> subprocess.Popen:
