@@ -1,6 +1,6 @@
 """Guard a file of prompts: ``igserve batch IN OUT --guard guard.yaml --shard 3/64``.
 
-The output is JSON lines in the order of the input, whatever the input is: a process that was killed
+The output is JSON lines in the order of the input, also of a table: a process that was killed
 goes on at the first line that is missing, and the files of all shards after one another are the
 file of a single run, but for fields of time.
 """
@@ -19,7 +19,7 @@ from igcore.errors import RunError
 from igcore.files import append_line, whole_lines, writing
 from igcore.models.prompts import file_texts
 from igcore.progress import progress
-from igcore.tools.answers import check_same, line_in, writer_of
+from igcore.tools.answers import OTHER_FILE, check_same, line_in, writer_of
 from igcore.tools.receipt import origin_of, text_digest
 
 from .wire import PATHS, TEXT, Asked, read_request, reply
@@ -70,8 +70,10 @@ class Row:
 
 def verdict_in(line: Line) -> Line:
     """Return status, cost and receipt of a line; empty for one without an answer."""
-    found = line["response"] and line["response"]["body"]["igcore"] if "custom_id" in line else line
-    return found or {}
+    if "custom_id" not in line:
+        return {} if "error" in line else line
+    verdict: Line = line["response"]["body"]["igcore"] if line["response"] else {}
+    return verdict
 
 
 # --- the input ------------------------------------------------------------------------------------
@@ -88,8 +90,13 @@ def rows_of(path: Path, column: str) -> list[Row]:
     if path.suffix != ".jsonl" or not in_openai_format(path):
         texts = file_texts(path, column)
         return [Row(n, TEXT, {"model": "", "prompt": text}) for n, text in enumerate(texts)]
+    try:
+        # not `splitlines`, which divides at characters that a text in JSON may hold
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except ValueError as error:
+        raise ParameterError(f"{path} cannot be read ({error}); give UTF-8") from None
     rows, names = [], set[str]()
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines()):
+    for number, text in enumerate(line for line in lines if line.strip()):
         where = f"line {number + 1} of {path}"
         try:
             line = dict(json.loads(text))
@@ -108,8 +115,8 @@ def rows_of(path: Path, column: str) -> list[Row]:
 def in_openai_format(path: Path) -> bool:
     """Whether the first line of a file names itself, as requests of a batch do."""
     try:
-        with path.open(encoding="utf-8") as file:
-            first = json.loads(file.readline())
+        with path.open("rb") as file:
+            first = json.loads(file.readline().decode("utf-8-sig"))
         return isinstance(first, dict) and {"custom_id", "body"} <= first.keys()
     except (OSError, ValueError, RecursionError):
         return False  # whoever reads it says what is wrong
@@ -192,7 +199,9 @@ def check_line(guard: Guard, row: Row, line: Line, where: str) -> None:
         check_same(verdict_in(line).get("receipt"), same, where)
     except ParameterError as why:
         if line != row.fault(why):
-            raise RunError(f"{where} is not that of its row; choose another file") from why
+            raise RunError(f"{where} is not that of its row; {OTHER_FILE}") from why
+    except (LookupError, TypeError, AttributeError):
+        raise RunError(f"{where} is no answer; {OTHER_FILE}") from None
 
 
 def group_lines(guard: Guard, rows: Sequence[Row]) -> Iterator[tuple[Row, Line]]:
@@ -224,6 +233,6 @@ def summary(lines: Sequence[Line], path: Path) -> str:
     )
 
 
-def exit_code(lines: Sequence[Line]) -> int:
-    """Return 3 where a row has no answer, else 0; an abstention is an answer."""
-    return 0 if all(map(verdict_in, lines)) else 3
+def complete(lines: Sequence[Line]) -> bool:
+    """Return whether each row has an answer; an abstention is one."""
+    return all(map(verdict_in, lines))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from igcore.errors import IgcoreError, ParameterError
+from igcore.streaming import LATE, shows_parts
 
 from .client import is_local, url_of
 from .recipe import guard_of, read_recipe, scorers_of
@@ -28,7 +29,7 @@ def add_guard_options(parser: argparse.ArgumentParser) -> None:
 
 def serve(guard: Path, allow: Sequence[str], host: str, port: int, **given: Any) -> int:
     """Serve a guard behind OpenAI's interface."""
-    from .serve import Service, Terms, bound, server_of  # here: a batch needs no server
+    from .serve import Service, Terms, listen, server_of  # here: a batch needs no server
 
     key = os.environ.get(KEY, "").strip()
     if not key and not is_local(url_of(host)):
@@ -39,10 +40,12 @@ def serve(guard: Path, allow: Sequence[str], host: str, port: int, **given: Any)
     recipe = read_recipe(guard, allow)
     given["name"] = given["name"] or Path(recipe.policy.name).name or "guarded"
     terms = Terms(key=key, **given)
-    with bound(host, port) as own:  # before a policy is loaded, which may take minutes
+    with listen(host, port) as own:  # before a policy is loaded, which may take minutes
         service = Service(guard_of(recipe, guard.parent), terms)
         address = f"{url_of(host)}:{own.getsockname()[1]}/v1"
         print(f"igserve answers at {address} as {given['name']!r}", flush=True)
+        if not shows_parts(service.guard):
+            print(LATE.format(service.guard.method), flush=True)
         server_of(service, host).run(sockets=[own])
     return 0
 
@@ -58,7 +61,7 @@ def batch(guard: Path, allow: Sequence[str], rows: Path, out: Path, shard: str, 
     mine = own.part_of(given, recipe.group_size, i, n)
     lines = own.run(guard_of(recipe, guard.parent), mine, path)
     print(own.summary(lines, path))
-    return own.exit_code(lines)
+    return 0 if own.complete(lines) else ERRORS
 
 
 def verify_receipt(

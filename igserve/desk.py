@@ -16,10 +16,9 @@ from igcore.beams import Beam
 from igcore.errors import ScorerWarning
 from igcore.streaming import Shown
 
-from .wire import Asked
+from .wire import TIME_UP, Asked
 
 log = logging.getLogger("igserve")
-LATE = "the time of the request is used up"
 News = str | Response | Exception  # a part that has passed, the answer, or why there is none
 
 
@@ -115,7 +114,7 @@ class Desk:
             return group
 
     def _answered(self, group: Sequence[Ticket]) -> bool:
-        """Answer a group and return whether that worked; a single request is told why not."""
+        """Answer a group and return whether that worked; a single request gets the error."""
         try:
             with warnings.catch_warnings():  # what a scorer raises may repeat a text
                 warnings.simplefilter("ignore", ScorerWarning)
@@ -144,7 +143,7 @@ class Desk:
         def on_answer(prompt: Prompt, answer: Response) -> None:
             ticket = of[id(prompt)]
             if answer.reason == "cancelled":
-                ticket.tell(TimeoutError(LATE))
+                ticket.tell(TimeoutError(TIME_UP))
                 return
             if rest := ticket.shown.rest(answer):
                 ticket.tell(rest)

@@ -1,7 +1,7 @@
 """A guard behind OpenAI's interface: ``igserve serve --guard guard.yaml``.
 
 Starlette and uvicorn, because both are small, well kept, and the pair that most servers of models
-build on. The forms of requests are those that check them, so `describe` cannot say anything else.
+build on.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import uvicorn
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -29,17 +29,19 @@ from starlette.responses import Response as Reply
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from igcore import Guard, ParameterError, Response, __version__
+from igcore import Guard, ParameterError, Response
 from igcore.settings import Count, Seconds, settings
 from igcore.streaming import may_abstain
 
 from .client import is_local, url_of
-from .desk import LATE, Desk, Full, News, Ticket
+from .desk import Desk, Full, News, Ticket
 from .wire import (
-    BODIES,
     PATHS,
+    TIME_UP,
     Asked,
     chunk,
+    describe,
+    fault,
     finish_reason,
     read_request,
     reply,
@@ -51,17 +53,6 @@ log = logging.getLogger("igserve")
 BODY_S = 10  # seconds in which a body must have come
 ALIVE_S = 1  # after so many without news it is asked whether the caller is there
 CONNECTIONS = 512
-REFUSALS = {
-    400: "a field cannot be honoured, or the prompt cannot be read",
-    401: "the key is missing or wrong",
-    404: "the model is another",
-    408: "the body did not come in time",
-    413: "the body is too long",
-    415: "content-type is not application/json",
-    500: "a scorer or the policy failed",
-    503: "too many requests wait",
-    504: "the time of the request is used up",
-}
 
 
 @settings(kw_only=True)
@@ -122,7 +113,9 @@ class Service:
 
     async def described(self, request: Request) -> Reply:
         """Return the description of the interface."""
-        return JSONResponse(describe(self.terms, self.guard.config.max_new_tokens))
+        return JSONResponse(
+            describe(self.terms.name, bool(self.terms.key), self.guard.config.max_new_tokens)
+        )
 
     async def complete(self, request: Request) -> Reply:
         """Answer a request, or say in one sentence why there is no answer."""
@@ -202,7 +195,7 @@ class Service:
             while True:
                 try:
                     async with asyncio.timeout(ALIVE_S):
-                        value = await heard(ticket, news)
+                        value = await next_news(ticket, news)
                 except TimeoutError:
                     if await request.is_disconnected():
                         raise ClientDisconnect from None
@@ -210,7 +203,7 @@ class Service:
                 if isinstance(value, Exception):
                     raise value
                 if isinstance(value, Response):
-                    noted(ticket.asked, value)
+                    log_answer(ticket.asked, value)
                     return value
         finally:
             ticket.gone = True
@@ -218,12 +211,12 @@ class Service:
     async def parts(self, ticket: Ticket, news: asyncio.Queue[News]) -> AsyncIterator[str]:
         """Yield the events of a stream."""
         asked, name, created = ticket.asked, new_name(), int(time.time())
-        while isinstance(value := await heard(ticket, news), str):
+        while isinstance(value := await next_news(ticket, news), str):
             yield event(chunk(asked, name, created, value))
         if isinstance(value, Exception):
-            yield event(fault(*said_of(value)))
+            yield event(fault(*status_of(value)))
             return
-        noted(asked, value)
+        log_answer(asked, value)
         last = chunk(asked, name, created, "", finish_reason(value))
         yield event(last | {"igcore": verdict_of(value)})
         if (asked.body.stream_options or {}).get("include_usage"):
@@ -254,13 +247,13 @@ class Stream(StreamingResponse):
             self.ticket.gone = True
 
 
-async def heard(ticket: Ticket, news: asyncio.Queue[News]) -> News:
+async def next_news(ticket: Ticket, news: asyncio.Queue[News]) -> News:
     """Return the next news of a request, or that its time is used up."""
     try:
         async with asyncio.timeout(ticket.until - time.monotonic()):
             return await news.get()
     except TimeoutError:
-        return TimeoutError(LATE)
+        return TimeoutError(TIME_UP)
 
 
 # --- replies --------------------------------------------------------------------------------------
@@ -276,7 +269,7 @@ def event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value)}\n\n"
 
 
-def noted(asked: Asked, answer: Response) -> None:
+def log_answer(asked: Asked, answer: Response) -> None:
     """Log an answer by its numbers, without a text."""
     work = answer.counts.policy_tokens
     seconds = answer.generate_s + answer.cost_s + answer.reward_s
@@ -290,7 +283,7 @@ def noted(asked: Asked, answer: Response) -> None:
     )
 
 
-def said_of(error: Exception) -> tuple[int, str]:
+def status_of(error: Exception) -> tuple[int, str]:
     """Return status and message of an error."""
     if isinstance(error, HTTPException):
         return error.status_code, str(error.detail)
@@ -302,42 +295,11 @@ def said_of(error: Exception) -> tuple[int, str]:
     return 500, f"the guard has no answer, because it raised {type(error).__name__}"
 
 
-def fault(status: int, message: str) -> dict[str, Any]:
-    """Return an error as OpenAI's interface has it."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
-
-
 async def refuse(request: Request, error: Exception) -> Reply:
     """Return the reply to a request that failed."""
-    status, message = said_of(error)
+    status, message = status_of(error)
     headers = getattr(error, "headers", None)
     return JSONResponse(fault(status, message), status, headers)
-
-
-def describe(terms: Terms, longest: int) -> dict[str, Any]:
-    """Return the OpenAPI description of a server whose answers have at most so many tokens."""
-
-    def said(about: str, *types: str) -> dict[str, Any]:
-        content = {name: {"schema": {"type": "object"}} for name in ("application/json", *types)}
-        return {"description": about, "content": content}
-
-    key = {"401": said(REFUSALS[401])} if terms.key else {}
-    paths: dict[str, Any] = {
-        "/healthz": {"get": {"responses": {"200": said("how many requests wait")}}},
-        "/v1/models": {"get": {"responses": {"200": said("the one model")} | key}},
-    }
-    refusals = {str(status): said(why) for status, why in REFUSALS.items()}
-    replies = {"200": said("the answer and its verdict", "text/event-stream")} | refusals
-    for path, kind in PATHS.items():
-        schema = TypeAdapter(BODIES[kind]).json_schema()
-        schema["properties"]["model"]["enum"] = [terms.name]
-        for name in schema["properties"].keys() & {"max_tokens", "max_completion_tokens"}:
-            schema["properties"][name]["anyOf"][0]["maximum"] = longest
-        asked = {"required": True, "content": {"application/json": {"schema": schema}}}
-        paths[path] = {"post": {"requestBody": asked, "responses": replies}}
-    about = {"title": "igserve", "version": __version__}
-    return {"openapi": "3.1.0", "info": about, "paths": paths}
 
 
 # --- the server -----------------------------------------------------------------------------------
@@ -373,7 +335,7 @@ def app_of(service: Service, host: str) -> Starlette:
     return app
 
 
-def bound(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address; 0 takes a free port.
 
     Raises

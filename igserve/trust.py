@@ -110,7 +110,7 @@ def lies_below(module: str, folder: Path) -> bool:
 def source_of(name: str) -> Path | None:
     """Return the file of a user's module without importing it; None for any other name.
 
-    None also for a script or notebook: what a cell has defined stands in no file.
+    None also for a script or notebook: what a cell has defined is in no file.
     """
     top, *rest = name.split(".")
     if top in ("", "__main__", *OWN_PACKAGES) or top in sys.stdlib_module_names:

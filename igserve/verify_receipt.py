@@ -15,12 +15,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from igcore import Guard, Prompt, RunError, SearchConfig
+from igcore import Guard, RunError, SearchConfig
 from igcore.contract import Contract
 from igcore.errors import IgcoreError
-from igcore.files import digest_of, whole_lines
+from igcore.files import digest_of
 from igcore.methods import method_of
-from igcore.prompt import as_prompt
+from igcore.prompt import as_prompt, prompt_id
 from igcore.scorers import uncached
 from igcore.scoring import Tally
 from igcore.settings import written
@@ -29,7 +29,7 @@ from igcore.tools.receipt import text_digest
 from igcore.verdict import Emission, judge, measure
 
 from .recipe import Recipe, search_of
-from .wire import BODIES, CHAT, TEXT, changes, read_request
+from .wire import BODIES, CHAT, TEXT, ChatBody, TextBody, changes, read_request
 
 TOLERANCE = 1e-5  # two kernels of one processor give networks scores 1.2e-6 apart
 Fields = dict[str, Any]
@@ -57,10 +57,15 @@ class Claim:
         return CHAT if "messages" in self.request else TEXT
 
     @property
+    def body(self) -> ChatBody | TextBody:
+        """The request, read by its form."""
+        return BODIES[self.kind](**self.request)
+
+    @property
     def digests(self) -> Fields:
         """What the receipt must say of prompt and text."""
-        asked = self.request["messages" if self.kind == CHAT else "prompt"]
-        return {"prompt": text_digest(as_prompt(asked).text), "text": text_digest(self.text)}
+        prompt = as_prompt(self.body.prompt)
+        return {"prompt": text_digest(prompt.text), "text": text_digest(self.text)}
 
 
 def claims_in(path: Path, requests: Path | None = None) -> Iterator[tuple[str, Claim]]:
@@ -80,9 +85,9 @@ def claims_in(path: Path, requests: Path | None = None) -> Iterator[tuple[str, C
     """
     asked = {}
     if requests is not None:
-        lines = [line_in(text, f"a line of {requests}") for text in whole_lines(requests)]
+        lines = [line_in(text, f"a line of {requests}") for text in lines_of(requests)]
         asked = {line.get("custom_id"): line.get("body") for line in lines}
-    for number, content in enumerate(whole_lines(path), start=1):
+    for number, content in enumerate(lines_of(path), start=1):
         where = f"line {number} of {path}"
         line = line_in(content, where)
         try:
@@ -92,6 +97,14 @@ def claims_in(path: Path, requests: Path | None = None) -> Iterator[tuple[str, C
                 f"{where} is no answer with its receipt and its request ({type(error).__name__}); "
                 "give a file of guard.map or igserve batch, or lines with request and response"
             ) from None
+
+
+def lines_of(path: Path) -> list[bytes]:
+    """Return the lines of a file, which is only read; raise ``RunError`` when it cannot be."""
+    try:
+        return [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}); correct the path") from None
 
 
 def claim_of(line: Any, asked: Mapping[Any, Any]) -> Claim:
@@ -117,9 +130,8 @@ def claim_of(line: Any, asked: Mapping[Any, Any]) -> Claim:
 def answered_again(claim: Claim, guard: Guard, set_name: str) -> Fields:
     """Return the receipt of the guard's own answer, without versions."""
     asked = read_request(claim.kind, claim.request, guard)
-    prompt: Prompt = asked.prompt
-    if set_name != prompt.set_name:
-        prompt = as_prompt(prompt.text, set_name)
+    number = prompt_id(asked.prompt.text, set_name)
+    prompt = replace(asked.prompt, id=number, set_name=set_name)
     receipt: Fields = json.loads(asked.guard(prompt).receipt())
     del receipt["versions"]
     return receipt
@@ -127,8 +139,7 @@ def answered_again(claim: Claim, guard: Guard, set_name: str) -> Fields:
 
 def scored_again(claim: Claim, recipe: Recipe, cost: Any, reward: Any, set_name: str) -> Fields:
     """Return what a receipt must say by its text alone."""
-    body = BODIES[claim.kind](**claim.request)
-    own = search_of(recipe)
+    body, own = claim.body, search_of(recipe)
     config = method_of(recipe.method).settings_under(replace(own, **changes(body, own)))
     named = [scorer and {"name": scorer.name, "digest": scorer.digest} for scorer in (cost, reward)]
     expected = {
@@ -157,7 +168,7 @@ def scores_of(claim: Claim, config: SearchConfig, cost: Any) -> Fields:
     if not all(whole) or any(a > b for a, b in pairwise([0, *ends])) or ends[-1] != len(text):
         raise ValueError("its ends are not those of blocks of the text")
     emission = Emission(text, ends=ends, n_tokens=n)
-    prompt = as_prompt(BODIES[claim.kind](**claim.request).prompt)
+    prompt = as_prompt(claim.body.prompt)
     contract = Contract.examined(cost, Tally(rate=1.0))
     verdict = judge(contract, prompt.text, emission, config)
     judged = replace(emission, verdict=verdict)

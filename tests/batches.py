@@ -60,8 +60,8 @@ def main() -> None:
             for n, text in enumerate(texts)
         ]
         (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        told, _ = start(folder, "one.jsonl").communicate()
-        print(told.strip().splitlines()[-1])
+        printed, _ = start(folder, "one.jsonl").communicate()
+        print(printed.strip().splitlines()[-1])
         whole, size = lines_of(folder / "one.jsonl"), size_of(folder / "one.jsonl")
         kills = 0
         for i in range(1, SHARDS + 1):
@@ -70,8 +70,8 @@ def main() -> None:
             places = sorted(chance.uniform(1, 0.9 * size / SHARDS) for _ in range(own))
             for at in places:
                 kills += kill_at(start(folder, "part.jsonl", *shard), path, int(at))
-            told, _ = start(folder, "part.jsonl", *shard).communicate()
-            print(told.strip().splitlines()[-1])
+            printed, _ = start(folder, "part.jsonl", *shard).communicate()
+            print(printed.strip().splitlines()[-1])
         parts = [line for path in sorted(folder.glob("part-*.jsonl")) for line in lines_of(path)]
     print(
         f"{kills} kills; {len(parts)} lines of {len(whole)}, equal but for time: {parts == whole}"

@@ -238,8 +238,8 @@ def two_guards(name: str, folder: Path) -> str:
     # the first pair, in which the server reads its files, does not count
     table = pd.DataFrame(rows).query("pair >= 0").pivot(index="pair", columns="arm")
     same = sum(a == b for a, b in zip(answers["one"], answers["two"], strict=True))
-    told = [f"{same} of {ROWS} texts are the same", f"{PAIRS} pairs"]
-    return "; ".join(told + [f"{column}: {compared(table[column])}" for column in SECONDS])
+    printed = [f"{same} of {ROWS} texts are the same", f"{PAIRS} pairs"]
+    return "; ".join(printed + [f"{column}: {compared(table[column])}" for column in SECONDS])
 
 
 def spent() -> float:

@@ -149,14 +149,14 @@ def main() -> None:
         counts = {}
         for path in (honest, false):
             command = [sys.executable, "-m", "igserve", "verify-receipt", str(path)]
-            told = subprocess.run(
+            printed = subprocess.run(
                 [*command, "--guard", str(recipe)],
                 env=os.environ | lowered,
                 capture_output=True,
                 text=True,
             )
-            print(told.stdout.strip().splitlines()[-1], told.stderr.strip()[-300:])
-            counts[path] = told.stdout.count(" does not hold: ")
+            print(printed.stdout.strip().splitlines()[-1], printed.stderr.strip()[-300:])
+            counts[path] = printed.stdout.count(" does not hold: ")
     accepted = len(forgeries) - counts[false]
     print(f"{len(lines) - counts[honest]} of {len(lines)} honest answers hold")
     print(f"{accepted} of {len(forgeries)} forgeries are accepted")

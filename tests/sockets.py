@@ -18,7 +18,7 @@ from mockpolicy import LETTERS, WORDS, WordTokenizer, logits_of, mock_policy, sl
 from transformers import LlamaConfig
 
 from igcore import Guard, Response
-from igserve.serve import Service, Terms, bound, server_of
+from igserve.serve import Service, Terms, listen, server_of
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 CONTEXT = 512
@@ -85,7 +85,7 @@ class Running:
 @contextmanager
 def serving(guard: Guard, **terms: Any) -> Iterator[Running]:
     """Serve a guard as ``m`` inside a with-block."""
-    service, own = Service(guard, Terms(name="m", **terms)), bound("127.0.0.1", 0)
+    service, own = Service(guard, Terms(name="m", **terms)), listen("127.0.0.1", 0)
     server = server_of(service, "127.0.0.1")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [own]})
     thread.start()

@@ -113,10 +113,42 @@ def test_settings_of_a_request_count_and_a_row_without_an_answer_says_why(tmp_pa
     own = guard.with_config(max_new_tokens=4)("f", seed=5)
     assert found[2]["response"]["body"]["choices"][0]["text"] == own.text
     assert found[4]["response"]["body"]["igcore"]["receipt"] == guard("e").receipt()
-    assert batch.exit_code(found) == 3 and batch.exit_code(found[:1]) == 0
+    assert not batch.complete(found) and batch.complete(found[:1])
     assert batch.summary(found, tmp_path).endswith(
         "5 rows, 3 answered, 0 abstained, 2 without an answer"
     )
+
+
+def test_a_row_of_a_table_without_an_answer_counts(tmp_path, capsys):
+    """Bug: a row of a table that is too long was an error in its line, and the exit code 0."""
+    rows = [batch.Row(n, "text_completion", {"model": "", "prompt": text}) for n, text in
+            enumerate(["a", "a" * 99, "f"])]  # fmt: skip
+    found = run(guard_for(), rows, tmp_path / "out.jsonl")
+    assert timeless(run(guard_for(), rows, tmp_path / "out.jsonl")) == timeless(found)
+    assert "exceeds the context" in found[1]["error"] and not batch.complete(found)
+
+
+def test_lines_end_where_json_lines_do(tmp_path):
+    """Bug: a line separator of Unicode cut a text in two; an empty last line was refused."""
+    text = "a\u2028b\x0bc"
+    lines = [json.dumps(line, ensure_ascii=False) for line in requests([text, "f"])]
+    (tmp_path / "in.jsonl").write_text("\ufeff" + "\n".join(lines) + "\n\n", encoding="utf-8")
+    rows = rows_of(tmp_path / "in.jsonl", "prompt")
+    assert [row.body["prompt"] for row in rows] == [text, "f"]
+    (tmp_path / "in.jsonl").write_bytes(lines[0].encode() + b"\n\xff\n")
+    with pytest.raises(ParameterError, match="give UTF-8"):
+        rows_of(tmp_path / "in.jsonl", "prompt")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"custom_id": 1}', '{"custom_id": 1, "response": 7}', '{"custom_id": 1, "response": {}}'],
+)
+def test_a_kept_line_that_is_no_answer_is_one_sentence(tmp_path, line):
+    rows = rows_of(written(tmp_path / "in.jsonl", requests(LETTERS)), "prompt")
+    (tmp_path / "out.jsonl").write_text(line + "\n")
+    with pytest.raises(RunError, match="line 1 of"):
+        run(guard_for(), rows, tmp_path / "out.jsonl")
 
 
 def test_an_abstention_is_an_answer():
@@ -126,7 +158,7 @@ def test_an_abstention_is_an_answer():
     ((_, line),) = batch.group_lines(guard, rows)
     body = line["response"]["body"]
     assert body["choices"][0]["finish_reason"] == "content_filter"
-    assert body["igcore"]["status"] == "abstained" and batch.exit_code([line]) == 0
+    assert body["igcore"]["status"] == "abstained" and batch.complete([line])
 
 
 # --- shards and stops -----------------------------------------------------------------------------

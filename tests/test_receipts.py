@@ -16,7 +16,7 @@ from igserve import verify_receipt
 from igserve.recipe import Recipe
 from igserve.verify_receipt import answered_again, claims_in, problem_of, scored_again
 from igserve.wire import CHAT, TEXT, read_request, reply
-from tests.receipts import FORGERIES, forged, honest_lines, plain
+from tests.receipts import forged, honest_lines, plain
 
 SETTINGS = dict(budget=1.0, block_size=3, max_new_tokens=12, spend=40, refusal="fed")
 ROLES = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
@@ -66,7 +66,7 @@ def test_forged_answers_do_not_hold(tmp_path, lines, by_scores):
     accepted = {kind for kind, why in zip(kinds, without, strict=True) if not why}
     unseen = {"written by hand", "answer to another prompt", "another seed", "another set"}
     unseen |= {"one letter changed", "cut short", "another policy"}
-    assert accepted <= unseen and set(FORGERIES) - accepted >= set(FORGERIES) - unseen
+    assert accepted <= unseen
 
 
 @pytest.mark.parametrize("change", [{"budget": 2.0}, {"seed": 3}, {"spend": 41}])
@@ -101,7 +101,8 @@ def test_replies_of_the_interface_are_checked(tmp_path, kind):
         if kind == CHAT:
             said = [
                 {"role": "system", "content": "a"},
-                {"role": "user", "content": body.pop("prompt")},
+                # a client may send a field that has no value
+                {"role": "user", "content": body.pop("prompt"), "name": None},
             ]
             body["messages"] = said
         asked = read_request(kind, body, guard)
@@ -124,7 +125,15 @@ def test_replies_of_the_interface_are_checked(tmp_path, kind):
             for n, (_, body) in enumerate(exchanged)
         )
     )
-    assert not any(problem_of(claim, again) for _, claim in claims_in(path, asked_file))
+    # a file without a line break at its end is whole, and a check changes no file
+    asked_file.write_text(asked_file.read_text().rstrip("\n"))
+    path.write_text(path.read_text().rstrip("\n"))
+    before = path.read_bytes(), asked_file.read_bytes()
+    claims = [claim for _, claim in claims_in(path, asked_file)]
+    assert len(claims) == 3 and not any(problem_of(claim, again) for claim in claims)
+    assert (path.read_bytes(), asked_file.read_bytes()) == before
+    with pytest.raises(RunError, match="cannot be read"):
+        list(claims_in(tmp_path / "nowhere.jsonl"))
 
 
 @pytest.mark.parametrize(

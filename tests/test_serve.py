@@ -38,7 +38,7 @@ from igcore.engine.local import LocalEngine
 from igcore.errors import ScorerWarning
 from igserve import commands
 from igserve.commands import main
-from igserve.serve import BODY_S, CONNECTIONS, bound
+from igserve.serve import BODY_S, CONNECTIONS, listen
 
 SETTINGS = dict(budget=1.0, block_size=2, max_new_tokens=16, spend=48, keep_shown=True)
 ASKED = {"model": "m", "prompt": "abc"}
@@ -560,14 +560,14 @@ def test_a_port_in_use_is_said_before_a_policy_is_loaded(home, capsys, monkeypat
     waited forty milliseconds, because its head and its body were two packets.
     """
     monkeypatch.setattr(commands, "guard_of", None)
-    with bound("127.0.0.1", 0) as own:
+    with listen("127.0.0.1", 0) as own:
         assert own.proto == socket.IPPROTO_TCP  # asyncio sets TCP_NODELAY where it is named
         port = own.getsockname()[1]
         sentence = refused(capsys, "--port", f"{port}")
         assert f"cannot listen at 127.0.0.1 on port {port} (" in sentence
     assert "port 70000" in refused(capsys, "--port", "70000")
     with pytest.raises(ParameterError, match="cannot listen at 192.0.2.1"):
-        bound("192.0.2.1", 0)
+        listen("192.0.2.1", 0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -591,5 +591,5 @@ def test_the_command_serves_what_the_recipe_says(home, capsys, monkeypatch, host
     assert service.guard.config.budget == 0.5
     out = capsys.readouterr().out
     assert f"igserve answers at http://{'[::1]' if ':' in host else host}:" in out
-    assert "sesame" not in out
+    assert "sesame" not in out and "all of it comes at its end" in out
     service.desk.close()

@@ -68,6 +68,8 @@ def test_each_field_of_the_search_is_honoured(server, path):
     for stop in (plain[4:6], [plain[4:6], "zz"]):
         cut, end, _ = text_of(server, path, seed=seed, stop=stop)
         assert (cut, end) == (plain[: plain.index(plain[4:6])], "stop")
+    # Bug: a stop string whose end is the last token that is allowed was called a cut
+    assert text_of(server, path, seed=seed, stop=plain[10:])[:2] == (plain[:10], "stop")
     for more in ({"temperature": 0.2}, {"top_p": 0.3}, {"top_k": 2}):
         found = {text_of(server, path, seed=seed, **more)[0] for seed in range(3)}
         assert found.isdisjoint({text_of(server, path, seed=seed)[0] for seed in range(3)})

@@ -112,7 +112,7 @@ def rewritten(name: str, new: str, changes: dict[str, str]) -> str:
 
 
 def arguments(file: str, name: str) -> list[str]:
-    """Return what stands behind the name of a command in a file of the page."""
+    """Return what follows the name of a command in a file of the page."""
     text = (FOLDER / file).read_text().replace("\\\n", "")
     (found,) = re.findall(rf"^(?:\S+=\S+ )*{name} (.*)", text, re.M)
     return shlex.split(found)
@@ -156,8 +156,8 @@ def guard(port: str, file: str, *more: str, **env: str):
 def abstains(program: str) -> None:
     """Check that a program of the page shows an abstention of the second guard."""
     changes = {PORT: STRICT, '"none"': repr(KEY)}
-    told = output(BIN / "python", rewritten(program, f"never_{program}", changes))
-    assert "content_filter" in told and told.count(REFUSAL) >= 2, told
+    printed = output(BIN / "python", rewritten(program, f"never_{program}", changes))
+    assert "content_filter" in printed and printed.count(REFUSAL) >= 2, printed
 
 
 def openai_client() -> None:
@@ -169,8 +169,10 @@ def openai_client() -> None:
 
 def openai() -> None:
     """openai: the program of the page; an abstention"""
-    told = output(BIN / "python", "with_openai.py")
-    assert "verified_safe" in told and within(told) and len(told.splitlines()) == 3, told
+    printed = output(BIN / "python", "with_openai.py")
+    assert "verified_safe" in printed and within(printed) and len(printed.splitlines()) == 3, (
+        printed
+    )
     abstains("with_openai.py")
 
 
@@ -200,8 +202,8 @@ def litellm_proxy() -> None:
     command = [BIN / "litellm", *arguments("litellm.sh", "litellm"), "--host", "127.0.0.1"]
     with running(PROXY, "/health/liveliness", command, LITELLM_MASTER_KEY=MASTER):
         assert output(BIN / "python", guarded) == output(BIN / "python", "with_openai.py")
-        told = output(BIN / "python", strict)
-        assert "content_filter abstained" in told and told.count(REFUSAL) == 2, told
+        printed = output(BIN / "python", strict)
+        assert "content_filter abstained" in printed and printed.count(REFUSAL) == 2, printed
 
 
 def langchain() -> None:
