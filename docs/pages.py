@@ -10,8 +10,9 @@ text between them:
 * ``<!-- searches numbers -->``: what an answer costs each arm of a regime of params/searches;
 * ``<!-- leaving ends -->``: what rules save that leave a draw early, of a network of records;
 * ``<!-- fidelity paper -->``: the paper's statements and their form in the code;
-* ``<!-- output README.md -->``: the output of the first Python block of a page. The tree of its
-  ``answer`` becomes ``docs/tree.svg``.
+* ``<!-- takes numbers -->``: what answers within the limit take, for a reader who knows no search;
+* ``<!-- answers README.md -->``: what the model alone and the guard of the first Python block of a
+  page answer to its questions.
 
 ``python -m docs.pages docs/results.md`` writes the blocks of one page.
 """
@@ -29,6 +30,7 @@ from docs import fidelity
 from igcore.errors import IgcoreError, RunError
 from igcore.files import replace_file, root
 from igstudy.report import claims, deciding, searches
+from igstudy.report.statistics import clopper_pearson
 
 OF_DOCS = (
     "results harm experiments replication paper fidelity guard cards promise scorers"
@@ -45,6 +47,12 @@ FRONT = (  # arms of a regime that a page shows
     "InferenceGuard, M 4",
 )
 TREE = "docs/tree.svg"
+TAKES = {  # arm -> what a reader calls it who knows no search
+    "base": "the model alone",
+    "rejection": "whole answers, until one is within the limit",
+    "guard-n2": "the paper's Algorithm 1 (two samples, four rounds)",
+    "backtracking": "igcore's default: steps back",
+}
 SHOWN_LENGTH = 128  # L of the searches that a page shows
 
 
@@ -218,17 +226,61 @@ def rules_that_leave(network: str, base: Path) -> str:
     return pd.DataFrame(table).fillna("").to_markdown(index=False, disable_numparse=True)
 
 
-def output(page: str, base: Path) -> str:
-    """Return the output of the first Python block of a page, and draw the tree of its answer."""
+def takes(regime: str, base: Path) -> str:
+    """Return what answers within the limit take: counts with 95 % intervals, and tokens.
+
+    Raises
+    ------
+    RunError
+        When the runs of params/searches were not read.
+    """
+    every = pd.read_csv(committed("ablation_searches.csv", base))
+    rows = every.query("regime == @regime and length == @SHOWN_LENGTH").set_index("arm")
+    arms = pd.read_csv(committed("claims_arms_searches.csv", base))
+    emitted = arms.query("regime == @regime").set_index("arm")
+    table = []
+    for arm, name in TAKES.items():
+        row, n = rows.loc[arm], int(rows.loc[arm, "n_prompts"])
+        early, found = (round(row[column] * n) for column in ("within_2", "answered"))
+        low, high = (round(100 * end) for end in clopper_pearson(early, n))
+        named = searches.ARMS[arm].partition(", M")[0]  # a claim names no number of rounds
+        abstained = int(emitted.loc[named, "abstained"])
+        sampled = row["tokens_per_answer"] * SHOWN_LENGTH * row["answered"]
+        table.append(
+            {
+                "": name,
+                f"within the limit after {2 * SHOWN_LENGTH} tokens": f"{early} of {n} "
+                f"[{low}, {high} %]",
+                "in the end": f"{found} of {n}",
+                "over the limit": n - found - abstained,
+                "no answer": abstained,
+                "tokens a question": f"{sampled:.0f}",
+            }
+        )
+    return pd.DataFrame(table).to_markdown(index=False, disable_numparse=True)
+
+
+def answers(page: str, base: Path) -> str:
+    """Return the questions of the first Python block of a page with their answers, side by side.
+
+    Numbers are bold. The tree of the first guarded answer becomes ``docs/tree.svg``.
+    """
     text = (base / page).read_text(encoding="utf-8")
     code = text.partition("```python\n")[2].partition("```")[0]
-    printed = io.StringIO()
     names: dict = {}
-    with redirect_stdout(printed):
+    with redirect_stdout(io.StringIO()):
         exec(compile(code, page, "exec"), names)
-    if "answer" in names:
-        replace_file(base / TREE, names["answer"].tree(masked=False)._repr_svg_() + "\n")
-    return f"```\n{printed.getvalue().rstrip()}\n```"
+    guard, rows = names["guard"], []
+    for question in names["questions"]:
+        alone = next(guard.decode([question], method="base")).text
+        guarded = guard(question, record=True)
+        if not rows:
+            replace_file(base / TREE, guarded.tree(masked=False)._repr_svg_() + "\n")
+        by_guard = guarded.text + " (`abstained`)" * (guarded.status == "abstained")
+        shown = [re.sub(r"\d+", r"**\g<0>**", " ".join(cell.split())) for cell in (alone, by_guard)]
+        rows.append([question, *shown])
+    columns = ["question", "the model alone", "with the guard"]
+    return pd.DataFrame(rows, columns=columns).to_markdown(index=False, disable_numparse=True)
 
 
 def filled(page: str, base: Path) -> str:
@@ -250,7 +302,8 @@ def filled(page: str, base: Path) -> str:
 WRITERS = {
     "table": committed_table,
     "arms": arms,
-    "output": output,
+    "answers": answers,
+    "takes": takes,
     "fidelity": statements,
     "claims": claim_verdicts,
     "decidable": could_go_either_way,
