@@ -23,14 +23,16 @@ FRONT = "README"
 # a value with its interval in a table, which no line may break
 INTERVAL = re.compile(r"(\d+ of )?[\d.]+( %)? \[[-+−\d.]+, [-+−\d.]+\](?=.*\|$)", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[(?P<label>[^\]]*)\]\((?P<path>[^)\s#:]+)\)")
-GUIDES = ("guard", "budget", "scorers", "machines", "paper", "runs", "promise")
-RESULTS = ("replication", "results", "harm", "experiments", "fidelity", "paper-to-code", "cards")
+GUIDES = ("guard", "cost", "budget", "method", "serve", "batch", "reproduce", "extend", "promise")
+RESULTS = ("results", "harm", "experiments", "replication", "fidelity", "cards")
+REFERENCE = ("reading", "paper-to-code", "paper", "api")
+ANSWER = re.compile(r"^\*\*(.+?)\*\*", re.MULTILINE | re.DOTALL)  # the first sentence of a page
 # where pages stand in the list beside every page: caption -> pages
 CONTENTS = {
     "Guides": [f"docs/{name}" for name in GUIDES],
     "Notebooks": ["notebooks/*"],
     "Results": [f"docs/{name}" for name in RESULTS],
-    "Reference": ["docs/commands", "docs/reading", "docs/api", "[CS]*"],
+    "Reference": [*(f"docs/{name}" for name in REFERENCE), "[CS]*"],
 }
 
 
@@ -113,6 +115,17 @@ def faults(site: Path) -> Iterator[str]:
                 yield f"{name}: {source} is fetched from the network"
 
 
+def for_machines(base: Path) -> str:
+    """Return ``llms.txt``: a line for each page that answers a question, with its answer."""
+    lines = ["# igcore", "", "> A hard limit on what a language model says.", ""]
+    for name in (*GUIDES, *RESULTS, *REFERENCE):
+        text = (base / f"docs/{name}.md").read_text(encoding="utf-8")
+        title, found = text.partition("\n")[0].strip("# "), ANSWER.search(text)
+        answer = _plain(LINK.sub(r"\g<label>", found[1])) if found else ""
+        lines.append(f"- [{title}](docs/{name}.html): {answer}")
+    return "\n".join(lines) + "\n"
+
+
 def build(base: Path, site: Path) -> None:
     """Build the site.
 
@@ -130,6 +143,7 @@ def build(base: Path, site: Path) -> None:
         shutil.copyfile(built / f"{FRONT}.html", built / "index.html")
         for page in (base / "docs").glob("*.html"):
             shutil.copy(page, built / "docs")
+        (built / "llms.txt").write_text(for_machines(base), encoding="utf-8")
         shutil.rmtree(site, ignore_errors=True)
         shutil.copytree(built, site)  # notebooks leave a folder beside the one that is built
     if found := list(faults(site)):
