@@ -70,5 +70,10 @@ def _best(table: pd.DataFrame) -> str:
         return "No critic was trained that has pairs to rank"
     last = trained[trained["position"] == trained["position"].max()].reset_index()
     best = last.loc[last["auroc_within_prompt"].idxmax()]
-    share, tokens = f"{best['auroc_within_prompt']:.0%}", best["position"]
-    return f"After {tokens} tokens the critic “{best['critic']}” ranks {share} of pairs rightly"
+    tokens = best["position"]
+    by_cost = table[(table["features"] == "partial-cost") & (table["position"] == tokens)]
+    sentence = f"After {tokens} tokens the critic “{best['critic']}” ranks "
+    sentence += f"{best['auroc_within_prompt']:.0%} of pairs rightly"
+    if len(by_cost):
+        sentence += f", the cost model itself {by_cost['auroc_within_prompt'].max():.0%}"
+    return sentence

@@ -38,7 +38,7 @@ STYLE: dict[str, tuple[str, Marker]] = {
 }
 NAMES: dict[str, str] = {method: name for method, (_, _, name) in LOOKS.items()}
 # methods of a picture with one message; tables have them all
-SIX = "base best-of-n best-of-n-augmented beam-lagrangian beam-augmented inferenceguard".split()
+SIX = "base best-of-n-augmented beam-lagrangian rejection backtracking inferenceguard".split()
 # column of the main table -> colour
 OUTCOMES = {"safe": "#0173b2", "abstained": "#c9c9c9", "unsafe": "#d55e00"}
 # colours that are alike in grey, or to eyes without one kind of cone
