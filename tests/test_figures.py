@@ -380,7 +380,8 @@ def test_runs_that_have_not_finished_are_named_and_the_others_drawn(folder, monk
     decoded(folder, "decode-b", imaginary(policy="smollm2-chat"), finished=False)
     written, shown = executed(folder, monkeypatch, profile="x", figures="figures")
     found = said(capsys)
-    assert written == set(SECTIONS) - CRITICS and shown == len(written)
+    # and the answers of the one policy, side by side
+    assert written == set(SECTIONS) - CRITICS and shown == len(written) + 1
     assert [text for text in found if "decode-b has not finished" in text][0].startswith(
         "left out: "
     )
