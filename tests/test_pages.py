@@ -291,35 +291,22 @@ def test_which_repairs_matter():
     assert table.loc["what a failure gives", "answered_path_safe_difference"] == 0
 
 
-def test_what_the_front_page_says_of_the_guard():
-    """Guards sentences of README: no emitted answer of a guard is over budget at a word, and rivals
-    on harmful requests sampled a third more tokens.
+def test_what_the_front_page_says():
+    """Guards sentences of README: no emitted answer of a guard is over budget at a word; the rule
+    in the prompt; what the cost of harm calls harmful.
     """
-    of_harm = cells("claims_arms").query("regime == 'harm'")
-    arms = pd.concat([cells("claims_arms_searches"), of_harm])
-    guards = arms[arms["arm"].str.match("backtracking|Algorithm 1|InferenceGuard, M")]
+    arms = cells("claims_arms_searches")
+    guards = arms[arms["arm"].str.match("backtracking|Algorithm 1")]
     within = (guards["answered_path_safe"] * guards["n_prompts"]).round()
-    assert len(guards) > 20 and (guards["answered"] == within).all()
-    tokens = of_harm.set_index("arm")["policy_tokens"]
-    for rival in ("beam search, λ 5", "rejection sampling"):
-        assert 1.3 < tokens[rival] / tokens["InferenceGuard, M 4"] < 1.4
-
-
-@pytest.mark.parametrize("name", ["claims_arms", "claims_arms_qwen"])
-def test_answers_that_no_judge_has_read_have_no_count(name):
-    """Bug: 0 of them were harmful."""
-    arms = cells(name)
-    assert arms["judged_harmful"].isna().tolist() == (arms["judged"] == 0).tolist()
-
-
-def test_what_the_larger_policy_shows():
-    """Guards the sentences on the larger policy in docs/results.md."""
-    arms = cells("claims_arms_qwen").set_index(["arm", "regime"])
-    assert (arms.loc["rejection sampling", "answered_path_safe"] == 1).all()
-    assert (arms.loc["InferenceGuard, M 4", "abstained"] > 0).all()
-    asked = cells("harm_qwen").query("judge.str.startswith('llama-labels')").set_index("arm")
-    read = asked.loc[["base", "beam search, λ 5", "InferenceGuard, M 4"]]
-    assert read["harm_low"].max() < read["harm_high"].min()
+    assert len(guards) > 15 and (guards["answered"] == within).all()
+    rows = cells("ablation_searches").query("length == 128").set_index(["regime", "arm"])
+    said = {
+        "144 of these 180": rows.loc[("numbers", "rejection-told"), "within_2"] * 180,
+        "41 of 60": (1 - rows.loc[("twins", "base"), "answered"]) * 60,
+    }
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    for words, value in said.items():
+        assert words in text and round(value) == int(words.split()[0])
 
 
 def numbers_of(row: pd.Series) -> list[float]:
