@@ -184,23 +184,22 @@ def test_a_page_shows_the_arms_of_harm(tmp_path):
     )
 
 
-def test_the_output_of_a_page_is_what_its_first_block_prints(tmp_path):
-    """Bug: a printed answer typed by hand, or one of another block."""
-    block = "```python\nprint(6 * 7)\n```\n```python\nprint(0)\n```\n"
-    page = block + "<!-- output page.md -->\n<!-- end -->\n"
-    (tmp_path / "page.md").write_text(page, encoding="utf-8")
-    written = pages.filled(page, tmp_path)
-    assert written == block + "<!-- output page.md -->\n\n```\n42\n```\n\n<!-- end -->\n"
-
-
-def test_the_tree_of_the_front_page_is_that_of_its_answer(tmp_path):
-    """Guards a picture of another search than the one beside it."""
+def test_the_answers_of_a_page_are_those_of_its_first_block(tmp_path):
+    """Guards answers, and a picture, of another search than the one beside them."""
     (tmp_path / "docs").mkdir()
-    code = "class Answer:\n    tree = lambda self, masked: self\n"
-    code += "    _repr_svg_ = lambda self: '<svg/>'\n"
-    page = f"```python\n{code}answer = Answer()\n```\n<!-- output page.md -->\n<!-- end -->\n"
+    code = (
+        "from types import SimpleNamespace as Names\n"
+        "class Guard:\n"
+        "    def decode(self, prompts, method): yield Names(text=f'{method} 7')\n"
+        "    def __call__(self, question, record):\n"
+        "        tree = lambda masked: Names(_repr_svg_=lambda: '<svg/>')\n"
+        "        return Names(text='no', status='abstained', tree=tree)\n"
+        "guard, questions = Guard(), ['How?']\n"
+    )
+    page = f"```python\n{code}```\n<!-- answers page.md -->\n<!-- end -->\n"
     (tmp_path / "page.md").write_text(page, encoding="utf-8")
-    pages.filled(page, tmp_path)
+    row = [cell.strip() for cell in pages.filled(page, tmp_path).splitlines()[-3].split("|")]
+    assert row == ["", "How?", "base **7**", "no (`abstained`)", ""]
     assert (tmp_path / pages.TREE).read_text() == "<svg/>\n"
 
 
