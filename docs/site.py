@@ -23,7 +23,7 @@ FRONT = "README"
 # a value with its interval in a table, which no line may break
 INTERVAL = re.compile(r"(\d+ of )?[\d.]+( %)? \[[-+−\d.]+, [-+−\d.]+\](?=.*\|$)", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[(?P<label>[^\]]*)\]\((?P<path>[^)\s#:]+)\)")
-GUIDES = ("guard", "budget", "scorers", "machines", "paper", "runs", "promise")
+GUIDES = ("guard", "method", "budget", "cost", "serve", "batch", "paper", "runs", "promise")
 RESULTS = ("replication", "results", "harm", "experiments", "fidelity", "paper-to-code", "cards")
 # where pages stand in the list beside every page: caption -> pages
 CONTENTS = {
