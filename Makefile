@@ -48,7 +48,7 @@ help:
 	@echo "make served-test  the guard with llama.cpp's server and vLLM on this processor, compared with the local engine (installs both)"
 	@echo "                SOFTWARE=llama.cpp takes one of them"
 	@echo "make clients-test  clients of OpenAI's interface, LiteLLM, LangChain, FastAPI and a web page in front of a served guard (about three minutes)"
-	@echo "make machines-test  the routes of docs/machines.md for a file of prompts: Ray Data, which it installs, and Snakemake (a few minutes)"
+	@echo "make machines-test  the routes of docs/batch.md for a file of prompts: Ray Data, which it installs, and Snakemake (a few minutes)"
 	@echo "make audit      a million answers under hostile scorers, checked again independently (about ten minutes on two cores);"
 	@echo "                and 2,000 searches with steps back and 10,000 texts under the rules, beside second implementations"
 	@echo "make serve-audit  igserve serve under slow, leaving, many and hostile clients, with every byte on the loopback recorded (as root, some fifteen minutes)"

@@ -1,4 +1,4 @@
-"""``make machines-test``: the blocks of docs/machines.md as they stand, in a folder with a tiny
+"""``make machines-test``: the blocks of docs/batch.md as they stand, in a folder with a tiny
 random model; the answers must be those of one process but for times.
 
 ``python -m tests.machines ray snakemake`` runs these routes; vllm and llama.cpp are servers of
@@ -49,7 +49,7 @@ Lines = list[dict[str, Any]]
 
 def sections() -> dict[str, list[str]]:
     """Return the code of the page's blocks by the heading above them."""
-    page = (root() / "docs/machines.md").read_text(encoding="utf-8")
+    page = (root() / "docs/batch.md").read_text(encoding="utf-8")
     parts = ["", *re.split(r"^## (.*)\n", page, flags=re.MULTILINE)]
     return {
         heading: FENCE.findall(text) for heading, text in zip(parts[::2], parts[1::2], strict=True)
@@ -211,7 +211,7 @@ def two_guards(name: str, folder: Path) -> str:
     """Guard prompts behind a server with one process and with two; return the seconds of each."""
     texts = [prompt.text for prompt in load_prompts(PROMPTS, "test", ROWS)]
     pd.DataFrame({"prompt": texts}).to_csv(folder / "prompts.csv", index=False)
-    both = commands("A server for the policy")
+    both = commands("A policy in vLLM")
     codes = {"one": ONE.replace("guard.yaml", "served.yaml"), "two": both}
     rows, answers = [], {}
     with running(name, root() / ".venv-served", root() / f"runs/machines/{name}.log") as server:

@@ -2,9 +2,10 @@
 
 The clients have an environment of their own, `.venv-clients`. Installing it needs a network; the
 checks reach none, because all that would leave this computer goes to a closed port. The programs
-are those of docs/guard.md, with their addresses and the policy replaced, so that the page cannot
-show others. The policy is tiny and random, and writes letters, spaces and digits; the cost counts
-the digits. A second guard finds no answer, so it always abstains. All files lie in runs/clients.
+are those of docs/serve.md and docs/chat.html, with their addresses and the policy replaced, so that
+the page cannot show others. The policy is tiny and random, and writes letters, spaces and digits;
+the cost counts the digits. A second guard finds no answer, so it always abstains. All files lie in
+runs/clients.
 """
 
 import json
@@ -35,7 +36,7 @@ BIN = ROOT / ".venv-clients/bin"
 # the programs of the page, in its order
 PROGRAMS = (
     "costs.py", "guard.yaml", "serve.sh", "with_openai.py", "with_litellm.py", "litellm.yaml",
-    "litellm.sh", "with_langchain.py", "app.py", "app.sh", "page.sh", "chat.html",
+    "litellm.sh", "with_langchain.py", "app.py", "app.sh", "page.sh",
 )  # fmt: skip
 # the guard, the one that abstains, LiteLLM, the web page, the application
 PORT, STRICT, PROXY, WEB, APP = (str(free_port()) for _ in range(5))
@@ -86,10 +87,10 @@ def save_policy() -> None:
 
 def write_programs() -> None:
     """Write the programs of the page, and the second guard."""
-    page = (ROOT / "docs/guard.md").read_text(encoding="utf-8")
-    section = page.partition("\n## Serve a guard\n")[2].partition("\n## ")[0]
-    found = re.findall(r"```\w+\n(.*?)```", section, re.S)
-    for name, text in zip(PROGRAMS, found, strict=True):
+    page = (ROOT / "docs/serve.md").read_text(encoding="utf-8")
+    found = dict(zip(PROGRAMS, re.findall(r"```\w+\n(.*?)```", page, re.S), strict=True))
+    found["chat.html"] = (ROOT / "docs/chat.html").read_text(encoding="utf-8")
+    for name, text in found.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
         rewritten(name, name, {old: new for old, new in CHANGES.items() if old in text})
     with (FOLDER / "costs.py").open("a") as costs:

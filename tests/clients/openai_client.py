@@ -1,6 +1,6 @@
 """What OpenAI's own client must see of a served guard; `tests.clients` runs it.
 
-The first server has the guard of docs/guard.md. The second one needs `KEY`, lets one request wait,
+The first server has the guard of docs/serve.md. The second one needs `KEY`, lets one request wait,
 and always abstains::
 
     python -m tests.clients.openai_client http://127.0.0.1:8000 http://127.0.0.1:8001

@@ -1,5 +1,5 @@
 """``make slurm-test``: shards and arrays on a SLURM of one node, cancelled and resumed, equal to a
-local run; a failing job; the array of docs/machines.md; and nothing left behind. `node` makes and
+local run; a failing job; the array of docs/batch.md; and nothing left behind. `node` makes and
 removes the cluster, which needs root on Debian. Every walk on it has a folder of its own, with
 params made from ``params/ci``.
 """
@@ -189,7 +189,7 @@ def fail(place: Path) -> float:
 
 
 def requeue(place: Path) -> dict[str, object]:
-    """Submit the array of docs/machines.md, and requeue a task that has written some lines.
+    """Submit the array of docs/batch.md, and requeue a task that has written some lines.
 
     Returns
     -------
