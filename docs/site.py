@@ -23,14 +23,14 @@ FRONT = "README"
 # a value with its interval in a table, which no line may break
 INTERVAL = re.compile(r"(\d+ of )?[\d.]+( %)? \[[-+−\d.]+, [-+−\d.]+\](?=.*\|$)", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[(?P<label>[^\]]*)\]\((?P<path>[^)\s#:]+)\)")
-GUIDES = ("guard", "budget", "scorers", "machines", "paper", "runs", "promise")
+GUIDES = ("guard", "budget", "scorers", "machines", "paper", "extend", "promise")
 RESULTS = ("replication", "results", "harm", "experiments", "fidelity", "paper-to-code", "cards")
 # where pages stand in the list beside every page: caption -> pages
 CONTENTS = {
     "Guides": [f"docs/{name}" for name in GUIDES],
     "Notebooks": ["notebooks/*"],
     "Results": [f"docs/{name}" for name in RESULTS],
-    "Reference": ["docs/commands", "docs/reading", "docs/api", "[CS]*"],
+    "Reference": ["docs/reproduce", "docs/reading", "docs/api", "[CS]*"],
 }
 
 
