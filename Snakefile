@@ -1,4 +1,4 @@
-# The orchestrator: papermill runs the notebooks as jobs, from prompts to figures. docs/runs.md has the commands,
+# The orchestrator: papermill runs the notebooks as jobs, from prompts to figures. docs/extend.md has the commands,
 # and the walk from a params file to a figure in one picture.
 #
 #   snakemake --cores 2 --config profile=small

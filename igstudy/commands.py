@@ -24,7 +24,7 @@ from .runs.paramfiles import Given, read_recipe, runs_of
 from .runs.params import PARAMS, class_of
 
 DECODE, LINES = "notebooks/30_decode.ipynb", "runs/ci/decode-raw/responses.jsonl"
-LISTED = "; its cell with the tag 'parameters', or docs/runs.md, leads to all that are allowed"
+LISTED = "; its cell with the tag 'parameters', or docs/extend.md, leads to all that are allowed"
 CHECKED = re.compile(rf'notebook_params\("({"|".join(PARAMS)})"')  # by a notebook, of its kind
 KERNEL_HELP = "; choose one in JupyterLab, or `python -m ipykernel install --user --name NAME`"
 # exit statuses: all holds or is done; a record does not hold, or two differ; this machine cannot

@@ -242,7 +242,7 @@ def test_a_truncated_answer_ends_with_a_block(runs):
 
 
 def test_steered_answers_and_stop_strings_are_not_decided(runs):
-    """Guards what is named in docs/promise.md: nothing is said of what was not asked."""
+    """Guards what is named in docs/reproduce.md: nothing is said of what was not asked."""
     assert said(runs, line={"method": "args"}) == asking.STEERED
     stopped = {"tokens": question(runs, "base").line["tokens"][:5]}
     own = question(runs, "base").policy.text(stopped["tokens"])
