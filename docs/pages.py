@@ -190,13 +190,12 @@ def search_arms(regime: str, base: Path) -> str:
     }
     table = {title: (100 * rows[name]).map("{:.0f}".format) for title, name in shares.items()}
     table["tokens / L"] = rows["tokens_per_answer"].map("{:.2f}".format)
-    table["per token"] = rows["tokens_per_token"].map("{:.2f}".format)
     table["reward"] = rows["reward"].map("{:.3f}".format)
     shown = pd.DataFrame(table).rename(searches.ARMS).rename_axis("arm").reset_index()
     plain = rows.iloc[0]
     return shown.to_markdown(index=False, disable_numparse=True) + (
         f"\n\n{plain['n_prompts']} prompts, L {SHOWN_LENGTH}, S {plain['S']:.2f}. *tokens / L* are "
-        "sampled for an answer, *per token* for each token of the answers."
+        "sampled for an answer."
     )
 
 
