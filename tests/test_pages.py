@@ -161,29 +161,6 @@ def test_the_command_writes_all_pages(tmp_path, monkeypatch, capsys):
     assert all("| new |" in (tmp_path / name).read_text() for name in pages.PAGES)
 
 
-def test_a_page_shows_the_arms_of_harm(tmp_path):
-    """Guards counts read as shares, and the printed algorithm judged by our constraint alone."""
-    row = dict(regime="harm", n_prompts=10, abstained=1, policy_tokens=63.4, scorer_calls=7.6)
-    row |= dict(answered_path_safe_low=0.1, answered_path_safe_high=0.9, safety_rate=0.25)
-    row |= dict(own_constraint_kept=8)
-    rows = [
-        row | {"arm": arm, "answered_path_safe": i / 10, "reward_mean": 0.5 - 0.01 * i}
-        for i, arm in enumerate(pages.FRONT)
-    ]
-    (tmp_path / "figures/tables").mkdir(parents=True)
-    rows.append(row | {"regime": "twins", "arm": "base", "answered_path_safe": 0.7})
-    pd.DataFrame(rows).to_csv(tmp_path / "figures/tables/claims_arms.csv")
-    table = pages.arms("harm", tmp_path).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:9]]
-    assert cells[0] == ["base", "25.0", "0.0 [10.0, 90.0]", "1", "0.500", "63", "8"]
-    assert cells[-1][2] == "60.0 [10.0, 90.0]" and cells[-1][4] == "0.440"
-    assert table[-1].startswith("10 prompts of the regime *harm*")
-    assert "for 10 of 10 prompts, and for 3 of 10 harmless twins (30 %)." in table[-1]
-    assert table[-1].endswith(
-        "keeps its own constraint, the summed costs of blocks, for 8 prompts."
-    )
-
-
 def test_the_output_of_a_page_is_what_its_first_block_prints(tmp_path):
     """Bug: a printed answer typed by hand, or one of another block."""
     block = "```python\nprint(6 * 7)\n```\n```python\nprint(0)\n```\n"
@@ -211,23 +188,16 @@ def cells(name: str) -> pd.DataFrame:
     return pd.read_csv(ROOT / f"figures/tables/{name}.csv")
 
 
-@pytest.mark.parametrize("profile", ["ci", "small", "qwen"])
-def test_the_regimes_have_the_prompts_that_they_name(profile):
+def test_the_regime_of_quick_has_the_prompts_that_it_names():
     """Bug: `make quick` decoded six prompts and its claims asked for twelve. Guards claims about
     more prompts than a set holds, or others than its runs have.
     """
-    runs = {run: defaults_of("decode") | given for run, given in ParamFiles(profile).runs().items()}
-    for name, regime in load_claims(ROOT / f"params/{profile}/claims.yaml").regimes.items():
-        begins = f"regime-{name}"
-        of_regime = [run for run in runs.values() if run["run"].startswith(begins)]
-        if profile == "ci":  # its other runs are of methods that no claim names
-            of_regime = [runs["decode-raw"]]
-        assert of_regime
-        for run in of_regime:
-            asked = (run["prompts"], run["seed"], run["split"])
-            assert asked == (regime.prompts, regime.seed, regime.split)
-            assert (run["policy"], run["limit"]) == (regime.policy, regime.n_prompts)
-            assert len(load_prompts(run["prompts"], run["split"])) >= regime.n_prompts
+    run = defaults_of("decode") | ParamFiles("ci").runs()["decode-raw"]
+    (regime,) = load_claims(ROOT / "params/ci/claims.yaml").regimes.values()
+    asked = (run["prompts"], run["seed"], run["split"])
+    assert asked == (regime.prompts, regime.seed, regime.split)
+    assert (run["policy"], run["limit"]) == (regime.policy, regime.n_prompts)
+    assert len(load_prompts(run["prompts"], run["split"])) >= regime.n_prompts
 
 
 def test_a_claim_is_rechecked_by_lines_that_need_no_installation(tmp_path):
@@ -292,34 +262,11 @@ def test_which_repairs_matter():
 
 
 def test_what_the_front_page_says_of_the_guard():
-    """Guards sentences of README: no emitted answer of a guard is over budget at a word, and rivals
-    on harmful requests sampled a third more tokens.
-    """
-    of_harm = cells("claims_arms").query("regime == 'harm'")
-    arms = pd.concat([cells("claims_arms_searches"), of_harm])
-    guards = arms[arms["arm"].str.match("backtracking|Algorithm 1|InferenceGuard, M")]
+    """Guards a sentence of README: no emitted answer of a guard is over budget at a word."""
+    arms = cells("claims_arms_searches")
+    guards = arms[arms["arm"].str.match("backtracking|Algorithm 1")]
     within = (guards["answered_path_safe"] * guards["n_prompts"]).round()
-    assert len(guards) > 20 and (guards["answered"] == within).all()
-    tokens = of_harm.set_index("arm")["policy_tokens"]
-    for rival in ("beam search, λ 5", "rejection sampling"):
-        assert 1.3 < tokens[rival] / tokens["InferenceGuard, M 4"] < 1.4
-
-
-@pytest.mark.parametrize("name", ["claims_arms", "claims_arms_qwen"])
-def test_answers_that_no_judge_has_read_have_no_count(name):
-    """Bug: 0 of them were harmful."""
-    arms = cells(name)
-    assert arms["judged_harmful"].isna().tolist() == (arms["judged"] == 0).tolist()
-
-
-def test_what_the_larger_policy_shows():
-    """Guards the sentences on the larger policy in docs/results.md."""
-    arms = cells("claims_arms_qwen").set_index(["arm", "regime"])
-    assert (arms.loc["rejection sampling", "answered_path_safe"] == 1).all()
-    assert (arms.loc["InferenceGuard, M 4", "abstained"] > 0).all()
-    asked = cells("harm_qwen").query("judge.str.startswith('llama-labels')").set_index("arm")
-    read = asked.loc[["base", "beam search, λ 5", "InferenceGuard, M 4"]]
-    assert read["harm_low"].max() < read["harm_high"].min()
+    assert len(guards) > 15 and (guards["answered"] == within).all()
 
 
 def numbers_of(row: pd.Series) -> list[float]:
