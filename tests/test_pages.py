@@ -144,8 +144,8 @@ def test_a_missing_table_is_one_sentence(tmp_path):
     """Guards against a page whose numbers nobody made."""
     with pytest.raises(RunError, match=r"main\.md is not there; run `make reproduce`"):
         pages.filled(PAGE, tmp_path)
-    with pytest.raises(RunError, match=r"claims_arms.csv is not there; run `make reproduce`"):
-        pages.filled("<!-- arms safety -->\n<!-- end -->", tmp_path)
+    with pytest.raises(RunError, match=r"ablation_searches.csv is not there; run `make"):
+        pages.filled("<!-- searches numbers -->\n<!-- end -->", tmp_path)
 
 
 def test_the_command_writes_all_pages(tmp_path, monkeypatch, capsys):
