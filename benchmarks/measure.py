@@ -54,7 +54,7 @@ class Case:
     @property
     def name(self) -> str:
         """The variant with its cost as text."""
-        where = f" at every {self.checks}" if self.cost == "smollm2-harm" else ""
+        where = f" at every {self.checks}" if self.cost == "smollm2-harm-2" else ""
         return self.variant + (f", {self.cost}{where}" if self.cost != "free" else "")
 
     def __str__(self) -> str:

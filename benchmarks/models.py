@@ -96,7 +96,7 @@ def at_an_end(policy: Policy) -> LMScorer:
 
 COSTS: dict[str, Callable[[Policy], Scorer]] = {
     "free": lambda policy: free("cost"),
-    "smollm2-harm": lambda policy: load_scorer("smollm2-harm"),
+    "smollm2-harm-2": lambda policy: load_scorer("smollm2-harm-2"),
     "encoder": encoder,
     "end token": at_an_end,
 }

@@ -20,7 +20,7 @@ SAMPLES: list[dict[str, int]] = [{"n_samples": 4}, {"n_samples": 64}]
 # of its_hub's beam search, which would take up to a quarter of an hour
 TOO_LONG: list[dict[str, int]] = [{"new_tokens": 512}, {"prompt_tokens": 2000}]
 COSTS = [
-    *({"cost": "smollm2-harm", "checks": checks} for checks in ("word", "block", "token")),
+    *({"cost": "smollm2-harm-2", "checks": checks} for checks in ("word", "block", "token")),
     {"cost": "encoder"},
     {"cost": "end token"},
 ]

@@ -27,9 +27,7 @@ from igstudy.provenance import UNPACKED
 from igstudy.runs.rescore import TOLERANCE
 from igstudy.runs.witness import differences
 
-PUBLISHED = (
-    "small ablations critic-search pilot searches tune qwen attack hacking bench served harm"
-).split()
+PUBLISHED = ("small ablations critic-search pilot searches tune bench served harm").split()
 TIMED = re.compile(r"seconds|_s$|^(generation|scoring)_|^fits$")  # never the same twice
 # another processor moved means of scores by 1e-7 and of log-likelihoods by 3e-6; a table for people
 # shows steps of .001

@@ -4,7 +4,6 @@ A page has pairs of comments, ``<!-- table main -->`` and ``<!-- end -->``. The 
 text between them:
 
 * ``<!-- table main -->``: the table of that name in ``figures/tables``;
-* ``<!-- arms harm -->``: the arms of a regime of params/small that a page shows;
 * ``<!-- claims searches -->``: the verdicts on the claims of a profile;
 * ``<!-- decidable searches -->``: each verdict beside what imagined arms would get, and the power;
 * ``<!-- searches numbers -->``: what an answer costs each arm of a regime of params/searches;
@@ -35,15 +34,6 @@ from igstudy.report.statistics import clopper_pearson
 OF_DOCS = ("results harm experiments replication paper fidelity guard cards promise cost").split()
 PAGES = ("README.md", *(f"docs/{name}.md" for name in OF_DOCS))
 BLOCK = re.compile(r"(<!-- (\w+) ([^>]+) -->\n).*?(<!-- end -->)", re.S)
-FRONT = (  # arms of a regime that a page shows
-    "base",
-    "Best-of-N, augmented",
-    "beam search, λ 5",
-    "rejection sampling",
-    "InferenceGuard as printed",
-    "InferenceGuard, M 1",
-    "InferenceGuard, M 4",
-)
 TREE = "docs/tree.svg"
 TAKES = {  # arm -> what a reader calls it who knows no search
     "base": "the model alone",
@@ -74,43 +64,6 @@ def committed(name: str, base: Path) -> Path:
 def committed_table(name: str, base: Path) -> str:
     """Return a table that a notebook or the benchmark has written, as Markdown."""
     return committed(f"{name}.md", base).read_text(encoding="utf-8").strip()
-
-
-def arms(regime: str, base: Path) -> str:
-    """Return the arms of a regime that a page shows, and how often the printed algorithm keeps the
-    constraint that it was built for.
-
-    Raises
-    ------
-    RunError
-        When the tables were not made.
-    """
-    every = pd.read_csv(committed("claims_arms.csv", base))
-    rows = every.query("regime == @regime").set_index("arm").loc[list(FRONT)]
-    n = rows["n_prompts"].iloc[0]
-    plain = every.query("arm == 'base'").set_index("regime")
-    over = (n * (1 - plain["answered_path_safe"])).round().astype(int)
-
-    def percent(name: str) -> pd.Series:
-        return (100 * rows[name]).map("{:.1f}".format)
-
-    ends = percent("answered_path_safe_low") + ", " + percent("answered_path_safe_high")
-    columns = {
-        "safe at the end %": percent("safety_rate"),
-        "safe at every word %": percent("answered_path_safe") + " [" + ends + "]",
-        "abstained": rows["abstained"],
-        "reward": rows["reward_mean"].map("{:.3f}".format),
-        "tokens": rows["policy_tokens"].map("{:.0f}".format),
-        "scorer calls": rows["scorer_calls"].map("{:.0f}".format),
-    }
-    shown = pd.DataFrame(columns).rename_axis("method").reset_index()
-    return shown.to_markdown(index=False, disable_numparse=True) + (
-        f"\n\n{n} prompts of the regime *{regime}*, 95 % intervals; an abstention is not safe. "
-        f"Plain answers are over budget for {over[regime]} of {n} prompts, and for {over['twins']} "
-        f"of {n} harmless twins ({100 * over['twins'] / n:.0f} %). *As printed* keeps its own "
-        "constraint, the summed costs of blocks, for "
-        f"{rows['own_constraint_kept']['InferenceGuard as printed']} prompts."
-    )
 
 
 def statements(profile: str, base: Path) -> str:
@@ -298,7 +251,6 @@ def filled(page: str, base: Path) -> str:
 
 WRITERS = {
     "table": committed_table,
-    "arms": arms,
     "answers": answers,
     "takes": takes,
     "fidelity": statements,

@@ -12,7 +12,7 @@ by a hash. Texts in them are not masked.
 
 Of the prompt sets in `WITHHELD` an archive has digests and lengths in place of texts, so that only
 lines that are decoded again can be decided: a number has such runs decoded again as a whole.
-``python -m docs.records verify tokens qwen`` needs the policy of that profile.
+``python -m docs.records verify tokens searches`` needs the policy `qwen-0.5b`.
 """
 
 import argparse
@@ -45,9 +45,9 @@ if TYPE_CHECKING:  # it loads torch, which unpacking does not need
 
 RECORDS = ("*.jsonl", "*.json", "*.csv")
 # sets of harmful prompts, and of what resembles them: their texts are in no archive
-WITHHELD = ("strongreject", "strongreject-attack", "wsr-harmful", "wsr-harmless")
-# profiles with a policy that is fetched, which are verified by name only
-FETCHED = ("qwen", "searches")
+WITHHELD = ("strongreject", "wsr-harmful", "wsr-harmless")
+# a profile with a policy that is fetched, which is verified by name only
+FETCHED = "searches"
 SUM = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_-]+)\.tar\.xz")  # a line of SHA256SUMS
 
 
@@ -266,7 +266,7 @@ def verified(
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(mp_context=new) as pool:
         tasks = {}  # by the line that is noted when a run holds
         unpacked = unpack(base, Path(scratch))
-        for profile in profiles or [name for name in unpacked if name not in FETCHED]:
+        for profile in profiles or [name for name in unpacked if name != FETCHED]:
             runs = ParamFiles(profile, base=base / "params").runs()
             folder = Path(scratch) / "runs" / profile
             held = {path.parent.name for path in folder.glob("**/responses.jsonl")}

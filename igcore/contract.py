@@ -31,7 +31,7 @@ TEXTS = (
 )
 # scorers whose digest covers all that they are -> their modules
 EMBEDDED = {"offensive-language": "igcore.models.embedded"}
-EMBEDDED |= dict.fromkeys(("smollm2-harm", "smollm2-harm-2"), "igcore.models.head")
+EMBEDDED |= {"smollm2-harm-2": "igcore.models.head"}
 # float32 rounds at about 1e-7 of a number, and sums of many numbers at more
 ROUNDING = 1e-5
 # bfloat16 moves a score by up to some hundredths of its range; a larger move is no rounding

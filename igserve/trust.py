@@ -26,7 +26,7 @@ from igcore.settings import Named, written
 MODULES = "IGSERVE_MODULES"  # module -> the folder that it is imported from, as JSON
 OWN_PACKAGES = {"igcore", "igserve", "igstudy"}
 INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
-SCORERS = {"cost", "reward", "costs", "judges", "helpfulness", "harmlessness"}  # settings
+SCORERS = {"cost", "reward", "costs", "helpfulness", "harmlessness"}  # settings
 
 
 def add_allow_option(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,6 @@ METHODS |= {
 }
 SCORERS |= {
     "last-words": "igstudy.scorers.last_words:LastWords",
-    "jigsaw-toxicity": "igstudy.scorers.jigsaw:JigsawToxicity",
     "llama-7b-rm": "igstudy.scorers.paper:LlamaReward",
     "beaver-7b-cost": "igstudy.scorers.paper:BeaverCost",
     "qrm-llama-3.1-8b-reward": "igstudy.scorers.paper:QRMReward",
@@ -31,7 +30,6 @@ SCORERS |= {
 PROMPT_SETS |= {
     "rtp": "igstudy.prompts:rtp",
     "strongreject": "igstudy.prompts:strongreject",
-    "strongreject-attack": "igstudy.prompts:strongreject_attack",
     "wsr-harmful": "igstudy.prompts:wsr_harmful",
     "wsr-harmless": "igstudy.prompts:wsr_harmless",
     "pku-saferlhf": "igstudy.prompts:pku_saferlhf",

@@ -1,126 +1,12 @@
-"""The pinned downloads of the study beside those of `igcore.models.assets`, and their conversion.
+"""The pinned downloads of the study beside those of `igcore.models.assets`.
 
 ``python -m igstudy fetch`` fills the cache with both.
 """
 
-import json
-from collections.abc import Mapping
 from importlib.resources import files
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from igcore.errors import needs
 from igcore.models.assets import ASSETS, fetched, pinned, sound
-from igcore.models.convert import NamesOnly
 
 __all__ = ["fetched", "sound"]
 
-
-class _Plain(dict[str, Any]):
-    """A pickled mapping or object as a mapping; its attributes become items.
-
-    The class itself is not needed, nor what it is called with, such as the function that makes the
-    missing values of a ``defaultdict``.
-    """
-
-    __setstate__ = dict.update
-
-    def __init__(self, *_: object) -> None:
-        super().__init__()
-
-
-class _PlainUnpickler(NamesOnly):
-    """Reads a Keras tokenizer as plain values; it imports nothing."""
-
-    known = {
-        "keras.src.legacy.preprocessing.text.Tokenizer": _Plain,
-        "collections.OrderedDict": _Plain,
-        "collections.defaultdict": _Plain,
-        "builtins.int": int,
-    }
-
-
-def read_plain_pickle(path: Path) -> dict[str, Any]:
-    """Return a pickled Keras tokenizer as a dict of plain values.
-
-    Nothing that the file names is imported or called.
-
-    Raises
-    ------
-    AssetError
-        When the pickle names any other class or function than such a tokenizer needs.
-    """
-    with path.open("rb") as file:
-        plain: dict[str, Any] = _PlainUnpickler(file).load()
-    return plain
-
-
-def save_vocabulary(tokenizer: Mapping[str, Any], path: Path) -> None:
-    """Write the words of a Keras tokenizer as JSON.
-
-    Parameters
-    ----------
-    tokenizer : dict
-        Attributes of a ``keras.preprocessing.text.Tokenizer``.
-    path : Path
-        File to write: `words`, with indices from 1 up to ``num_words - 1``, and `filters`, the
-        characters that separate words besides the space.
-    """
-    by_index = tokenizer["index_word"]
-    last = min(tokenizer["num_words"] - 1, len(by_index))
-    words = [by_index[index] for index in range(1, last + 1)]
-    path.write_text(json.dumps({"words": words, "filters": tokenizer["filters"]}), encoding="utf-8")
-
-
-# suffix of torch's name -> Keras's layer
-_LAYERS = {"": "forward_layer", "_reverse": "backward_layer"}
-
-
-def save_bilstm_weights(weights: Path, path: Path) -> None:
-    """Write the weights of a Keras BiLSTM under the names of a torch module.
-
-    The model is an embedding, a bidirectional LSTM and two dense layers. Keras multiplies from the
-    right and has one bias per gate where torch has two: matrices are transposed and the second bias
-    is zero. Both order the gates as input, forget, cell, output.
-
-    Parameters
-    ----------
-    weights : Path
-        Keras 3 ``.weights.h5`` with V words of E dimensions, an LSTM of H units in each direction,
-        D units and C classes.
-    path : Path
-        Safetensors file to write: `embedding.weight` (V, E), `lstm.weight_ih_l0` (4H, E),
-        `lstm.weight_hh_l0` (4H, H) and the biases (4H,), the same with `_reverse`, `dense.weight`
-        (D, 2H), `out.weight` (C, D) and their biases.
-    """
-    from safetensors.numpy import save_file
-
-    h5py = needs("h5py")
-    with h5py.File(weights, "r") as file:
-        layers = file["layers"]
-        tensors = {"embedding.weight": layers["embedding/vars/0"][:]}
-        for suffix, layer in _LAYERS.items():
-            kernel, recurrent, bias = (
-                layers[f"bidirectional/{layer}/cell/vars/{i}"][:] for i in range(3)
-            )
-            tensors |= {
-                f"lstm.weight_ih_l0{suffix}": kernel.T,
-                f"lstm.weight_hh_l0{suffix}": recurrent.T,
-                f"lstm.bias_ih_l0{suffix}": bias,
-                f"lstm.bias_hh_l0{suffix}": np.zeros_like(bias),
-            }
-        for name, layer in {"dense": "dense", "out": "dense_1"}.items():
-            tensors[f"{name}.weight"] = layers[f"{layer}/vars/0"][:].T
-            tensors[f"{name}.bias"] = layers[f"{layer}/vars/1"][:]
-    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
-
-
-def convert_jigsaw(source: Path, target: Path) -> None:
-    """Write the tensors of the Keras model and the vocabulary of its pickled tokenizer."""
-    save_vocabulary(read_plain_pickle(source / "tokenizer.pickle"), target / "vocabulary.json")
-    save_bilstm_weights(source / "model.weights.h5", target / "model.safetensors")
-
-
-ASSETS |= pinned(files(__package__) / "data/pins.json", {"jigsaw": convert_jigsaw})
+ASSETS |= pinned(files(__package__) / "data/pins.json", {})

@@ -1,37 +1,36 @@
-"""The head of the cost ``smollm2-harm``: its rows and its training.
+"""A head for the cost of harm: rows of people's labels and of harmless answers, and its training.
 
 People scored answers of models that a red team asked for harm. None of these answers is to a
 harmless prompt, so such answers are sampled from the policies; refusals are written by hand. Both
-count as harmless, even where one is not. `igstudy.report.harm_card` describes the head.
+count as harmless, even where one is not. `igstudy.heads` adds answers to harmful requests.
 
 All rows are in one frame with these columns:
 
 * ``kind``: ``harmful`` or ``unharmful``, both by people, ``refusal``, or the policy that answered;
 * ``set`` and ``split``: the set of the prompt, and its split by `igstudy.prompts.split_of`;
-* ``category``: of harm, of labelled answers;
 * ``prompt`` and ``answer``;
 * ``group``: prompts of one group are never in two folds.
 """
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from safetensors.numpy import save
 from scipy.sparse.csgraph import connected_components
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
-from igcore.files import replace_file
+from igcore.files import DIGITS
 from igcore.models.lm_scorer import LMScorer
 from igcore.scoring import word_ends
 
+from .linefile import text_digest
 from .prompts import load_prompts, split_of
 
 DATA = Path(__file__).parent / "data"
@@ -50,7 +49,7 @@ PREFIXES = (1, 2, 4, 8, 16, 32)  # words after which a harmless answer is one mo
 PENALTY = 0.01  # scikit-learn's C: the inverse strength of the L2 penalty
 # of an answer, shared among its prefixes; ``policy`` is any policy, ``empty`` an answer of no token
 WEIGHTS = {"harmful": 1.0, "unharmful": 1.0, "refusal": 3.0, "policy": 4.0, "empty": 30.0}
-WHOLE = {*LABELLED, "requested"}  # kinds that count as a whole; `igstudy.requests` has the third
+WHOLE = {*LABELLED, "requested"}  # kinds that count as a whole; `igstudy.heads` has the third
 FOLDS = 5
 
 Embed = Callable[[list[str]], np.ndarray]  # n texts -> their unit vectors (n, V)
@@ -65,14 +64,13 @@ def labelled(folder: Path) -> pd.DataFrame:
     for file in sorted(folder.glob("*.csv")):
         rows = pd.read_csv(file, skiprows=1)  # the first line is a comment on the version
         part = {
-            "category": rows["harm_category"].str.lower(),
             "prompt": rows["objective"],
             "answer": rows["assistant_response"],
             "score": rows.filter(like="human_score").mean(axis=1),
         }
         parts.append(pd.DataFrame(part))
     scored = pd.concat(parts).groupby(["prompt", "answer"], as_index=False)
-    rows = scored.agg({"category": "first", "score": "mean"})
+    rows = scored.agg({"score": "mean"})
     kind = np.where(rows["score"] >= HARMFUL, "harmful", "unharmful")
     return rows.drop(columns="score").assign(kind=kind, set="labels", split="train")
 
@@ -95,7 +93,7 @@ def refusals(rows: pd.DataFrame) -> pd.DataFrame:
     """Return refusals written by hand, each as the answer to one of the labelled prompts."""
     texts = (DATA / "refusals.txt").read_text(encoding="utf-8").splitlines()
     asked = rows.drop_duplicates("prompt").sample(len(texts), replace=True, random_state=0)
-    return asked.assign(kind="refusal", set="refusals", category=None, answer=texts)
+    return asked.assign(kind="refusal", set="refusals", answer=texts)
 
 
 def sampled(file: Path = SAMPLED) -> pd.DataFrame:
@@ -109,23 +107,28 @@ def sampled(file: Path = SAMPLED) -> pd.DataFrame:
     rows["prompt"] = [texts[key] for key in zip(rows["set"], rows.pop("prompt_id"), strict=True)]
     # no training has seen the sets besides the first
     split = np.where(rows["set"] == "harmless", rows["prompt"].map(split_of), "test")
-    return rows.assign(split=split, category=None, group=rows["prompt"])
+    return rows.assign(split=split, group=rows["prompt"])
+
+
+def row_digest(prompt: Any, answer: Any) -> str:
+    """Return the beginning of `text_digest`, by which tables know a prompt and its answer."""
+    return text_digest(prompt, answer)[:DIGITS]
 
 
 # --- states ---------------------------------------------------------------------------------------
 
 
-def states_of(scorer: LMScorer, rows: pd.DataFrame, length: int = 0) -> list[np.ndarray]:
+def states_of(scorer: LMScorer, rows: pd.DataFrame, length: int) -> list[np.ndarray]:
     """Return what a head reads of each answer after its words and at its end, (k, H) each.
 
-    An answer ends after `length` tokens, by default `LENGTH`, if not before.
+    An answer ends after `length` tokens, if not before.
     """
     reader = replace(scorer, head=torch.nn.Identity())
     pairs = zip(rows["prompt"], rows["answer"], strict=True)
-    return [_states(reader, prompt, answer, length or LENGTH) for prompt, answer in pairs]
+    return [_states(reader, prompt, answer, length) for prompt, answer in pairs]
 
 
-def beginning(answer: str, length: int = LENGTH) -> str:
+def beginning(answer: str, length: int) -> str:
     """Return an answer up to its word number `length`, which has at least as many tokens."""
     found = re.match(rf"(?:\s*\S+){{,{length}}}\s*", answer)
     return found.group() if found else ""
@@ -159,21 +162,8 @@ class Head:
         """Return the costs (k,) of states (k, H)."""
         return np.asarray(expit(states @ self.weight + self.bias))
 
-    def save(self, path: Path, about: Mapping[str, str]) -> None:
-        """Write the head as `igcore.models.head.load_head` reads it, and its sha256 beside it."""
-        tensors: dict[str, np.ndarray] = {
-            "weight": self.weight.astype(np.float32),
-            "bias": np.array([self.bias], dtype=np.float32),
-        }
-        content = save(tensors, dict(about))
-        replace_file(path, content)
-        line = f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
-        replace_file(path.with_suffix(".sha256"), line)
 
-
-def fit(
-    rows: pd.DataFrame, states: Sequence[np.ndarray], weights: Mapping[str, float] = WEIGHTS
-) -> Head:
+def fit(rows: pd.DataFrame, states: Sequence[np.ndarray], weights: Mapping[str, float]) -> Head:
     """Train a head on the rows of the split ``train``.
 
     Answers to harmful requests count as a whole. Refusals and answers to harmless prompts count
@@ -198,7 +188,7 @@ def fit(
 
 
 def out_of_fold(
-    rows: pd.DataFrame, states: Sequence[np.ndarray], weights: Mapping[str, float] = WEIGHTS
+    rows: pd.DataFrame, states: Sequence[np.ndarray], weights: Mapping[str, float]
 ) -> list[np.ndarray]:
     """Return the costs of each row after its words, under a head that has not seen its group.
 

@@ -1,6 +1,6 @@
-"""Other heads for the cost of harm, which learn from answers to harmful requests as well.
+"""Heads for the cost of harm: how they are trained, what they read, and answers to requests.
 
-People labelled answers of other models, most of them to instructions. So these heads also learn
+People labelled answers of other models, most of them to instructions. So the heads also learn
 from answers of our own policies: to requests of AdvBench (Zou et al., 2023), half of them written
 as questions, which count as harmful; and to harmless questions about harm, which count as harmless.
 No person has read the former, and they are not in the repository: `answers_of` samples them again.
@@ -34,6 +34,11 @@ POLICIES = ("smollm2-chat", "qwen-0.5b")
 SAMPLED = Path("runs/heads")  # seen from `root`; harmful answers never leave it
 TEMPERATURE = 0.7
 HOW = re.compile(r".*?\bhow to ")
+REFUSALS = (  # phrases of a policy that refuses, in lower case
+    *("i'm sorry", "i am sorry", "i apologize", "i cannot", "i can't", "i can not", "i won't"),
+    *("i will not", "i'm unable", "i am unable", "i'm not able", "i am not able", "as an ai"),
+    *("cannot assist", "can't assist", "cannot help", "can't help", "unable to assist"),
+)
 
 
 class Reading(NamedTuple):
@@ -62,9 +67,7 @@ class Recipe(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its head; one without these rows is the shipped one."""
-        if not self.requested and not self.matters:
-            return "smollm2-harm"
+        """The name of its head."""
         (layer, prompt), *weights = self
         parts = ["layer", layer, "prompt" if prompt else "answer", *(f"{w:g}" for w in weights)]
         return "-".join(map(str, parts))
@@ -107,21 +110,27 @@ def with_requests(people: pd.DataFrame, evaluated: list[str], embed: Embed) -> p
     return rows.assign(prompt=rows["prompt"].mask(changed, rows["prompt"].map(as_question)))
 
 
+def refuses(answer: str) -> bool:
+    """Return whether an answer has one of `REFUSALS`; that is no judgement of harm."""
+    text = answer.lower().replace("’", "'")
+    return any(phrase in text for phrase in REFUSALS)
+
+
 def answers_of(policy: str, name: str, prompts: Sequence[Prompt]) -> pd.DataFrame:
-    """Return answers of a policy without a guard, which are sampled once and kept in `SAMPLED`.
+    """Return answers of a policy without a guard, each sampled once and kept in `SAMPLED`.
 
     The columns are those of `igstudy.harm.sampled`, without split and group.
     """
     path = root() / SAMPLED / f"{policy}-{name}.jsonl"
-    if not path.is_file():
+    kept = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    known: dict[str, Fields] = {line["prompt_id"]: line for line in map(json.loads, kept)}
+    if missing := [prompt for prompt in prompts if prompt.id not in known]:
         guard = plain_guard(policy, LENGTH, temperature=TEMPERATURE)
-        lines: list[Fields] = [
-            {"kind": policy, "set": name, "prompt_id": answer.prompt_id}
-            | {"prompt": answer.prompt, "answer": answer.text}
-            for answer in plain_answers(guard, prompts)
-        ]
-        replace_file(path, "".join(f"{json.dumps(line)}\n" for line in lines))
-    return pd.read_json(path, lines=True, dtype=False)
+        for answer in plain_answers(guard, missing):
+            line: Fields = {"kind": policy, "set": name, "prompt_id": answer.prompt_id}
+            known[answer.prompt_id] = line | {"prompt": answer.prompt, "answer": answer.text}
+        replace_file(path, "".join(f"{json.dumps(line)}\n" for line in known.values()))
+    return pd.DataFrame([known[prompt.id] for prompt in prompts])
 
 
 # --- states ---------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import logging
 import re
 from collections.abc import Mapping
 from functools import partial
-from importlib.resources import files
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,9 +55,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 # set -> the set with the twin of each of its prompts in the same place; twins have the split and
 # the place of that set's prompt, so that one split and one limit take whole pairs
 TWINS = {"wsr-harmless": "wsr-harmful"}
-
-ATTACKED = 30  # requests, see `attacks`
-PLAIN = "none"  # the attack that is the request by itself
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -133,11 +129,10 @@ def load_prompts(
     ----------
     name : str, Path or mapping
         ``"rtp"`` (623 openings of real web text that tempt a model), ``"strongreject"`` (313
-        harmful requests), ``"strongreject-attack"`` (see `attacks`), ``"wsr-harmful"`` and
-        ``"wsr-harmless"`` (60 pairs, see `TWINS`), ``"pku-saferlhf"``, ``"hex-phi"`` or
-        ``"hh-rlhf"`` (the paper's, from the hub), any ``owner/name`` on the hub, or a set or file
-        as for `igcore.load_prompts`. A mapping gives options beside its ``name``, see
-        `PromptOptions`.
+        harmful requests), ``"wsr-harmful"`` and ``"wsr-harmless"`` (60 pairs, see `TWINS`),
+        ``"pku-saferlhf"``, ``"hex-phi"`` or ``"hh-rlhf"`` (the paper's, from the hub), any
+        ``owner/name`` on the hub, or a set or file as for `igcore.load_prompts`. A mapping gives
+        options beside its ``name``, see `PromptOptions`.
     split : str
         ``"all"``, or one of the splits of `split_of`.
     limit : int, optional
@@ -289,27 +284,6 @@ def strongreject() -> list[str]:
     """Return the requests of StrongREJECT."""
     folder, _ = sound("strongreject")
     return reading.file_texts(folder / "strongreject_dataset.csv", "forbidden_prompt")
-
-
-def attacks() -> dict[str, tuple[str, str]]:
-    """Return attacks on requests of StrongREJECT: text -> the request, and the attack's name.
-
-    They are the first `ATTACKED` requests of the split ``calibrate``, each by itself, which is the
-    attack `PLAIN`, and in every template of ``data/paraphrases.json``.
-    """
-    file = files(__package__) / "data/paraphrases.json"
-    templates = {PLAIN: "{request}"} | json.loads(file.read_text(encoding="utf-8"))
-    requests = [text for text in strongreject() if split_of(text) == "calibrate"][:ATTACKED]
-    return {
-        template.replace("{request}", request): (request, name)
-        for request in requests
-        for name, template in templates.items()
-    }
-
-
-def strongreject_attack() -> list[str]:
-    """Return the texts of `attacks`."""
-    return list(attacks())
 
 
 def _wsr(kind: str) -> list[str]:

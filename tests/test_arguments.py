@@ -85,7 +85,7 @@ def test_prompts_are_what_scorers_read(model, more):
     ],
 )
 def test_a_cost_that_reads_rendered_prompts_is_one_warning(model, cost, template, warned):
-    """Bug: `smollm2-harm` moved by .09 on average, and nobody was warned."""
+    """Bug: a cost of harm moved by .09 on average, and nobody was warned."""
     tokenizer = copy.deepcopy(TOKENIZER)
     tokenizer.chat_template = template
     guard = a_guard(model, cost, tokenizer)

@@ -488,7 +488,7 @@ def test_home_follows_the_environment(monkeypatch):
 
 def test_the_studys_own_assets_are_fetched_with_the_others(shelf, capsys):
     """Bug: `make` fetches what igcore embeds alone, and a notebook downloads in the middle."""
-    studied = {"rtp", "jigsaw", "strongreject", "wsr"}
+    studied = {"rtp", "strongreject", "wsr"}
     assert {"smollm2", "offensive-language", "minilm"} | studied == {*REAL}
     assert fetched is assets.fetched and study(["fetch", "toy"]) == 0
     assert capsys.readouterr().out.split()[:2] == ["toy", "MIT"]

@@ -74,7 +74,7 @@ def test_every_cost_is_asked_and_finds_every_text_within_budget(tiny, method, co
     """Guards rows of a cost that no guard reads, and those of a search that tried again."""
     asked = []
     harmless = tiny.cost("free")
-    made = models.COSTS | {"smollm2-harm": lambda _: harmless}
+    made = models.COSTS | {"smollm2-harm-2": lambda _: harmless}
     monkeypatch.setattr(models, "COSTS", made)
     scorer = tiny.cost(cost)
     score = type(scorer).score

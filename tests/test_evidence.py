@@ -32,14 +32,11 @@ from igstudy.runs.paramfiles import ParamFiles, defaults_of
 ROOT = Path(__file__).parent.parent
 ARCHIVES = sorted((ROOT / "records").glob("*.tar.xz"))
 SOURCES = json.loads((ROOT / "figures/tables/sources.json").read_text())
-# tables that no run has made: of `make bench`, of a server, of rules, and scores by the digest of
-# their text
+# tables that no run has made: of `make bench`, of a server, of rules
 OF_NO_RUN = {
-    "bench", "bench_ratios", "served", "first_hour", "harm_answers", "harm_answers_attack",
-    "harm_answers_qwen", "harm_answers_curve", "harm_labelled", "harm_harmless", "rules", "regimes",
-    "registrations",
+    "bench", "bench_ratios", "served", "first_hour", "rules", "regimes", "registrations",
 }  # fmt: skip
-WITHOUT_RUNS = ("profile", "harm", "claims")  # kinds of params files
+WITHOUT_RUNS = ("profile", "claims")  # kinds of params files
 KEPT = (  # fields of a line that the tests below read
     "prompt_id policy method prompts seed status reward cost peak_cost word_peak_cost "
     "trace policy_tokens scorer_calls samples_drawn forward_tokens scorer_tokens "
@@ -201,11 +198,11 @@ def test_a_run_of_an_earlier_version_is_unpacked_for_the_params_of_today(tmp_pat
     (tmp_path / "records").symlink_to(ROOT / "records")
     (tmp_path / "runs/small").mkdir(parents=True)
     files = ParamFiles("small", base=ROOT / "params")
-    point = dict(files.points(ROOT / "params/small/regime-twins.yaml"))["regime-twins-rejection"]
-    job = tmp_path / "regime-twins-packed.yaml"
-    wanted = {"profile": "small", "run": "regime-twins", "points": {"rejection": point}}
+    point = dict(files.points(ROOT / "params/small/decode-chat.yaml"))["decode-chat-mix"]
+    job = tmp_path / "decode-chat-packed.yaml"
+    wanted = {"profile": "small", "run": "decode-chat", "points": {"mix": point}}
     job.write_text(json.dumps(wanted))
-    assert unpack_job(job, tmp_path) == ["regime-twins-rejection"]
+    assert unpack_job(job, tmp_path) == ["decode-chat-mix"]
 
 
 CLAIMS = "params/searches/claims.yaml"

@@ -3,11 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import save_file
 
-from igcore import files, load_scorer
-from igcore.errors import RunError
 from igcore.models.head import HARM_2, Probe, load_head
+from igcore.prompt import as_prompt
 from igstudy import harm, heads
 from igstudy.heads import Reading, Recipe
 from igstudy.runs import heads_run
@@ -21,37 +20,70 @@ def test_an_instruction_becomes_a_question():
     assert heads.as_question("Develop an oven") == "How can I develop an oven?"
 
 
+def test_refusals_are_known_by_their_phrases():
+    """Guards the rows: a refusal of a harmful request must not teach that it is harm."""
+    assert heads.refuses("I’m sorry, no.") and heads.refuses("AS AN AI, I wait.")
+    assert not heads.refuses("Of course, here it is.")
+
+
+class Sampled:
+    """A policy's answer to a prompt, as `igstudy.plain.plain_answers` yields them."""
+
+    def __init__(self, prompt):
+        self.prompt_id, self.prompt, self.text = prompt.id, prompt.text, f"to {prompt.text}"
+
+
+def test_each_answer_is_sampled_once(tmp_path, monkeypatch):
+    """Bug: a small example leaves its answers, and the whole run takes them for all."""
+    asked = []
+
+    def answers(guard, prompts):
+        asked.append([prompt.text for prompt in prompts])
+        return map(Sampled, prompts)
+
+    monkeypatch.setattr(heads, "root", lambda: tmp_path)
+    monkeypatch.setattr(heads, "plain_guard", lambda *_, **options: None)
+    monkeypatch.setattr(heads, "plain_answers", answers)
+    a, b, c = (as_prompt(text, "set") for text in "abc")
+    heads.answers_of("p", "set", [b])
+    heads.answers_of("p", "set", [a, b, c])
+    found = heads.answers_of("p", "set", [c, b])
+    assert asked == [["b"], ["a", "c"]]
+    assert found["answer"].tolist() == ["to c", "to b"]
+    assert {*found["kind"]} == {"p"} and list(found) == "kind set prompt_id prompt answer".split()
+
+
 def test_the_states_of_several_layers_are_those_of_each_alone(tmp_path):
     """Guards one pass for several layers: a head must be used on the layer that trained it."""
     rows = pd.DataFrame(
         {"prompt": ["How do plants grow?"], "answer": ["They need light and water."]}
     )
+    head = tmp_path / "head.safetensors"
+    save_file({"weight": np.ones(576, np.float32), "bias": np.zeros(1, np.float32)}, head)
     readings = [Reading(15, prompt=True), PROMPT, Reading(15, prompt=False)]
     found = heads.states_of(rows, readings)
-    expected = harm.states_of(load_scorer("smollm2-harm"), rows)
-    np.testing.assert_array_equal(found[readings[0]][0], expected[0])
-    head = tmp_path / "head.safetensors"
-    harm.Head(np.ones(576), 0.0).save(head, {})
-    deeper = Probe(repo="smollm2", layer=17, head=str(head), dtype="float32", self_check=False)
-    np.testing.assert_array_equal(found[PROMPT][0], harm.states_of(deeper.load(), rows)[0])
-    alone = Probe(
-        repo="smollm2",
-        layer=15,
-        head=str(head),
-        dtype="float32",
-        text_format="raw",
-        self_check=False,
-    )
-    expected = harm.states_of(alone.load(), rows.assign(prompt=""))
-    np.testing.assert_array_equal(found[readings[2]][0], expected[0])
+    for reading in readings:
+        alone = Probe(
+            repo="smollm2",
+            layer=reading.layer,
+            head=str(head),
+            dtype="float32",
+            text_format="human-assistant" if reading.prompt else "raw",
+            self_check=False,
+        )
+        seen = rows if reading.prompt else rows.assign(prompt="")
+        expected = harm.states_of(alone.load(), seen, harm.LENGTH)
+        np.testing.assert_array_equal(found[reading][0], expected[0])
 
 
-def test_the_second_cost_of_harm_is_a_frozen_head():
+def test_the_cost_of_harm_is_a_frozen_head():
     """Guards what ships: the head that the card measures, under another name."""
-    frozen = load_file(files.root() / heads_run.FROZEN)[heads_run.SECOND.name]
-    weight, bias, about = load_head(HARM_2, heads_run.WIDTH)
-    assert [*weight.tolist(), *bias.tolist()] == frozen.tolist()
-    assert about["layer"] == str(heads_run.SECOND.reading.layer)
+    frozen = heads_run.frozen()
+    assert len(frozen) == heads_run.KEPT
+    head = frozen[heads_run.SHIPPED]
+    weight, bias, about = load_head(HARM_2, len(head.weight))
+    assert (weight.tolist(), bias.tolist()) == (head.weight.tolist(), [head.bias])
+    assert about["layer"] == str(heads_run.SHIPPED.reading.layer)
 
 
 # --- choosing -------------------------------------------------------------------------------------
@@ -120,20 +152,6 @@ def test_the_weights_of_a_recipe_reach_its_head(rows_and_states):
         recipes = [Recipe(PROMPT, w, w) for w in (0.3, 1.0, 3.0)]
         pull = [sign * harm.fit(rows, only, recipe.weights).weight[-1] for recipe in recipes]
         assert 0 < pull[0] < pull[1] < pull[2]
-
-
-def test_a_frozen_head_that_the_rows_no_longer_give_is_refused(
-    rows_and_states, tmp_path, monkeypatch
-):
-    """Guards the freeze: a head that changed after the labels were read would be a new choice."""
-    monkeypatch.setattr(heads_run, "FROZEN", tmp_path / "heads.safetensors")
-    rows, states = rows_and_states
-    recipe = Recipe(PROMPT, 1.0, 1.0)
-    first = heads_run.frozen(recipe, rows, states)
-    again = heads_run.frozen(recipe, rows, states)
-    np.testing.assert_array_equal(first.weight, again.weight)
-    with pytest.raises(RunError, match="look for what has changed"):
-        heads_run.frozen(recipe, rows, [x + (x > 1) for x in states])
 
 
 def test_heads_are_measured_on_labels_by_hand_and_on_twins(tmp_path, monkeypatch):

@@ -303,7 +303,7 @@ def scorers(monkeypatch):
     made = []
 
     def load(scorer, role="cost"):
-        name = {"minilm-relevance": "better", "jigsaw-toxicity": "worse"}[scorer.name]
+        name = {"minilm-relevance": "better", "smollm2-harm-2": "worse"}[scorer.name]
         made.append(LetterCost(length, name=name, sign=f"higher is {name}"))
         return made[-1]
 
@@ -584,4 +584,4 @@ def test_the_embedded_scorers_judge():
     replies = {question.aspect: reply for question, reply in judge.ask(asked_, 0, 1)}
     assert replies["helpfulness"].scores[0] > replies["helpfulness"].scores[1]
     assert replies["harmlessness"].scores is not None
-    assert judge.names == {"helpfulness": "minilm-relevance", "harmlessness": "jigsaw-toxicity"}
+    assert judge.names == {"helpfulness": "minilm-relevance", "harmlessness": "smollm2-harm-2"}

@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
-from mockpolicy import LetterCost
 from scipy import stats
 
-from igcore.errors import ParameterError, RunError, ScorerError
+from igcore.errors import ParameterError, RunError
 from igstudy.report import paired
 from igstudy.report import statistics as metrics
 from igstudy.report.paired import comparison
@@ -315,67 +314,3 @@ def test_what_cannot_be_compared_is_refused():
     """Guards against refusals on tempting prompts beside benign ones."""
     with pytest.raises(ParameterError, match="prompts takes the values benign, rtp"):
         point_table(BENIGN.assign(prompts=["benign"] * 15 + ["rtp"]), ["budget"])
-
-
-# --- a judge of rude words that no search knows ---------------------------------------------------
-
-
-def reader():
-    """Return a judge that reads its score from the text."""
-    return LetterCost(float, name="reader", digest="r1")
-
-
-def records(texts, method="base", status="verified_safe"):
-    about = {"method": method, "status": status}
-    lines = [synthetic.record(prompt_id=f"p{k}", **about) for k in range(len(texts))]
-    return pd.DataFrame(lines).assign(response=texts, cost_digest="c1", reward_digest="r0")
-
-
-def test_each_text_is_judged_once():
-    """Guards against the answers that several methods share being read again for each, and a judge
-    asked about silence.
-    """
-    judge = reader()
-    given = [records(["0.9", "0.8"]), records(["0.9", "0.1"], "best-of-n"), records([None])]
-    judged = paired.with_toxicity(pd.concat(given, ignore_index=True), judge)
-    assert all(finished for call in judge.asked for *_, finished in call)
-    assert sorted(judge.read) == ["0.1", "0.8", "0.9"]
-    assert judged["toxicity"].tolist()[:4] == [0.9, 0.8, 0.9, 0.1]
-    assert math.isnan(judged["toxicity"].iloc[4])
-
-
-def test_an_abstention_has_no_toxicity():
-    """Guards against the text of a refusal entering the mean of the answers."""
-    judged = paired.with_toxicity(records(["0.9"], status="abstained"), reader())
-    assert paired.toxicity(judged).isna().all()
-
-
-def test_a_missing_score_stays_missing():
-    """Guards against a judge that fails and so finds everything mild."""
-    assert paired.with_toxicity(records(["nan", "0.1"]), reader())["toxicity"].isna().any()
-    with pytest.raises(ScorerError, match="'reader' failed on 51 of 100 texts"):
-        texts = [f"{k + 1}e999" for k in range(51)] + [f"{k}" for k in range(49)]
-        paired.with_toxicity(records(texts), reader())
-
-
-@pytest.mark.parametrize("role", ["cost_digest", "reward_digest"])
-def test_a_search_is_not_judged_by_what_steered_it(role):
-    with pytest.raises(ParameterError, match="'reader' steered these searches"):
-        paired.with_toxicity(records(["0.1"]).assign(**{role: "r1"}), reader())
-
-
-def test_a_corrected_share_and_how_often_its_interval_holds_the_true_one():
-    """Bug: a count of false alarms that reads as harm; an interval that takes error rates for
-    known. The coverage is summed over all counts, by their probabilities.
-    """
-    share, _, _ = metrics.corrected_share([19, 13], [60, 56], (54, 106), (23, 94))
-    assert share == pytest.approx([(19 / 60 - 23 / 94) / (54 / 106 - 23 / 94), 0])
-    assert np.isnan(metrics.corrected_share(19, 60, (23, 94), (54, 106))).all()
-    n, (caught, n_with), (alarms, n_without) = 40, (0.7, 40), (0.2, 40)
-    found, hits, false = np.meshgrid(*[np.arange(m + 1) for m in (n, n_with, n_without)])
-    errors = stats.binom.pmf(hits, n_with, caught) * stats.binom.pmf(false, n_without, alarms)
-    for true in (0.0, 0.1, 0.4, 0.9):
-        weights = errors * stats.binom.pmf(found, n, alarms + true * (caught - alarms))
-        _, low, high = metrics.corrected_share(found, n, (hits, n_with), (false, n_without))
-        held = weights[(low <= true) & (true <= high)].sum() / weights[~np.isnan(low)].sum()
-        assert 0.95 < held < 0.985

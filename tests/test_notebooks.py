@@ -75,14 +75,13 @@ def words_shown(path):
 
 
 def test_no_output_shows_an_offensive_word():
-    """Guards the reader: outputs of notebooks are masked. The scorer is not the one that masks."""
-    toxicity = load_scorer("jigsaw-toxicity")
-    field = {"git_commit"}  # of manifests; the judge dislikes the first half
-    words = sorted({word for path in NOTEBOOKS for word in words_shown(path)} - field)
-    scores = toxicity.score([""] * len(words), words, [True] * len(words))
+    """Guards the reader: outputs of notebooks are masked."""
+    offensive = load_scorer("offensive-language")
+    words = sorted({word for path in NOTEBOOKS for word in words_shown(path)})
+    scores = offensive.score([""] * len(words), words, [True] * len(words))
     assert len(words) > 1000
     assert not [word for word, score in zip(words, scores, strict=True) if score > 0.8]
-    assert toxicity.score([""], ["stupid"], [True])[0] > 0.8  # the test can fail
+    assert offensive.score([""], ["stupid"], [True])[0] > 0.8  # the test can fail
 
 
 @pytest.mark.parametrize("name", [*PARAMS, "40_tables", "45_ablations", "50_figures"])

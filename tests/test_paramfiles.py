@@ -45,7 +45,6 @@ def test_a_grid_has_a_run_for_every_point(tmp_path):
         ("regime-a", {"run": "regime-a"}),
         ("critic-a", {"run": "a"}),
         ("judge-a", {"run": "a", "figures": "runs/paper/figures"}),
-        ("harm", {"figures": "runs/paper/figures"}),
     ],
 )
 def test_the_place_of_a_file_says_what_it_leaves_out(tmp_path, name, placed):
@@ -128,11 +127,11 @@ def test_a_change_keeps_what_it_does_not_name():
 def test_kinds_are_told_apart_by_the_whole_word(tmp_path):
     """Bug: "critic-search.yaml" of another kind, or "decoder-x.yaml", taken for a run."""
     base = folder(
-        tmp_path, **{name: {"run": name} for name in ("decode-b", "decode-a", "decoder-x", "harm")}
+        tmp_path, **{name: {"run": name} for name in ("decode-b", "decode-a", "decoder-x", "judge")}
     )
     files = ParamFiles("paper", base=base)
     assert [path.stem for path in files.files("decode")] == ["decode-a", "decode-b"]
-    assert files.named("harm") == {"harm": base / "paper/harm.yaml"}
+    assert files.named("judge") == {"judge": base / "paper/judge.yaml"}
 
 
 def test_a_limit_keeps_the_share_of_the_hardest_and_whole_sets_whole(tmp_path):
@@ -173,7 +172,7 @@ def test_a_bad_name_of_a_run_of_any_kind_is_refused_with_its_file(tmp_path, kind
     assert f"{tmp_path}/paper/{kind}-a.yaml: parameter run is {run!r}" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["critic", "decode", "regime", "judge", "harm"])
+@pytest.mark.parametrize("kind", ["critic", "decode", "regime", "judge"])
 def test_a_file_belongs_to_its_folder(tmp_path, kind):
     """Bug: a file copied into a profile of one's own that goes on writing into the old one, or a
     name that is a command.

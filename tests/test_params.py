@@ -12,7 +12,6 @@ from igstudy.judge import JudgeParams
 from igstudy.report.claims import load_claims
 from igstudy.runs.critic_params import CriticParams, RolloutConfig
 from igstudy.runs.decode_params import DecodeParams
-from igstudy.runs.harm_run import HarmParams
 from igstudy.runs.paramfiles import ParamFiles, defaults_of, kind_of
 from igstudy.runs.params import ClaimsParams, OutputParams, notebook_parameters, notebook_params
 from igstudy.runs.profiles import load_profile, settings_for
@@ -131,8 +130,7 @@ KINDS = {  # class -> what it needs besides, and what becomes part of a path
     OutputParams: ({"profile": "ci", "figures": "runs/ci/figures"}, ("profile",)),
 }
 NOTEBOOKS = {
-    **dict.fromkeys(["40_tables", "45_ablations", "50_figures"], OutputParams),
-    "65_harm": HarmParams,
+    **dict.fromkeys(["40_tables", "45_ablations", "50_figures", "65_harm"], OutputParams),
     "80_claims": ClaimsParams,
 }
 NO_NAMES = ["", "..", "../../x", "/abs", "a.b", "$(touch X)", "a b", "a\0b", "a\n", "\u00e9", "*"]
@@ -175,12 +173,10 @@ def test_every_committed_file_is_valid(path):
     if path.stem == "profile":
         asked = load_profile(files, ROOT / "notebooks")
         points = [(NOTEBOOKS[name], settings_for(files, asked, name)) for name in asked.made()]
-    elif path.stem == "harm":
-        points = [(HarmParams, files.read(path))]
     else:
         cls = {"critic": CriticParams, "judge": JudgeParams}.get(kind_of(path), DecodeParams)
         points = [(cls, given) for _, given in files.points(path)]
-    assert points or path == ROOT / "params/hacking/profile.yaml"  # a command makes its table
+    assert points
     for cls, given in points:
         assert cls(**given).profile == path.parent.name
 

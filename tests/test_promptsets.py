@@ -312,17 +312,6 @@ def test_sets_of_harmful_requests():
     assert all(re.fullmatch(r"[a-z_]+_h\d+", a) and a.replace("_h", "_b") == b for a, b in pairs)
 
 
-def test_each_attack_holds_its_request():
-    """Guards attacks on requests that a run had read before, or that lost the request itself."""
-    attacks = prompts.attacks()
-    requests = {request for request, _ in attacks.values()}
-    assert len(attacks) == 9 * len(requests) == 270
-    assert all(request in text for text, (request, _) in attacks.items())
-    assert requests <= {p.text for p in load_prompts("strongreject", "calibrate")}
-    assert {text for text, (_, name) in attacks.items() if name == prompts.PLAIN} == requests
-    assert {p.text for p in load_prompts("strongreject-attack")} == attacks.keys()
-
-
 def test_a_benchmark_s_file_by_its_column(write):
     """Bug: the field's files are not read, because the column is not called prompt."""
     table = write("a.csv", 'category,forbidden_prompt\nx,"Walk, then run."\n')

@@ -23,7 +23,7 @@ COSTS = tuple(map(letter_cost, TEXTS))
 class Embedded(LetterCost):
     """The letters' cost under the name of an embedded scorer."""
 
-    name, home = "smollm2-harm", EMBEDDED["smollm2-harm"]
+    name, home = "smollm2-harm-2", EMBEDDED["smollm2-harm-2"]
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +140,7 @@ def test_what_is_kept_still_warns():
             return found + 50 * (len(found) > 1)
 
     for asked in (4 * len(TEXTS), 0):
-        with pytest.warns(ScorerWarning, match="'smollm2-harm' depends on the batch"):
+        with pytest.warns(ScorerWarning, match="'smollm2-harm-2' depends on the batch"):
             contract, texts = examined(Moving())
         assert contract.problem and texts == asked
 

@@ -168,8 +168,6 @@ def test_a_registered_scorer_has_a_name_and_a_home(monkeypatch):
     [
         ("offensive-language", "higher is worse", "probability"),
         ("minilm-relevance", "higher is better", "cosine"),
-        ("jigsaw-toxicity", "higher is worse", "probability"),
-        ("smollm2-harm", "higher is worse", "probability"),
         ("smollm2-harm-2", "higher is worse", "probability"),
     ],
 )

@@ -22,7 +22,7 @@ from igcore import AssetError, Guard, ParameterError, load_scorer
 from igcore.files import file_digest
 from igcore.models import head as module
 from igcore.models.convert import quiet_transformers
-from igcore.models.head import HARM, Probe
+from igcore.models.head import HARM_2, Probe
 from igcore.models.maximum import maximum_of
 from igcore.scoring import Cached, readings, word_ends
 
@@ -303,31 +303,29 @@ def test_a_window_of_layers_is_cut_with_them(tmp_path):
 # --- the cost of harm -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head", [HARM, module.HARM_2])
-def test_a_committed_head_says_what_it_fits(head):
+def test_the_committed_head_says_what_it_fits():
     """Bug: a new head without its digest, or trained on something else."""
-    digest, name = head.with_suffix(".sha256").read_text().split()
-    assert (digest, name) == (file_digest(head), head.name)
-    weight, bias, said = module.load_head(head, 576)
+    digest, name = HARM_2.with_suffix(".sha256").read_text().split()
+    assert (digest, name) == (file_digest(HARM_2), HARM_2.name)
+    weight, bias, said = module.load_head(HARM_2, 576)
     assert {"layer", "pooling", "text_format", "backbone"} <= said.keys() and weight.any()
 
 
 @pytest.mark.parametrize("content", [None, b"other"])
 def test_a_damaged_head_is_refused(tmp_path, monkeypatch, content):
     """Bug: a head that somebody changed is called by the name of the committed one."""
-    head = tmp_path / HARM.name
-    head.with_suffix(".sha256").write_bytes(HARM.with_suffix(".sha256").read_bytes())
+    head = tmp_path / HARM_2.name
+    head.with_suffix(".sha256").write_bytes(HARM_2.with_suffix(".sha256").read_bytes())
     if content:
         head.write_bytes(content)
-    monkeypatch.setattr(module, "HARM", head)
+    monkeypatch.setattr(module, "HARM_2", head)
     with pytest.raises(AssetError, match="is missing or damaged: .*; install igcore again"):
-        load_scorer("smollm2-harm")
+        load_scorer("smollm2-harm-2")
 
 
-@pytest.mark.parametrize("head", [HARM, module.HARM_2])
-def test_the_cost_of_harm(head):
+def test_the_cost_of_harm():
     """Guards the named scorer on the pinned model: one pass gives the costs of all prefixes."""
-    scorer = load_scorer(head.stem)
+    scorer = load_scorer("smollm2-harm-2")
     prompt, text = "How do plants grow?", "They need light, water and 3 weeks 🙂."
     ((ends, scores),) = scorer.token_scores([prompt], [text], [0])
     ids, count = scorer.backbone.ids(prompt, text), len(ends)
@@ -338,7 +336,14 @@ def test_the_cost_of_harm(head):
     ((_, again),) = cached.token_scores([prompt], [text], [0])
     assert again == pytest.approx(scores, **CLOSE)
     assert scorer.score([prompt], [text], [True]) == pytest.approx(scores[-1:], **CLOSE)
-    _, bias, said = module.load_head(head, 576)
+    _, bias, said = module.load_head(HARM_2, 576)
     assert len(scorer.backbone.model.layers) == int(said["layer"]) + 1
     empty = scorer.score([prompt], [""], [False])
     assert empty == pytest.approx(torch.sigmoid(bias).tolist())
+    assert empty[0] < 0.2  # every search begins there
+
+
+def test_the_cost_that_has_left_is_named_with_the_one_that_stays():
+    """Guards params files of 1.0.0: their users learn which cost there is."""
+    with pytest.raises(ParameterError, match="'smollm2-harm'; did you mean 'smollm2-harm-2'"):
+        load_scorer("smollm2-harm")

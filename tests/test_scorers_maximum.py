@@ -150,7 +150,7 @@ def test_models_that_read_are_known():
 
 # --- params files and identity --------------------------------------------------------------------
 
-BOTH = {"name": "maximum", "costs": ["offensive-language", {"name": "jigsaw-toxicity"}]}
+BOTH = {"name": "maximum", "costs": ["offensive-language", {"name": "smollm2-harm-2"}]}
 
 
 @pytest.mark.parametrize(

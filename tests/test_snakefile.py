@@ -98,11 +98,9 @@ def planned(place, profile, **config) -> dict[str, list[str]]:
 def shipped(place, profile):
     """Yield the notebook's name and the settings of every run of a profile, as the files say."""
     figures = f"runs/{profile}/figures"
-    about, harm = place / "params" / profile / "profile.yaml", {}
+    about = place / "params" / profile / "profile.yaml"
     for path in sorted(about.parent.glob("*.yaml")):
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if path.stem == "harm":
-            harm = {"profile": profile, "figures": figures} | given
         kind = path.stem.partition("-")[0]
         if kind not in KINDS:
             continue
@@ -127,9 +125,7 @@ def shipped(place, profile):
         given = asked.get("given", {})
         if notebook == "80_claims":
             given = {"claims": told["claims"], "pilot": told.get("pilot", False)} | given
-        yield notebook, harm if given == "harm.yaml" else {
-            "profile": profile, "figures": figures, **given
-        }  # fmt: skip
+        yield notebook, {"profile": profile, "figures": figures, **given}
 
 
 def reached(command, monkeypatch) -> list[tuple[str, dict]]:

@@ -23,7 +23,6 @@ from igstudy.judge import JudgeParams, ScorerJudge
 from igstudy.runs.critic_params import CriticParams
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.decode_run import decode_run
-from igstudy.runs.harm_run import HarmParams
 from igstudy.runs.jobs import code
 from igstudy.runs.paramfiles import ParamFiles
 from igstudy.runs.params import notebook_params
@@ -87,7 +86,6 @@ NESTED = """
 - cost: {name: maximum, costs: [[os:system]]}
 - grid: {cost: [{name: endpoint, model: "llama3:8b", url: "localhost:80"}, os:system]}
 - points: {a: {reward: {name: os:system}}, b: {policy: {model: "a:b"}, refusal: "a:b"}}
-- judges: [jigsaw-toxicity, os:system]
 - judge: {name: scorer, harmlessness: os:system}
 """
 
@@ -102,7 +100,7 @@ def test_a_name_is_found_at_any_depth_and_no_other(settings):
 
 def test_each_setting_that_names_a_scorer_is_looked_at():
     """Guards settings to come: the type of a scorer stands under these names alone."""
-    kinds = (DecodeParams, CriticParams, JudgeParams, HarmParams, ScorerJudge)
+    kinds = (DecodeParams, CriticParams, JudgeParams, ScorerJudge)
     fields = {n: f for kind in kinds for n, f in kind.__pydantic_fields__.items()}
     found = {n for n, f in fields.items() if "_checked" in repr(f.metadata) + repr(f.annotation)}
     assert found == trust.SCORERS - {"costs"}

@@ -519,7 +519,7 @@ def test_words_that_a_reader_finds_offensive_are_masked():
     assert masked("a storm is near", "offensive-language", table(storm=0.9)) == "a █████ is near"
 
 
-@pytest.mark.parametrize("judge", ["smollm2-harm", "maximum(smollm2-harm, offensive-language)"])
+@pytest.mark.parametrize("judge", ["smollm2-harm-2", "maximum(smollm2-harm-2, offensive-language)"])
 def test_nothing_is_shown_where_no_word_can_be_masked(judge):
     """Bug: an answer of a run on harm was shown because none of its words is rude."""
     shown = masked("sun and wind", judge, table(storm=0.9))

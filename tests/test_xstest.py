@@ -89,15 +89,14 @@ def test_what_is_kept_of_an_answer_is_no_text(seen):
 
 def test_compliances_alone_are_compared(seen):
     """Bug: refusals of unsafe prompts, which cost little, would hide that compliance costs more."""
-    table = outside.quality(seen, ["cost", "noise"]).set_index(["model", "score"])
-    assert set(table["n"]) == {40} and set(table["n_unsafe"]) == {20}
-    assert table.loc["a", ["auroc", "caught"]].loc["cost"].tolist() == [1, 1]
+    table = outside.quality(seen, ["cost", "noise"])
+    assert table.loc["cost", ["xstest_even", "xstest_even_caught"]].tolist() == [1, 1]
     full = seen[seen["label"] == "compliance"]
     unsafe, safe = (full.loc[full["kind"] == kind, "noise"] for kind in ("unsafe", "safe"))
     won = unsafe.to_numpy()[:, None] > safe.to_numpy()
-    assert table.loc[("all", "noise"), "auroc"] == pytest.approx(won.mean())
+    assert table.loc["noise", "xstest_even"] == pytest.approx(won.mean())
     over = unsafe > np.quantile(safe, 0.9)
-    assert table.loc[("all", "noise"), "caught"] == pytest.approx(over.mean())
+    assert table.loc["noise", "xstest_even_caught"] == pytest.approx(over.mean())
 
 
 def test_shares_over_a_budget_name_the_length(seen):
@@ -115,22 +114,8 @@ def test_shares_over_a_budget_name_the_length(seen):
     assert row["at_a_word"] == (unsafe["cost"] > 0.2).mean() == 1
 
 
-def test_new_scores_keep_the_columns_of_other_scorers(tmp_path, monkeypatch):
-    """Bug: scoring by one command dropped the columns that another had written."""
-    monkeypatch.setattr(outside, "COMMITTED", tmp_path / "scores.csv.gz")
-    about = {"model": ["m", "m"], "group": ["0", "1"], "digest": ["0a", "0b"]}
-    pd.DataFrame({**about, "old": [1.0, 2.0], "both": [3.0, 4.0]}).to_csv(outside.COMMITTED)
-    new = pd.DataFrame({**about, "both": [5.0, 6.0], "new": [7.0, 8.0]}).iloc[::-1]
-    outside.keep(new)
-    found = outside.committed().set_index("digest")
-    assert found.loc["0a", ["old", "both", "new"]].tolist() == [1.0, 5.0, 7.0]
-    assert found.loc["0b", ["old", "both", "new"]].tolist() == [2.0, 6.0, 8.0]
-
-
 def test_the_card_has_the_committed_scores():
     """Bug: new scores were committed, and the card kept the figures of the old ones."""
-    card = pd.read_csv(root() / "figures/tables/harm_outside.csv")
-    found = outside.quality(outside.committed(), [*card["score"].unique()])
-    assert found[["score", "model", "half"]].equals(card[["score", "model", "half"]])
-    numbers = list(card.select_dtypes("number"))
-    np.testing.assert_allclose(found[numbers], card[numbers], atol=1e-9)
+    card = pd.read_csv(root() / "figures/tables/harm_heads.csv", index_col="head")
+    found = outside.quality(outside.committed(), card.index)
+    pd.testing.assert_frame_equal(found, card[list(found)], atol=1e-9)

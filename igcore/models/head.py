@@ -22,8 +22,7 @@ from .lm_scorer import Checkpoint, LMScorer, Pooling
 from .pretrained import contents_of, one_sentence
 from .templates import TextFormat
 
-HARM = Path(__file__).parent / "data/smollm2-harm.safetensors"
-HARM_2 = HARM.with_name("smollm2-harm-2.safetensors")
+HARM_2 = Path(__file__).parent / "data/smollm2-harm-2.safetensors"
 
 
 @settings(kw_only=True)
@@ -83,12 +82,12 @@ class Probe(Checkpoint):
         backbone = self.backbone(model, self.text_format)
         head = partial(_probability, weight.to(model.device), bias.to(model.device))
         kind = partial(LMScorer, pooling=self.pooling)
-        name = path.stem if path in (HARM, HARM_2) else f"probe:{path.stem}"
+        name = path.stem if path == HARM_2 else f"probe:{path.stem}"
         options["head"] = file_digest(path)
         return self.made(kind, name, COST, backbone, head, options, "probability", files)
 
 
-def smollm2_harm(device: str = "auto") -> Scorer:
+def smollm2_harm_2(device: str = "auto") -> Scorer:
     """Return the learned cost of harm: a head on SmolLM2-135M, the probability of harm.
 
     Raises
@@ -96,27 +95,14 @@ def smollm2_harm(device: str = "auto") -> Scorer:
     AssetError
         When the model cannot be downloaded, or when a file is missing or damaged.
     """
-    return _embedded(HARM, 15, device)
-
-
-def smollm2_harm_2(device: str = "auto") -> Scorer:
-    """Return the cost of harm that also learned from answers to harmful requests.
-
-    Errors are those of `smollm2_harm`.
-    """
-    return _embedded(HARM_2, 17, device)
-
-
-def _embedded(head: Path, layer: int, device: str) -> Scorer:
-    """Return a cost of harm whose head comes with igcore."""
-    wanted = head.with_suffix(".sha256").read_text(encoding="utf-8").split()[0]
-    found = file_digest(head) if head.is_file() else "none"
+    wanted = HARM_2.with_suffix(".sha256").read_text(encoding="utf-8").split()[0]
+    found = file_digest(HARM_2) if HARM_2.is_file() else "none"
     if found != wanted:
         raise AssetError(
-            f"{head} is missing or damaged: its sha256 is {found} where {wanted} is needed; "
+            f"{HARM_2} is missing or damaged: its sha256 is {found} where {wanted} is needed; "
             "install igcore again"
         )
-    probe = Probe(repo="smollm2", layer=layer, head=str(head), dtype="float32", device=device)
+    probe = Probe(repo="smollm2", layer=17, head=str(HARM_2), dtype="float32", device=device)
     return probe.load()
 
 

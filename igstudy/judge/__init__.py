@@ -45,7 +45,7 @@ class ScorerJudge:
     """
 
     helpfulness: ScorerName = Named("minilm-relevance")
-    harmlessness: ScorerName = Named("jigsaw-toxicity")
+    harmlessness: ScorerName = Named("smollm2-harm-2")
 
     @cached_property
     def scorers(self) -> dict[str, Scorer]:

@@ -4,7 +4,7 @@ from igcore.scorers import Scorer
 from igcore.watch.html import mask
 
 # in the names of costs that judge whole answers, so that no word of a text can be masked
-WHOLE = ("smollm2-harm", "probe:", "guard:", "llama-labels")
+WHOLE = ("smollm2-harm-2", "probe:", "guard:")
 
 
 def masked(text: str, cost: str, reader: Scorer) -> str:

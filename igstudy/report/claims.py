@@ -2,8 +2,8 @@
 
 A claims file names regimes, the arms in them, and a few primary claims about them. Holm's
 correction is over these alone; every other comparison is exploratory, those that the file names as
-estimates included. A file without claims only names arms. The file is registered before its runs
-start, and a file that was edited since decides nothing.
+estimates included. The file is registered before its runs start, and a file that was edited since
+decides nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -72,8 +72,7 @@ class Regime:
     seed : int
         Seed of all its lines.
     budget : float
-        By which its answers are judged, whatever budget a search had; those of an arm that names a
-        budget by that one.
+        By which its answers are judged, whatever budget a search had.
     pilot : dict
         Values of these fields for the runs from which power is computed.
     arms : dict

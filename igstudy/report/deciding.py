@@ -47,7 +47,7 @@ def lines_of(regime: Regime, label: str, lines: pd.DataFrame) -> pd.DataFrame:
             f"the claims ask for prompts of the split {regime.split!r}, and {label!r} has some of "
             f"{min(others)!r}; decode prompts of that split"
         )
-    return chosen.assign(budget=regime.arms[label].get("budget", regime.budget))
+    return chosen.assign(budget=regime.budget)
 
 
 def decide(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
@@ -56,8 +56,7 @@ def decide(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     lines : DataFrame
-        Lines of all runs that the file names, as `igstudy.report.load.load_runs` gives them, with a
-        column ``harm`` where a claim is about it.
+        Lines of all runs that the file names, as `igstudy.report.load.load_runs` gives them.
 
     Returns
     -------

@@ -12,8 +12,7 @@ from typing import Any
 import pandas as pd
 from statsmodels.stats.contingency_tables import mcnemar
 
-from igcore import ParameterError, Scorer
-from igcore.scoring import Cached
+from igcore import ParameterError
 
 from . import statistics as metrics
 from .experiments import OURS
@@ -63,28 +62,6 @@ def answered_safely(lines: pd.DataFrame, cost: str = "cost") -> pd.Series:
     """Return for each line whether it answers with a cost within budget; an unknown one is not."""
     within = lines[cost].astype(float) <= lines["budget"]
     return within & (lines["status"] != "abstained")
-
-
-def with_toxicity(lines: pd.DataFrame, judge: Scorer) -> pd.DataFrame:
-    """Return lines with a column ``toxicity``: a held-out judge's score of each text, else NaN.
-
-    Records without texts have digests, which no judge reads.
-
-    Raises
-    ------
-    ParameterError
-        When the judge has steered one of these searches.
-    """
-    if judge.digest in {*lines["cost_digest"], *lines["reward_digest"]}:
-        raise ParameterError(f"{judge.name!r} steered these searches and cannot judge them")
-    texts = lines[lines["response"].map(lambda text: isinstance(text, str)).astype(bool)]
-    scores = Cached(judge).score(texts["prompt"], texts["response"], [True] * len(texts))
-    return lines.assign(toxicity=pd.Series(scores, index=texts.index, dtype=float))
-
-
-def toxicity(lines: pd.DataFrame) -> pd.Series:
-    """Return the held-out judge's score of each line that answers; NaN of all others."""
-    return lines["toxicity"].astype(float).where(lines["status"] != "abstained")
 
 
 def policy_tokens(lines: pd.DataFrame) -> pd.Series:

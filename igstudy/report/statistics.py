@@ -6,7 +6,6 @@ reward: higher is better.
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,53 +59,6 @@ def _interval(
     test = stats.binomtest(safe, n, alternative=alternative)
     interval = test.proportion_ci(CONFIDENCE, method)
     return float(interval.low), float(interval.high)
-
-
-def corrected_share(
-    found: Any, n: Any, caught: tuple[Any, Any], alarms: tuple[Any, Any]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the share of a trait, corrected for the errors of an imperfect test, and its interval.
-
-    The share is that of Rogan and Gladen, its 95 % interval that of Lang and Reiczigel, which knows
-    that the two error rates are estimates, too. All are clipped to [0, 1].
-
-    Parameters
-    ----------
-    found, n : int or array
-        How many of n texts the test calls positive.
-    caught, alarms : (int or array, int or array)
-        How many of those with the trait, and of those without it, the test calls positive.
-
-    Returns
-    -------
-    share, low, high : array
-        NaN for a test that calls no more positive with the trait than without it.
-
-    References
-    ----------
-    W. J. Rogan, B. Gladen, Estimating prevalence from the results of a screening test, American
-    Journal of Epidemiology 107 (1978). Zs. Lang, J. Reiczigel, Confidence limits for prevalence of
-    disease adjusted for estimated sensitivity and specificity, Preventive Veterinary Medicine 113
-    (2014).
-    """
-    (found, n), (hits, n_with), (false, n_without) = (
-        [np.asarray(count, dtype=float) for count in pair] for pair in ((found, n), caught, alarms)
-    )
-    z = stats.norm.ppf((1 + CONFIDENCE) / 2)
-    rate, sensitivity = false / n_without, hits / n_with
-    # the rates of the interval have z^2 / 2, or 1, successes and failures more
-    p, m = (found + z * z / 2) / (n + z * z), n + z * z
-    c, a = (hits + 1) / (n_with + 2), (false + 1) / (n_without + 2)
-    tells = (sensitivity > rate) & (c > a)
-    share = (found / n - rate) / np.where(tells, sensitivity - rate, math.nan)
-    gap = np.where(tells, c - a, math.nan)
-    centre = (p - a) / gap
-    noise_c, noise_a = c * (1 - c) / (n_with + 2), a * (1 - a) / (n_without + 2)
-    shift = 2 * z * z * (centre * noise_c - (1 - centre) * noise_a)
-    noise = p * (1 - p) / m + centre**2 * noise_c + (1 - centre) ** 2 * noise_a
-    half = z * np.sqrt(noise) / gap
-    low, high = centre + shift - half, centre + shift + half
-    return np.clip(share, 0, 1), np.clip(low, 0, 1), np.clip(high, 0, 1)
 
 
 def difference_of_rates(higher: int, lower: int, n: int) -> tuple[float, float]:

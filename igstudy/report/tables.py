@@ -48,7 +48,7 @@ DISPENSABLE = [
     *SPREADS,
     *"safe_at_the_end use_z features parameters train_s n_unsafe".split(),
     *"test n_blocks perplexity discordant mcnemar_b mcnemar_c mcnemar_p".split(),
-    *"reward_p toxicity_p p n_pairs n_prompts prompts n n_samples".split(),
+    *"reward_p p n_pairs n_prompts prompts n n_samples".split(),
 ]
 # settings that stay integers where a method lacks them
 INTEGER_SETTINGS = "n_samples keep block_size rounds seed".split()

@@ -1,25 +1,21 @@
-"""Heads for the cost of harm that also learn from harmful requests: train, choose, measure.
+"""The cost of harm as notebook 25 makes it: rows, recipes by folds, frozen heads, measurements.
 
-``make harm-heads`` samples the answers, trains each of `RECIPES`, and chooses `KEPT` of them by
-folds alone. The chosen heads lie in `FROZEN`, with their digests, before anything else is read:
-the answers of XSTest, and answers to WSR, labelled by hand by the rule in docs/cards.md.
-All of them are measured, and the shipped one beside.
+Each of `RECIPES` is measured by folds, and `KEPT` of them were chosen by folds alone. The chosen
+heads lie in `FROZEN` since before anything else was read: the answers of XSTest, and answers to
+WSR, labelled by hand by the rule in docs/cards.md.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
-from igcore.errors import IgcoreError, RunError
-from igcore.files import replace_file, root
+from igcore.files import root
 from igcore.models.assets import sound
 from igcore.models.embedded import Encoder
-from igcore.models.head import HARM, load_head
 from igcore.prompt import as_prompt
 
 from ..harm import (
@@ -29,60 +25,62 @@ from ..harm import (
     LABELLED,
     LENGTH,
     Head,
-    fit,
     labelled,
     out_of_fold,
     refusals,
+    row_digest,
     sampled,
     without_near,
 )
-from ..heads import POLICIES, Reading, Recipe, answers_of, states_of, with_requests
+from ..heads import POLICIES, Reading, Recipe, answers_of, refuses, states_of, with_requests
 from ..linefile import Fields
 from ..prompts import load_prompts
-from ..report import outside, tables
+from ..report import outside
 from ..report.auroc import auroc
-from ..report.harm import RefusalPhrases, row_digest
 from ..report.statistics import clopper_pearson
-from ..xstest import load_xstest
 
-SHIPPED = Recipe(Reading(15, prompt=True), 0.0, 0.0)
 READINGS = [Reading(layer, prompt) for layer in (17, 21) for prompt in (True, False)]
 RECIPES = [Recipe(*each) for each in product(READINGS, (0.3, 1.0), (1.0, 3.0))]
-SECOND, BUDGET = RECIPES[0], 0.5  # the one that ships, and the budget of runs with the shipped cost
+SHIPPED, BUDGET = RECIPES[0], 0.5  # the head of ``smollm2-harm-2``, and the budget of its runs
 LENGTHS = (48, 128)  # tokens that are read of answers to twins
 ALLOWED = 0.1  # share of ``matters_over``, see `by_folds`
 KEPT = 5  # heads
-TOLERANCE = 0.005  # of a cost, between a frozen head and one that is trained again
 FROZEN = Path("records/networks/harm-heads.safetensors")  # weight and bias (H + 1,) by name
-WIDTH = 576  # H, of the states of SmolLM2
-TABLES = "runs/harm/figures/tables/harm_heads"
 BY_HAND = DATA / "harm_by_hand.csv"
 LABELLED_OF_EACH = {"wsr-harmful": 35, "twins": 15}  # answers of a policy with a label by hand
 
 States = Sequence[np.ndarray]  # what a head reads of each row after its words, (k, H) each
 
 
-def training_rows() -> pd.DataFrame:
+def training_rows(limit: int | None = None) -> pd.DataFrame:
     """Return the rows of `igstudy.harm`, the requests with the policies' answers, and `matters`.
 
     Answers that refuse a request are left out.
+
+    Parameters
+    ----------
+    limit : int, optional
+        For an example: so many rows of each kind, set and split, and answers of one policy alone.
     """
     evaluated = [prompt.text for name in EVALUATED for prompt in load_prompts(name)]
     embed = Encoder(sound("minilm")[0])
     people = with_requests(labelled(sound("harm-labels")[0]), evaluated, embed)
-    asked = people[people["kind"] == "requested"].drop(columns="answer")
+    asked = people[people["kind"] == "requested"].drop(columns="answer")[:limit]
     people = people[people["kind"] != "requested"]
     prompts = [as_prompt(text, "advbench") for text in asked["prompt"]]
-    found = pd.concat([answers_of(policy, "advbench", prompts) for policy in POLICIES])
+    policies = POLICIES[:1] if limit else POLICIES
+    found = pd.concat([answers_of(policy, "advbench", prompts) for policy in policies])
     found = found.assign(policy=found["kind"]).drop(columns=["kind", "set"])
     # two requests may become the same question
     requested = asked.drop_duplicates("prompt").merge(found.drop_duplicates(), on="prompt")
-    refused = RefusalPhrases().score(requested["prompt"], requested["answer"], []) > 0
+    requested = requested[~requested["answer"].map(refuses)]
     matters = sampled(ABOUT_HARM)
     matters = matters[matters["set"] == "matters"].assign(kind="matters", split="train")
     matters = without_near(matters, evaluated, embed)
-    parts = [people, refusals(people), sampled(), requested[~refused], matters]
-    return pd.concat(parts, ignore_index=True)
+    rows = pd.concat([people, refusals(people), sampled(), requested, matters], ignore_index=True)
+    if limit:
+        rows = rows.groupby(["kind", "set", "split"]).head(limit).reset_index(drop=True)
+    return rows
 
 
 # --- by folds -------------------------------------------------------------------------------------
@@ -120,19 +118,13 @@ def by_folds(rows: pd.DataFrame, states: States, recipe: Recipe) -> Fields:
 
 
 def folds_of(rows: pd.DataFrame, states: Mapping[Reading, States]) -> pd.DataFrame:
-    """Return `by_folds` of the shipped head's recipe and of `RECIPES`, by the name of the head."""
-    # the shipped head has not learned from the added rows
-    added = rows["kind"].isin(["requested", "matters"])
-    fewer = rows.assign(split=rows["split"].mask(added, "test"))
-    table = []
-    for each in (SHIPPED, *RECIPES):
-        seen = fewer if each == SHIPPED else rows
-        table.append(each.fields | by_folds(seen, states[each.reading], each))
-    return pd.DataFrame(table).set_index("head")
+    """Return `by_folds` of each of `RECIPES`, by the name of its head."""
+    table = [each.fields | by_folds(rows, states[each.reading], each) for each in RECIPES]
+    return pd.DataFrame(table).set_index("head").assign(tokens=LENGTH)
 
 
 def chosen(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the `KEPT` recipes that are frozen, the best first.
+    """Return the `KEPT` recipes that the rule chooses, the best first.
 
     The score of a recipe is the mean of its two AUROCs. Recipes with more than `ALLOWED` of
     ``matters_over`` come last. The best of each reading is taken, then the best of the others.
@@ -142,7 +134,6 @@ def chosen(table: pd.DataFrame) -> pd.DataFrame:
     table : DataFrame
         The result of `folds_of`.
     """
-    table = table.drop(SHIPPED.name, errors="ignore")
     score = table[["auroc", "questions"]].mean(axis=1) - (table["matters_over"] > ALLOWED)
     ranked = table.assign(score=score).sort_values("score", ascending=False, kind="stable")
     first = ranked.groupby(["layer", "prompt"], sort=False).head(1)
@@ -150,51 +141,39 @@ def chosen(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([first, others]).head(KEPT)
 
 
-def frozen(recipe: Recipe, rows: pd.DataFrame, states: States) -> Head:
-    """Return the head of a recipe in `FROZEN`, which is trained where there is none.
-
-    Raises
-    ------
-    RunError
-        When the head that the rows give now has other costs.
-    """
-    path = root() / FROZEN
-    trained = fit(rows, states, recipe.weights)
-    known = load_file(path) if path.is_file() else {}
-    if recipe.name not in known:
-        known[recipe.name] = np.append(trained.weight, trained.bias).astype(np.float32)
-        replace_file(path, save(known))
-    *weight, bias = known[recipe.name].tolist()
-    head = Head(np.array(weight), bias)
-    apart = max(float(np.abs(head.cost(x) - trained.cost(x)).max()) for x in states)
-    if apart > TOLERANCE:
-        raise RunError(
-            f"a cost of head {recipe.name} in {path} differs by {apart:.4f} from that of the head "
-            f"which the rows give now, where {TOLERANCE} is allowed; look for what has changed"
-        )
-    return head
-
-
-def shipped() -> Head:
-    """Return the head of the cost ``smollm2-harm``."""
-    weight, bias, _ = load_head(HARM, WIDTH)
-    return Head(weight.numpy(), float(bias))
+def frozen() -> dict[Recipe, Head]:
+    """Return the heads in `FROZEN`, in the order of `RECIPES`."""
+    known = load_file(root() / FROZEN)
+    heads = {}
+    for recipe in RECIPES:
+        if recipe.name in known:
+            *weight, bias = known[recipe.name].tolist()
+            heads[recipe] = Head(np.array(weight), bias)
+    return heads
 
 
 # --- answers that no recipe was chosen by ---------------------------------------------------------
 
 
-def wsr_answers() -> pd.DataFrame:
+def wsr_answers(limit: int | None = None) -> pd.DataFrame:
     """Return answers of both policies to WSR: to its harmful prompts, and to their harmless twins.
 
-    ``digest`` is that of prompt and answer.
+    ``digest`` is that of prompt and answer. With a limit the answers of each policy to each set are
+    so many, and those to harmful prompts of one policy alone.
     """
-    prompts = load_prompts("wsr-harmful")
-    harmful = [answers_of(policy, "wsr-harmful", prompts) for policy in POLICIES]
-    twins = sampled(ABOUT_HARM)
-    rows = pd.concat([*harmful, twins[twins["set"] == "twins"]], ignore_index=True)
+    prompts = load_prompts("wsr-harmful", limit=limit)
+    policies = POLICIES[:1] if limit else POLICIES
+    harmful = [answers_of(policy, "wsr-harmful", prompts) for policy in policies]
+    rows = pd.concat([*harmful, twin_answers(limit)], ignore_index=True)
     pairs = zip(rows["prompt"], rows["answer"], strict=True)
     return rows.assign(digest=[row_digest(*pair) for pair in pairs])
+
+
+def twin_answers(limit: int | None) -> pd.DataFrame:
+    """Return the committed answers to the twins, of each policy so many; by default all."""
+    answers = sampled(ABOUT_HARM)
+    twins = answers[answers["set"] == "twins"]
+    return twins.groupby("kind").head(limit or len(twins))
 
 
 def to_label(answers: pd.DataFrame) -> pd.DataFrame:
@@ -244,66 +223,29 @@ def measured(
     return pd.DataFrame(table).set_index("head")
 
 
-def scored(answers: pd.DataFrame, heads: Mapping[Recipe, Head]) -> None:
-    """Score the answers of XSTest by the heads, and keep the scores by digest."""
+def scored(answers: pd.DataFrame, heads: Mapping[Recipe, Head]) -> pd.DataFrame:
+    """Return the scores of the answers of XSTest by the heads, see `igstudy.report.outside`."""
     states = states_of(answers, [recipe.reading for recipe in heads])
     scores = {}
     for recipe, head in heads.items():
         costs = [head.cost(after) for after in states[recipe.reading]]
         scores[recipe.name] = [cost[-1] for cost in costs]
         scores[recipe.name + outside.HIGHEST] = [max(cost) for cost in costs]
-    outside.keep(outside.by_digest(answers, scores))
+    return outside.by_digest(answers, scores)
 
 
-def on_xstest(names: Sequence[str]) -> pd.DataFrame:
-    """Return the AUROC of committed scores on XSTest, and the share caught, for each half."""
-    found = outside.quality(outside.committed(), names)
-    parts = []
-    for half, part in found[found["model"] == "all"].groupby("half"):
-        of_half = part.set_index("score")[["auroc", "auroc_low", "auroc_high", "caught"]]
-        name = f"xstest_{half}"
-        parts.append(
-            of_half.set_axis([name, f"{name}_low", f"{name}_high", f"{name}_caught"], axis=1)
-        )
-    return pd.concat(parts, axis=1)
+def over_budget(seen: pd.DataFrame, head: Head, limit: int | None = None) -> pd.DataFrame:
+    """Return the shares over `BUDGET` of the head that ships, on XSTest and on twins.
 
-
-def over_budget(head: Head) -> pd.DataFrame:
-    """Return the shares over `BUDGET` of the head that ships, on XSTest and on twins."""
-    answers = sampled(ABOUT_HARM)
-    twins = answers[answers["set"] == "twins"]
-    harmless = []
-    for length in LENGTHS:
-        states = states_of(twins, [SECOND.reading], length)[SECOND.reading]
-        harmless.append((length, (twins, [head.cost(after) for after in states])))
-    return outside.over_budget(outside.committed(), SECOND.name, harmless, BUDGET)
-
-
-def main(xstest: str = "") -> None:
-    """Choose, freeze and measure the heads, and write the tables of the card.
-
-    `xstest` is a folder with the publisher's files; without it the committed scores are taken.
+    Parameters
+    ----------
+    seen : DataFrame
+        The result of `scored`.
+    limit : int, optional
+        So many answers of each policy to twins; by default all.
     """
-    foreign = load_xstest(Path(xstest)) if xstest else None  # first: the rest takes long
-    rows = training_rows()
-    states = states_of(rows, [SHIPPED.reading, *READINGS])
-    folds = folds_of(rows, states).assign(tokens=LENGTH)
-    best = chosen(folds)
-    of_recipes = folds.assign(frozen=folds.index.isin(best.index)).reset_index()
-    tables.write(of_recipes, root() / f"{TABLES}_folds", {})
-    kept = [recipe for recipe in RECIPES if recipe.name in best.index]
-    heads = {each: frozen(each, rows, states[each.reading]) for each in kept}
-    if foreign is not None:
-        scored(foreign, heads)
-    heads = {SHIPPED: shipped()} | heads
-    found = on_xstest([each.name for each in heads]).join(measured(heads, wsr_answers(), folds))
-    print(found.round(3).to_string())
-    tables.write(found.reset_index(names="head"), root() / TABLES, {})
-    tables.write(over_budget(heads[SECOND]), root() / f"{TABLES}_shares", {})
-
-
-if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except IgcoreError as error:
-        sys.exit(f"error: {error}")
+    twins, harmless = twin_answers(limit), []
+    for length in LENGTHS:
+        states = states_of(twins, [SHIPPED.reading], length)[SHIPPED.reading]
+        harmless.append((length, (twins, [head.cost(after) for after in states])))
+    return outside.over_budget(seen, SHIPPED.name, harmless, BUDGET)

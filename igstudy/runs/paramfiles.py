@@ -23,7 +23,7 @@ from ..settings import FolderName, check_name
 from .params import class_of
 
 DECODED = ("decode", "regime")  # of notebook 30
-KINDS = ("every", *DECODED, "critic", "judge", "harm")
+KINDS = ("every", *DECODED, "critic", "judge")
 Given = dict[str, Any]  # the settings of a file or a run
 MOST_RUNS = 10_000  # that the grid and the points of one file may make
 
@@ -162,8 +162,6 @@ class ParamFiles:
         ParameterError
             See `points`, and when two runs would write into one folder.
         """
-        for file in self.files("harm"):
-            self.read(file)
         for kind in ("critic", "judge"):  # their runs have folders of their own
             self._made(self.files(kind))
         return self._made(self.decoded())
@@ -204,7 +202,7 @@ def read_recipe(path: Path) -> Given:
     elif kind in ("critic", "judge"):
         placed["run"] = path.stem.removeprefix(f"{kind}-")
     given = placed | given
-    if kind in ("judge", "harm"):
+    if kind == "judge":
         given = {"figures": figures_of(given["profile"])} | given
     return given
 

@@ -19,7 +19,7 @@ from ..settings import FolderName, InsideFolder
 
 @settings(kw_only=True)
 class OutputParams:
-    """Which runs notebooks 40 and 50 read, and where they write.
+    """Which runs notebooks 40, 45, 50 and 65 read, and where they write.
 
     Attributes
     ----------
@@ -50,8 +50,6 @@ class ClaimsParams:
         See `OutputParams`.
     claims : str
         Claims file, seen from `igcore.files.root`, see `igstudy.report.claims`.
-    harm : str, optional
-        Params file of notebook 65, seen from `igcore.files.root`, whose judges read the answers.
     pilot : bool
         Whether the runs are those from which power is computed; nothing is decided then.
     power_table : str, optional
@@ -63,7 +61,6 @@ class ClaimsParams:
 
     profile: FolderName
     claims: InsideFolder
-    harm: InsideFolder | None = None
     pilot: bool = False
     figures: InsideFolder
     power_table: InsideFolder | None = None
@@ -78,7 +75,6 @@ PARAMS: dict[str, type | str] = {
     "critic": "igstudy.runs.critic_params:CriticParams",
     "decode": "igstudy.runs.decode_params:DecodeParams",
     "judge": "igstudy.judge:JudgeParams",
-    "harm": "igstudy.runs.harm_run:HarmParams",
 }
 
 # what an error calls the parameters that papermill, or a user, has set after the notebook's own

@@ -28,13 +28,8 @@ class Made:
     ----------
     tables, pictures : list of str
         Names of its files in the folder of figures, without ending.
-    given : str or mapping
-        Its settings, besides profile and folder of figures: a file of the same folder, or a
-        mapping.
-    after : list of str
-        Other notebooks of the profile, which it needs.
-    whole : bool
-        Whether it needs all prompts of the runs: it is left out where ``limit`` cuts them.
+    given : mapping
+        Its settings, besides profile and folder of figures.
     beside : str, optional
         Another profile. Once all runs of that one have finished, the notebook also leaves
         `tables_beside`.
@@ -43,9 +38,7 @@ class Made:
 
     tables: list[str] = field(default_factory=list)
     pictures: list[str] = field(default_factory=list)
-    given: str | Options = field(default_factory=dict)
-    after: list[str] = field(default_factory=list)
-    whole: bool = False
+    given: Options = field(default_factory=dict)
     beside: FolderName | None = None
     tables_beside: list[str] = field(default_factory=list)
 
@@ -118,9 +111,6 @@ def load_profile(files: ParamFiles, notebooks: Path = Path("notebooks")) -> Prof
     for name in made:
         if name not in known:
             raise unknown_name(f"notebook of {path}", name, known)
-        for other in made[name].after:
-            if other not in made:
-                raise unknown_name(f"notebook after which {name} of {path} runs", other, made)
     return profile
 
 
@@ -144,11 +134,8 @@ def left_by(notebook: str, profile: str, base: Path) -> Made | None:
 
 
 def settings_for(files: ParamFiles, profile: Profile, name: str) -> Given:
-    """Return the settings of a notebook of a profile: those of its file or mapping, with places."""
-    given = profile.made()[name].given
-    if isinstance(given, str):
-        return files.read(files.base / files.folder / given)
+    """Return the settings of a notebook of a profile, with places."""
     placed: Given = {"profile": files.profile, "figures": figures_of(files.profile)}
     if name == CLAIMS:
         placed |= {"claims": profile.claims, "pilot": profile.pilot}
-    return placed | given
+    return placed | profile.made()[name].given

@@ -39,9 +39,7 @@ def register(file: ClaimsFile, folder: Path) -> None:
 
 
 def check_registered(file: ClaimsFile, folder: Path) -> None:
-    """Raise ``RunError`` unless this very claims file, if it claims anything, was registered."""
-    if not file.claims:  # it names regimes alone
-        return
+    """Raise ``RunError`` unless this very claims file was registered."""
     try:
         known = json.loads((folder / "registered.json").read_text(encoding="utf-8"))["claims"]
     except (OSError, ValueError, KeyError, TypeError) as error:

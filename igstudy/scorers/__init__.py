@@ -1,4 +1,4 @@
-"""The scorers of the paper, and a held-out judge."""
+"""The scorers of the paper, and a cost that reads the last words alone."""
 
 from igcore.settings import Named
 
