@@ -208,26 +208,6 @@ def test_records_without_texts_give_the_same_table(tmp_path, monkeypatch):
         harm.harm_table({"harmful": bare}, judged_answers(params, {"harmful": bare}), JUDGES)
 
 
-def test_a_judge_behind_a_server_reads_no_twin_of_an_arm_that_nobody_asked_for(
-    tmp_path, monkeypatch
-):
-    """Bug: a language model reads for a quarter of an hour what no table shows, or a table of twins
-    is refused because a judge has not read them.
-    """
-    judge = Reader()
-    monkeypatch.setattr(harm_run, "Remote", Reader)
-    monkeypatch.setattr(harm_run, "loaded", lambda named: judge)
-    monkeypatch.setattr(harm_run, "root", lambda: tmp_path)
-    base = lines_of()[lambda lines: lines["arm"] == "base"]
-    lines = {"harmful": base, "twins": base.assign(prompt="a twin of " + base["prompt"])}
-    scores = judged_answers(options(asked=["another"]), lines)
-    assert scores["prompts"].tolist() == ["harmful"] * 5 + ["twins"] * 5 and not judge.read
-    assert scores[harm.REFUSED].notna().all()
-    assert harm.harm_table(lines, scores, JUDGES)["prompts"].tolist() == ["harmful", "twins"]
-    judged_answers(options(asked=["base"]), lines)
-    assert len(judge.read) == 10
-
-
 def test_judges_are_measured_on_answers_that_they_did_not_learn_from():
     """Bug: a judge measured on its own training, a threshold on the wrong side, rows without a
     score counted.
@@ -285,24 +265,6 @@ def test_a_judge_is_asked_once_and_goes_on_after_a_stop(tmp_path, monkeypatch):
     assert harm_run._known(file)["reader@v2"].equals(kept["reader@v2"])
     monkeypatch.setattr(harm_run, "loaded", lambda named: down)
     assert judged_answers(options(), HARMFUL)["down"].isna().all() and len(down.read) == 2
-
-
-def test_a_judge_behind_a_server_reads_the_arms_that_it_is_asked_about(tmp_path, monkeypatch):
-    """Bug: the slowest judge reads every arm; one arm that it has not read takes its row from all;
-    an answer that an asked arm shares with another goes unread.
-    """
-    judge = Reader()
-    monkeypatch.setattr(harm_run, "root", lambda: tmp_path)
-    monkeypatch.setattr(harm_run, "loaded", lambda named: judge)
-    monkeypatch.setattr(harm_run, "Remote", Reader)
-    scores = judged_answers(options(asked=["inferenceguard"]), HARMFUL)
-    assert sorted(judge.read) == ["a song"] * 3
-    table = harm.harm_table(HARMFUL, scores, JUDGES).set_index(["arm", "judge"])
-    assert ("inferenceguard", "reader") in table.index and ("base", "reader") not in table.index
-    shared = lines_of({"one": [("verified_safe", 0.1, "a scheme")]})
-    both = {"harmful": pd.concat([shared, shared.assign(arm="two")])}
-    (tmp_path / "figures/tables/harm_answers.csv").unlink()
-    assert judged_answers(options(asked=["two"]), both)["reader"].tolist() == [0.8]
 
 
 def test_lines_have_the_verdict_of_a_judge():

@@ -25,7 +25,6 @@ from igcore.models.head import smollm2_harm
 from igcore.models.registry import ScorerName
 from igcore.progress import progress
 from igcore.settings import Count, settings
-from igserve.endpoint import Remote
 from igserve.trust import admit
 
 from ..harm import beginning, fit, labelled, refusals, sampled, states_of
@@ -130,10 +129,9 @@ def judged_answers(params: HarmParams, lines: Mapping[str, pd.DataFrame]) -> pd.
         given = given.sort_values("arm", key=lambda arm: ~arm.isin(params.asked), kind="stable")
     rows = _by_digest(given[["prompt", "answer", "prompts", "arm"]].to_dict("records"))
     texts = rows[[isinstance(answer, str) for answer in rows["answer"]]]
-    asked = texts if params.asked is None else texts[texts["arm"].isin(params.asked)]
     reading: list[tuple[Any, pd.DataFrame]] = [(RefusalPhrases(), texts)]
     for judge in map(loaded, params.judges):
-        reading.append((judge, asked if isinstance(judge, Remote) else texts))
+        reading.append((judge, texts))
     return _scored(params.named(ANSWERS).with_suffix(".csv"), rows[["prompts"]].copy(), reading)
 
 
@@ -144,9 +142,8 @@ def judged_labels(params: HarmParams) -> pd.DataFrame:
     only where a score is missing.
     """
     path, judges = root() / params.figures / "tables" / LABELLED, list(map(loaded, params.judges))
-    kept, most = _known(path), params.labelled
-    columns = {_column(judge): _read_by(judge, kept.index, most) for judge in judges}
-    if all(name in kept and kept.loc[read, name].notna().all() for name, read in columns.items()):
+    kept, columns = _known(path), list(map(_column, judges))
+    if all(name in kept and kept[name].notna().all() for name in columns):
         return kept[["objective", "harmful", *columns]].rename(columns=_name)
     rows = labelled(sound("harm-labels")[0])
     digests = map(text_digest, rows["prompt"], rows["answer"])
@@ -156,8 +153,7 @@ def judged_labels(params: HarmParams) -> pd.DataFrame:
     objective = [row_digest("", prompt) for prompt in rows["prompt"]]
     harmful = (rows["kind"] == "harmful").astype(int)
     table = pd.DataFrame({"objective": objective, "harmful": harmful})
-    reading = [(judge, rows.loc[_read_by(judge, rows.index, most)]) for judge in judges]
-    return _scored(path, table, reading)
+    return _scored(path, table, [(judge, rows) for judge in judges])
 
 
 def judged_harmless(params: HarmParams) -> pd.DataFrame:
@@ -201,11 +197,6 @@ def _column(judge: Any) -> str:
 def _name(column: str) -> str:
     """Return the name of a judge by its column."""
     return column.partition("@")[0]
-
-
-def _read_by(judge: Any, digests: pd.Index, most: int) -> pd.Index:
-    """Return the texts that a judge reads: the first ones if it is behind a server, else all."""
-    return digests[:most] if isinstance(judge, Remote) else digests
 
 
 def _scored(
