@@ -99,6 +99,8 @@ class RemoteModel:
 class ServedPolicy(Policy):
     """A policy whose model is in a server.
 
+    It samples a retry as any block: without a penalty, as under ``diversity="none"``.
+
     Attributes
     ----------
     server : Server
@@ -121,14 +123,21 @@ class ServedPolicy(Policy):
         """Return zeros: the server has the KV cache."""
         return [0 for _ in cached_tokens(config)]
 
-    def check(self, name: str, method: Method) -> None:
-        """Raise ``ParameterError`` for a method that a server cannot serve."""
+    def check(self, name: str, method: Method, config: SearchConfig) -> None:
+        """Raise ``ParameterError`` for a method, or a penalty, that a server cannot serve."""
         if method.network:
             raise no_latents(name, method.network)
         if method.search and not method.stepwise:
             raise ParameterError(
                 f"method {name!r} chooses each token as it is sampled, and a server "
                 "samples whole blocks; load the policy locally, or choose another method"
+            )
+        penalised = config.diversity == "paper" or config.diversity_penalty is not None
+        if "diversity" in method.reads and penalised:
+            raise ParameterError(
+                f"diversity is {config.diversity!r} and diversity_penalty "
+                f"{config.diversity_penalty}, but a server samples every retry from the policy "
+                "itself; leave both out, or load the policy locally"
             )
 
     def identity(self) -> dict[str, Any]:

@@ -70,11 +70,10 @@ class Served(Answering):
         """Return tokens with their log-probabilities, by default the reference's."""
         rng = random.Random(request["seed"] + child)
         sequence, found = tuple(request["prompt"]), []
-        bias = tuple((int(t), nats) for t, nats in request.get("logit_bias", {}).items())
         assert request["samplers"] == ["temperature", "top_k", "top_p"]
         shape = request["temperature"], request["top_k"], request["top_p"]
         for _ in range(request["max_tokens"]):
-            log_p, weights = distribution(self.logits, sequence, bias, *shape)
+            log_p, weights = distribution(self.logits, sequence, *shape)
             (token,) = rng.choices(range(len(weights)), weights)
             told = math.log(weights[token] / sum(weights)) if self.processed else log_p[token]
             found.append((token, told))
@@ -121,11 +120,11 @@ class Served(Answering):
 
 @cache
 def distribution(
-    logits: Callable, prefix: tuple, bias: tuple, temperature: float, top_k: int, top_p: float
+    logits: Callable, prefix: tuple, temperature: float, top_k: int, top_p: float
 ) -> tuple[list[float], list[float]]:
     """Return log-probabilities after a prefix, and the weights by which a token is sampled."""
     log_p = log_softmax(logits(prefix))
-    weights = [math.exp((x + dict(bias).get(t, 0.0)) / temperature) for t, x in enumerate(log_p)]
+    weights = [math.exp(x / temperature) for x in log_p]
     order = sorted(range(len(weights)), key=lambda token: -weights[token])
     order = order[:top_k] if top_k > 0 else order
     total, above, left = sum(weights[token] for token in order), 0.0, set()

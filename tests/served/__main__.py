@@ -37,10 +37,10 @@ LOCAL = "smollm2-raw"
 PROMPTS = {"name": "rtp", "only": "params/small/breaking-raw.txt"}
 SCORERS = {"cost": "offensive-language", "reward": "minilm-relevance"}
 COMMON = dict(max_new_tokens=32, block_size=8, group_size=24)
-# those of params/small: decode-raw.yaml and regime-safety.yaml
+# those of params/small: decode-raw.yaml and regime-safety.yaml, here without a penalty
 SETTINGS = {
     "N 8": dict(budget=0.2, n_samples=8, keep=2, rounds=2),
-    "N 2, retries": dict(budget=0.05, n_samples=2, keep=1, rounds=4),
+    "N 2, retries": dict(budget=0.05, n_samples=2, keep=1, rounds=4, diversity="none"),
 }
 RETRIES = "N 2, retries"
 SEEDS = (7, 8, 9, 10)
