@@ -68,30 +68,21 @@ class Claim:
         return {"prompt": text_digest(prompt.text), "text": text_digest(self.text)}
 
 
-def claims_in(path: Path, requests: Path | None = None) -> Iterator[tuple[str, Claim]]:
+def claims_in(path: Path) -> Iterator[tuple[str, Claim]]:
     """Yield the answers of a file, each with its place.
 
     A line is one of `igcore.Guard.map` or of a batch, or has a ``request`` and its ``response``.
-
-    Parameters
-    ----------
-    requests : Path, optional
-        The input of a batch in OpenAI's format, whose output names its requests alone.
 
     Raises
     ------
     RunError
         When a line has no answer, receipt or request.
     """
-    asked = {}
-    if requests is not None:
-        lines = [line_in(text, f"a line of {requests}") for text in lines_of(requests)]
-        asked = {line.get("custom_id"): line.get("body") for line in lines}
     for number, content in enumerate(lines_of(path), start=1):
         where = f"line {number} of {path}"
         line = line_in(content, where)
         try:
-            yield where, claim_of(line, asked)
+            yield where, claim_of(line)
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise RunError(
                 f"{where} is no answer with its receipt and its request ({type(error).__name__}); "
@@ -107,16 +98,14 @@ def lines_of(path: Path) -> list[bytes]:
         raise RunError(f"{path} cannot be read ({error.strerror}); correct the path") from None
 
 
-def claim_of(line: Any, asked: Mapping[Any, Any]) -> Claim:
+def claim_of(line: Any) -> Claim:
     """Return the claim of a line."""
     if "receipt" in line:
         text = None if line["text"] is None else line.get("reasoning", "") + line["text"]
         return Claim(
             {"model": "", "prompt": line["prompt"]}, text, dict(json.loads(line["receipt"]))
         )
-    request, body = line.get("request"), line["response"]
-    if "custom_id" in line:
-        request, body = asked[line["custom_id"]], body["body"]
+    request, body = line["request"], line["response"]
     (choice,) = body["choices"]
     text = choice["message"]["content"] if "message" in choice else choice["text"]
     receipt = dict(json.loads(body["igcore"]["receipt"]))

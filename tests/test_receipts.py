@@ -92,7 +92,7 @@ def test_an_abstention_is_checked(tmp_path):
 
 @pytest.mark.parametrize("kind", [CHAT, TEXT])
 def test_replies_of_the_interface_are_checked(tmp_path, kind):
-    """Guards replies of a server and of a batch, with the settings of their requests."""
+    """Guards replies of a server, with the settings of their requests."""
     tokenizer = tiny_tokenizer(chat_template=ROLES)
     cost = LetterCost(lambda text: len(text) / 100)
     guard, exchanged = Guard(tiny_policy(tokenizer), cost, **SETTINGS), []
@@ -108,30 +108,19 @@ def test_replies_of_the_interface_are_checked(tmp_path, kind):
         asked = read_request(kind, body, guard)
         answer = asked.guard(asked.prompt)
         exchanged.append((body, reply(asked, answer, "x", int(time.time()))))
-    path, asked_file = tmp_path / "a.jsonl", tmp_path / "in.jsonl"
+    path = tmp_path / "a.jsonl"
     again = partial(answered_again, guard=guard, set_name="user")
-    path.write_text("".join(json.dumps({"request": a, "response": b}) + "\n" for a, b in exchanged))
-    assert not any(problem_of(claim, again) for _, claim in claims_in(path))
+    lines = [json.dumps({"request": body, "response": given}) for body, given in exchanged]
+    # a file without a line break at its end is whole, and a check changes no file
+    path.write_text("\n".join(lines))
+    before, claims = path.read_bytes(), [claim for _, claim in claims_in(path)]
+    assert len(claims) == 3 and not any(problem_of(claim, again) for claim in claims)
+    assert path.read_bytes() == before
     for wrong in ({"seed": 99}, {"max_tokens": 6}, {"temperature": 1.4}):
         path.write_text(
             "".join(json.dumps({"request": a | wrong, "response": b}) + "\n" for a, b in exchanged)
         )
         assert all(problem_of(claim, again) for _, claim in claims_in(path))
-    named = [{"custom_id": str(n), "body": body} for n, (body, _) in enumerate(exchanged)]
-    asked_file.write_text("".join(json.dumps(line) + "\n" for line in named))
-    path.write_text(
-        "".join(
-            json.dumps({"custom_id": str(n), "response": {"body": body}}) + "\n"
-            for n, (_, body) in enumerate(exchanged)
-        )
-    )
-    # a file without a line break at its end is whole, and a check changes no file
-    asked_file.write_text(asked_file.read_text().rstrip("\n"))
-    path.write_text(path.read_text().rstrip("\n"))
-    before = path.read_bytes(), asked_file.read_bytes()
-    claims = [claim for _, claim in claims_in(path, asked_file)]
-    assert len(claims) == 3 and not any(problem_of(claim, again) for claim in claims)
-    assert (path.read_bytes(), asked_file.read_bytes()) == before
     with pytest.raises(RunError, match="cannot be read"):
         list(claims_in(tmp_path / "nowhere.jsonl"))
 
