@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from igcore.models.prompts import file_texts
 from igcore.streaming import LATE, shows_parts
 
 from .client import is_local, url_of
-from .recipe import guard_of, read_recipe, scorers_of
+from .recipe import guard_of, read_recipe
 from .trust import add_allow_option
 
 ERRORS = 3  # exit code: a receipt does not hold
@@ -63,29 +62,18 @@ def batch(guard: Path, allow: Sequence[str], rows: Path, out: Path, shard: str, 
     return 0
 
 
-def verify_receipt(
-    guard: Path,
-    allow: Sequence[str],
-    answers: Path,
-    set_name: str,
-    scores_only: bool,
-) -> int:
+def verify_receipt(guard: Path, allow: Sequence[str], answers: Path, set_name: str) -> int:
     """Check answers by their receipts, and print a line for each that does not hold."""
     from . import verify_receipt as own
 
     recipe = read_recipe(guard, allow)
     claims = list(own.claims_in(answers))
-    if scores_only:
-        cost, reward = scorers_of(recipe)
-        again = partial(own.scored_again, recipe=recipe, cost=cost, reward=reward)
-    else:
-        again = partial(own.answered_again, guard=guard_of(recipe, guard.parent))
-    problems = []
+    mine, problems = guard_of(recipe, guard.parent), []
     for where, claim in claims:
-        problems.append(own.problem_of(claim, partial(again, set_name=set_name)))
+        problems.append(own.problem_of(claim, mine, set_name))
         if problems[-1]:
             print(f"{where} does not hold: {problems[-1]}", flush=True)
-    print(own.report(problems, scores_only))
+    print(own.report(problems))
     return ERRORS if any(problems) or not problems else 0
 
 
@@ -123,8 +111,6 @@ def parser() -> argparse.ArgumentParser:
     add_guard_options(own)
     about = "the name of the prompt set, which decides the samples; by default that of a bare text"
     own.add_argument("--set", dest="set_name", default="user", metavar="NAME", help=about)
-    about = "only score the texts again, without the policy"
-    own.add_argument("--scores-only", action="store_true", help=about)
     return whole
 
 
