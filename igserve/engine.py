@@ -1,9 +1,9 @@
 """An engine whose model runs in a server: token ids go there, and sampled token ids come back.
 
-It is an `igcore.engine.local.Engine` without latents, over the ``/v1/completions`` of vLLM, or the
-``/completion`` of llama.cpp's server. One request draws all samples of a beam. It never has several
-prompts: a request has one seed, from which all of them would draw. The engine stores token ids
-alone: the server's prefix cache avoids computing a beam again.
+It is an `igcore.engine.local.Engine` without latents, over the ``/v1/completions`` of vLLM. One
+request draws all samples of a beam. It never has several prompts: a request has one seed, from
+which all of them would draw. The engine stores token ids alone: the server's prefix cache avoids
+computing a beam again.
 
 Differences from a local engine:
 
@@ -15,8 +15,6 @@ Differences from a local engine:
 * A server returns the reference probability of a token, not the one from which it was sampled. So
   under a temperature or truncation log q of a block is NaN, and so is the KL of its round in a
   trace. A server that was started to return other probabilities is refused.
-* llama.cpp's server returns no probability of a token inside a character of several tokens. All
-  log-probabilities of such a sample are NaN.
 * `go_on` draws up to a whole block, of which a search may leave the last tokens.
 * Near ties are neither detected nor counted. There are no logits, which ARGS needs.
 """
@@ -31,7 +29,7 @@ from igcore.engine.kv_cache import History
 from igcore.engine.sampling import AS_IS, Sampling
 from igcore.errors import PolicyError
 
-from .server import CERTAIN, SAMPLING, Sample, Server, samples_in
+from .server import CERTAIN, SAMPLING, Completion, Sample, Server
 
 SEEDS = 2**31
 
@@ -106,7 +104,7 @@ class ServedEngine:
             raise PolicyError(
                 f"the server at {self.server.url} gave a reply that is no completion with "
                 f"token ids and their log-probabilities ({' '.join(str(error).split())[:200]})"
-                "; serve the model with vLLM or llama.cpp's server"
+                "; serve the model with vLLM"
             ) from None
         for c, row in enumerate(rows):
             tokens = block.tokens[c]
@@ -142,9 +140,7 @@ class ServedEngine:
             "top_k": self.sampling.top_k or -1,
             "prompt": prompt,
             "max_tokens": len(keys),
-            "n_predict": len(keys),  # llama.cpp's
             "n": n,
-            "n_cmpl": n,  # llama.cpp's
             "seed": keys[0] % SEEDS,
             "stop_token_ids": sorted(self.eos_ids),
         }
@@ -156,9 +152,7 @@ class ServedEngine:
         alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         for c in candidates:
             alike.setdefault((rows[c], tuple(block.tokens[c])), []).append(c)
-        most = self.server.samples
-        cuts = [(group, at) for group in alike.values() for at in range(0, len(group), most)]
-        return [group[at : at + most] for group, at in cuts]
+        return list(alike.values())
 
     def _add(self, block: Block, c: int, sample: Sample, wanted: int) -> None:
         """Append a sample of so many tokens to a candidate, up to its end.
@@ -167,7 +161,8 @@ class ServedEngine:
         """
         tokens = sample.tokens
         for token, x in zip(tokens[:wanted], sample.log_p, strict=False):
-            block.append(c, token, x, x if self.sampling == AS_IS else math.nan, False)
+            log_p = min(x, 0.0)  # rounding may raise it above
+            block.append(c, token, log_p, log_p if self.sampling == AS_IS else math.nan, False)
             if token in self.eos_ids:
                 block.ended[c] = True
                 return
@@ -196,10 +191,13 @@ class ServedEngine:
         """Return the samples of each request, in their order."""
         found = []
         for body, content in zip(bodies, self.server.complete(bodies), strict=True):
-            samples = sorted(samples_in(content), key=attrgetter("index"))
+            choices = Completion.model_validate_json(content).choices
+            samples = sorted(choices, key=attrgetter("index"))
             if [sample.index for sample in samples] != list(range(body["n"])):
                 raise ValueError(f"it does not have the {body['n']} samples of the request")
             for sample in samples:
+                if len(sample.log_p) != len(sample.tokens):
+                    raise ValueError("a token has no log-probability")
                 highest = max(sample.tokens, default=0)
                 if highest >= self.server.vocabulary:
                     raise ValueError(f"token {highest} is unknown to the tokenizer")

@@ -107,7 +107,7 @@ class ServedPolicy(Policy):
     context : int
         Longest sequence that the server accepts, in tokens.
     served : dict
-        Part of its identity: the server's software, its description of the model, and whether a run
+        Part of its identity: the server's version, its description of the model, and whether a run
         can be repeated. The address is left out, because another may serve the same model.
     """
 
@@ -159,7 +159,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         For an unknown or invalid option, a bad address or key, and a model that the server does not
         serve.
     PolicyError
-        When the server cannot be reached, or is neither vLLM nor llama.cpp's server.
+        When the server cannot be reached, or is not vLLM.
     AssetError
         When the tokenizer's files cannot be downloaded or are damaged.
     """
@@ -176,17 +176,17 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     tokenizer = load_tokenizer(folder)
     chosen = given.template or known.template
     template = template_of(tokenizer, chosen, f"policy {given.model!r}", given.chat_options)
-    entry, software, version = describe(server)
+    entry, version = describe(server)
     server.vocabulary = 1 + max(tokenizer.get_vocab().values())
     check_tokenizer(server, tokenizer)
     served = {
         "model": given.model,
-        "software": software,
+        "software": "vLLM",
         "version": version,
         "described": entry.model_dump(exclude={"id", "owned_by"}, exclude_none=True),
         "batch_invariant": given.batch_invariant,
     }
-    name = f"{Path(given.model).name.removesuffix('.gguf')}@{software}"
+    name = f"{Path(given.model).name}@vLLM"
     policy = ServedPolicy(
         name=name,
         model=RemoteModel(name),
