@@ -88,16 +88,18 @@ class ServedEngine:
             for token in tokens:
                 block.append(c, token, math.nan, math.nan, False)
         pending = [c for c in range(len(rows)) if len(known[c]) < len(keys[c])]
-        groups = self._groups(pending, rows, block)
+        # row and known tokens -> candidates that differ in their keys alone, which share a request
+        alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        for c in pending:
+            alike.setdefault((rows[c], tuple(known[c])), []).append(c)
         bodies = []
-        for first, *others in groups:
-            done = block.tokens[first]
-            prompt, left = self.sequences[rows[first]] + done, keys[first][len(done) :]
-            bodies.append(self._body(prompt, left, 1 + len(others)))
+        for (row, tokens), group in alike.items():
+            prompt, left = [*self.sequences[row], *tokens], keys[group[0]][len(tokens) :]
+            bodies.append(self._body(prompt, left, len(group)))
         try:
             if pending:
                 self._check_reference()
-            for group, samples in zip(groups, self._samples(bodies), strict=True):
+            for group, samples in zip(alike.values(), self._samples(bodies), strict=True):
                 for c, sample in zip(group, samples, strict=True):
                     self._add(block, c, sample, len(keys[c]) - len(known[c]))
         except ValueError as error:
@@ -144,15 +146,6 @@ class ServedEngine:
             "seed": keys[0] % SEEDS,
             "stop_token_ids": sorted(self.eos_ids),
         }
-
-    def _groups(
-        self, candidates: Sequence[int], rows: Sequence[int], block: Block
-    ) -> list[list[int]]:
-        """Return the candidates of each request: those that differ in their keys alone."""
-        alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-        for c in candidates:
-            alike.setdefault((rows[c], tuple(block.tokens[c])), []).append(c)
-        return list(alike.values())
 
     def _add(self, block: Block, c: int, sample: Sample, wanted: int) -> None:
         """Append a sample of so many tokens to a candidate, up to its end.

@@ -522,7 +522,7 @@ def refused(capsys, *options):
         (RECIPE.replace("offensive-language", "os.path:join"), "names 'os.path:join', and may"),
         (RECIPE.replace("offensive-language", "elsewhere:f"), "names 'elsewhere:f', and may"),
         (RECIPE + "bugdet: 1\n", "'bugdet'; did you mean 'budget'"),
-        (RECIPE + "budget: 1\n", "budget' is given twice"),
+        (RECIPE + "budget: 1\n", 'found duplicate key "budget"'),
         (RECIPE.replace("budget: 0.5\n", ""), "budget is missing"),
         ("- a\n", "it must be the recipe of a guard"),
         (None, "guard.yaml cannot be read"),
