@@ -223,7 +223,6 @@ def test_a_search_guards_a_served_model():
     """
     with served() as stub:
         found = answers(policy_of(stub), n_samples=2, keep=1)
-        assert not any("logit_bias" in request for request in stub.requests)
     for answer in found:
         assert answer.status in ("verified_safe", "abstained")
         assert LetterCost().score([""], [answer.text], [True])[0] <= 0.5 or answer.reason
