@@ -39,8 +39,7 @@ help:
 	@echo "make rehearsal  the paper's whole grid on tiny random models with a stub judge, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    lists the jobs of a profile, such as PROFILE=paper, and starts nothing"
 	@echo "make test       checks of style and types, all tests and notebooks (about twenty minutes on two cores)"
-	@echo "make served-test  the guard with llama.cpp's server and vLLM on this processor, compared with the local engine (installs both)"
-	@echo "                SOFTWARE=llama.cpp takes one of them"
+	@echo "make served-test  the guard with vLLM on this processor, compared with the local engine (installs it)"
 	@echo "make clients-test  clients of OpenAI's interface, LiteLLM, LangChain, FastAPI and a web page in front of a served guard (about three minutes)"
 	@echo "make machines-test  the routes of docs/batch.md for a file of prompts: Ray Data, which it installs, and Snakemake (a few minutes)"
 	@echo "make audit      a million answers under hostile scorers, checked again independently (about ten minutes on two cores);"
@@ -129,10 +128,10 @@ test: assets
 	@$(BIN)/python -m tests.caps
 	@$(BIN)/python -m pytest --numprocesses $(CORES) --no-loadscope-reorder notebooks tests
 
-# the servers have environments of their own in .venv-served, some 4 GB with vLLM; no part of `make test`
+# vLLM has an environment of its own in .venv-served, some 4 GB; no part of `make test`
 served-test: assets
-	@$(BIN)/python -m tests.served $(SOFTWARE)
-	@PYTHONPATH=tests $(BIN)/python -m tests.machines $(or $(SOFTWARE),llama.cpp vllm)
+	@$(BIN)/python -m tests.served
+	@PYTHONPATH=tests $(BIN)/python -m tests.machines vllm
 
 # Ray has an environment of its own in .venv-machines, some 270 MB beside .venv; no part of `make test`
 machines-test: assets

@@ -94,8 +94,8 @@ class Policy:
 
         return search_bytes(self.model, config, prompt_tokens, self.cache)
 
-    def check(self, name: str, method: Any) -> None:
-        """Refuse a method that its engine cannot serve; a local one serves all."""
+    def check(self, name: str, method: Any, config: SearchConfig) -> None:
+        """Refuse a method, or settings, that its engine cannot serve; a local one serves all."""
 
     def identity(self) -> dict[str, Any]:
         """Return everything that determines the policy's answers, as JSON values.

@@ -71,7 +71,7 @@ class Setup:
         """
         method = method_of(name)
         setup = replace(self, config=method.settings_under(self.config), method=name)
-        setup.policy.check(name, method)
+        setup.policy.check(name, method, setup.config)
         # the critics predict a reward, and ARGS weighs one against single tokens
         tokenwise = method.search and not method.stepwise
         if setup.reward is None and (method.network or tokenwise):

@@ -1,15 +1,14 @@
 """HTTP client: many requests at a time, each with a timeout, a size limit and retries.
 
-The server of a policy, the scorer `endpoint` and the judge share it. It follows no redirect, and
-sends no header that was not configured. A params file may come from a stranger, so it chooses only
-among environment variables with the prefix of a judge, a scorer or the server of a policy.
+The server of a policy and the judge share it. It follows no redirect, and sends no header that was
+not configured. A params file may come from a stranger, so it chooses only among environment
+variables with the prefix of a judge or of the server of a policy.
 
 The threads of a call end before it returns. Connections are kept for the next call, and closed when
 the client goes. A forked process opens its own, because two processes that read one connection
 would take each other's replies.
 """
 
-import math
 import os
 import re
 import time
@@ -36,7 +35,7 @@ REDIRECTED = "redirects to another address; give that one"
 REFUSED = "refuses the request or fails; correct the key, model or options, or see its log"
 LONE_SURROGATE = "cannot be sent half a character (a lone surrogate); correct the text"
 # prefixes of the environment variables that a params file may name as the key
-JUDGE, SCORER, SERVER = "IGCORE_JUDGE_", "IGCORE_SCORER_", "IGCORE_SERVER_"
+JUDGE, SERVER = "IGCORE_JUDGE_", "IGCORE_SERVER_"
 # without a user, a query or a fragment, which may hold a key
 ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?(/[^\s?#@]*)?")
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d+){3}")
@@ -118,19 +117,12 @@ class Client:
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # keeps and sends none
         )
 
-    def replies(
-        self, requests: Sequence[Request], seconds: float = math.inf
-    ) -> Iterator[tuple[int, bytes | Failed]]:
+    def replies(self, requests: Sequence[Request]) -> Iterator[tuple[int, bytes | Failed]]:
         """Yield the index of each request with its reply or its failure, as they arrive.
 
         After a failure other than `Refused`, the requests without a reply fail in the same way.
-
-        Parameters
-        ----------
-        seconds : float
-            A request is not retried later than this after its first attempt.
         """
-        call = _Call(seconds)
+        call = _Call()
         with ThreadPoolExecutor(self.at_once) as pool:
             places = {
                 pool.submit(self._reply, call, request): place
@@ -148,9 +140,7 @@ class Client:
         retrying = own.Retrying(
             retry=own.retry_if_exception_type(Temporary),
             wait=own.wait_exponential(FIRST_PAUSE, MAX_PAUSE),
-            stop=own.stop_after_attempt(self.retries + 1)
-            | own.stop_before_delay(call.seconds)
-            | own.stop_when_event_set(call.over),
+            stop=own.stop_after_attempt(self.retries + 1) | own.stop_when_event_set(call.over),
             sleep=own.sleep_using_event(call.over),
             reraise=True,
         )
@@ -210,7 +200,6 @@ def _close(kept: dict[int, Any]) -> None:
 class _Call:
     """The state that the requests of one call share."""
 
-    seconds: float  # see `Client.replies`
     over: Event = field(default_factory=Event)  # set when no further request is sent
     failed: Failed = field(default_factory=Failed)  # the reason
 
@@ -245,7 +234,7 @@ def check_endpoint(field: str, url: str, variable: str, prefix: str) -> None:
 def key_in(url: str, variable: str, prefix: str) -> str:
     """Return the key in an environment variable, or an empty string where none is needed.
 
-    A judge or a scorer on another computer needs one.
+    A judge on another computer needs one.
 
     Raises
     ------

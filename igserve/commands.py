@@ -5,18 +5,18 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from igcore.errors import IgcoreError, ParameterError
+from igcore.models.prompts import file_texts
 from igcore.streaming import LATE, shows_parts
 
 from .client import is_local, url_of
-from .recipe import guard_of, read_recipe, scorers_of
+from .recipe import guard_of, read_recipe
 from .trust import add_allow_option
 
-ERRORS = 3  # exit code: a row has no answer, or a receipt does not hold
+ERRORS = 3  # exit code: a receipt does not hold
 KEY = "IGSERVE_KEY"  # the environment variable with the key of a server
 
 
@@ -57,37 +57,23 @@ def batch(guard: Path, allow: Sequence[str], rows: Path, out: Path, shard: str, 
     i, n = own.shard_of(shard)
     path = own.path_of(out, i, n)
     recipe = read_recipe(guard, allow)
-    given = own.rows_of(rows, column)
-    mine = own.part_of(given, recipe.group_size, i, n)
-    lines = own.run(guard_of(recipe, guard.parent), mine, path)
-    print(own.summary(lines, path))
-    return 0 if own.complete(lines) else ERRORS
+    prompts = own.part_of(file_texts(rows, column), recipe.group_size, i, n)
+    print(own.run(guard_of(recipe, guard.parent), prompts, path))
+    return 0
 
 
-def verify_receipt(
-    guard: Path,
-    allow: Sequence[str],
-    answers: Path,
-    requests: Path | None,
-    set_name: str,
-    scores_only: bool,
-) -> int:
+def verify_receipt(guard: Path, allow: Sequence[str], answers: Path, set_name: str) -> int:
     """Check answers by their receipts, and print a line for each that does not hold."""
     from . import verify_receipt as own
 
     recipe = read_recipe(guard, allow)
-    claims = list(own.claims_in(answers, requests))
-    if scores_only:
-        cost, reward = scorers_of(recipe)
-        again = partial(own.scored_again, recipe=recipe, cost=cost, reward=reward)
-    else:
-        again = partial(own.answered_again, guard=guard_of(recipe, guard.parent))
-    problems = []
+    claims = list(own.claims_in(answers))
+    mine, problems = guard_of(recipe, guard.parent), []
     for where, claim in claims:
-        problems.append(own.problem_of(claim, partial(again, set_name=set_name)))
+        problems.append(own.problem_of(claim, mine, set_name))
         if problems[-1]:
             print(f"{where} does not hold: {problems[-1]}", flush=True)
-    print(own.report(problems, scores_only))
+    print(own.report(problems))
     return ERRORS if any(problems) or not problems else 0
 
 
@@ -110,25 +96,21 @@ def parser() -> argparse.ArgumentParser:
     about = "guard a file of prompts; goes on after a stop"
     own = commands.add_parser("batch", help=about, description=f"{about}.")
     own.set_defaults(run=batch)
-    about = "requests in OpenAI's format for batches, or a table: .jsonl, .csv, .tsv, .parquet, ..."
+    about = "a table of prompts: .jsonl, .csv, .tsv, .parquet, ..., or .txt with one in each line"
     own.add_argument("rows", type=Path, metavar="IN", help=about)
     own.add_argument("out", type=Path, metavar="OUT", help="JSON lines, in the order of IN")
     add_guard_options(own)
     about = "i/n: part i of n, in a file of its own that is named after OUT"
     own.add_argument("--shard", default="1/1", metavar="i/n", help=about)
-    own.add_argument("--column", default="prompt", help="of the prompts in a table")
+    own.add_argument("--column", default="prompt", help="of the prompts in the table")
     about = "check answers by their receipts with a guard of your own"
     own = commands.add_parser("verify-receipt", help=about, description=f"{about}.")
     own.set_defaults(run=verify_receipt)
     about = "JSON lines of guard.map or igserve batch, or with request and response"
     own.add_argument("answers", type=Path, metavar="ANSWERS", help=about)
     add_guard_options(own)
-    about = "the input of a batch in OpenAI's format"
-    own.add_argument("--requests", type=Path, metavar="IN", help=about)
     about = "the name of the prompt set, which decides the samples; by default that of a bare text"
     own.add_argument("--set", dest="set_name", default="user", metavar="NAME", help=about)
-    about = "only score the texts again, without the policy"
-    own.add_argument("--scores-only", action="store_true", help=about)
     return whole
 
 

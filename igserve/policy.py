@@ -99,13 +99,15 @@ class RemoteModel:
 class ServedPolicy(Policy):
     """A policy whose model is in a server.
 
+    It samples a retry as any block: without a penalty, as under ``diversity="none"``.
+
     Attributes
     ----------
     server : Server
     context : int
         Longest sequence that the server accepts, in tokens.
     served : dict
-        Part of its identity: the server's software, its description of the model, and whether a run
+        Part of its identity: the server's version, its description of the model, and whether a run
         can be repeated. The address is left out, because another may serve the same model.
     """
 
@@ -121,14 +123,21 @@ class ServedPolicy(Policy):
         """Return zeros: the server has the KV cache."""
         return [0 for _ in cached_tokens(config)]
 
-    def check(self, name: str, method: Method) -> None:
-        """Raise ``ParameterError`` for a method that a server cannot serve."""
+    def check(self, name: str, method: Method, config: SearchConfig) -> None:
+        """Raise ``ParameterError`` for a method, or a penalty, that a server cannot serve."""
         if method.network:
             raise no_latents(name, method.network)
         if method.search and not method.stepwise:
             raise ParameterError(
                 f"method {name!r} chooses each token as it is sampled, and a server "
                 "samples whole blocks; load the policy locally, or choose another method"
+            )
+        penalised = config.diversity == "paper" or config.diversity_penalty is not None
+        if "diversity" in method.reads and penalised:
+            raise ParameterError(
+                f"diversity is {config.diversity!r} and diversity_penalty "
+                f"{config.diversity_penalty}, but a server samples every retry from the policy "
+                "itself; leave both out, or load the policy locally"
             )
 
     def identity(self) -> dict[str, Any]:
@@ -150,7 +159,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         For an unknown or invalid option, a bad address or key, and a model that the server does not
         serve.
     PolicyError
-        When the server cannot be reached, or is neither vLLM nor llama.cpp's server.
+        When the server cannot be reached, or is not vLLM.
     AssetError
         When the tokenizer's files cannot be downloaded or are damaged.
     """
@@ -167,17 +176,17 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     tokenizer = load_tokenizer(folder)
     chosen = given.template or known.template
     template = template_of(tokenizer, chosen, f"policy {given.model!r}", given.chat_options)
-    entry, software, version = describe(server)
+    entry, version = describe(server)
     server.vocabulary = 1 + max(tokenizer.get_vocab().values())
     check_tokenizer(server, tokenizer)
     served = {
         "model": given.model,
-        "software": software,
+        "software": "vLLM",
         "version": version,
         "described": entry.model_dump(exclude={"id", "owned_by"}, exclude_none=True),
         "batch_invariant": given.batch_invariant,
     }
-    name = f"{Path(given.model).name.removesuffix('.gguf')}@{software}"
+    name = f"{Path(given.model).name}@vLLM"
     policy = ServedPolicy(
         name=name,
         model=RemoteModel(name),

@@ -6,7 +6,7 @@ budget: 0.5
 keep_shown: true
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,8 @@ def guard_of(recipe: Recipe, folder: Path) -> Guard:
     policy = load_policy(recipe.policy, recipe.dtype, recipe.device)
     parts: dict[str, Any] = {"policy": policy, "cost": cost, "reward": reward}
     critic = load_critic(folder / recipe.critic, **parts) if recipe.critic else None
-    config = search_of(recipe)
-    return Guard(**parts, critic=critic, config=config, method=recipe.method, seed=recipe.seed)
+    search = {one.name: getattr(recipe, one.name) for one in fields(SearchConfig)}
+    return Guard(**parts, critic=critic, method=recipe.method, seed=recipe.seed, **search)
 
 
 def scorers_of(recipe: Recipe) -> tuple[Scorer, Scorer | None]:
@@ -102,10 +102,3 @@ def scorers_of(recipe: Recipe) -> tuple[Scorer, Scorer | None]:
                 part.digest = file_digest(source)
     assert cost is not None  # a recipe without one was refused
     return cost, reward
-
-
-def search_of(recipe: Recipe) -> SearchConfig:
-    """Return the settings of the search alone."""
-    names = [one.name for one in fields(SearchConfig)]
-    found: Mapping[str, Any] = {name: getattr(recipe, name) for name in names}
-    return SearchConfig(**found)

@@ -40,7 +40,6 @@ from .wire import (
     TIME_UP,
     Asked,
     chunk,
-    describe,
     fault,
     finish_reason,
     read_request,
@@ -110,12 +109,6 @@ class Service:
         self.check_key(request)
         own = {"id": self.terms.name, "object": "model", "owned_by": "igcore"}
         return JSONResponse({"object": "list", "data": [own | {"created": self.began}]})
-
-    async def described(self, request: Request) -> Reply:
-        """Return the description of the interface."""
-        return JSONResponse(
-            describe(self.terms.name, bool(self.terms.key), self.guard.config.max_new_tokens)
-        )
 
     async def complete(self, request: Request) -> Reply:
         """Answer a request, or say in one sentence why there is no answer."""
@@ -310,7 +303,6 @@ def app_of(service: Service, host: str) -> Starlette:
     routes = [
         Route("/healthz", service.health),
         Route("/v1/models", service.models),
-        Route("/openapi.json", service.described),
         *(Route(path, service.complete, methods=["POST"]) for path in PATHS),
     ]
     middleware = []

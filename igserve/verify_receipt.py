@@ -1,35 +1,25 @@
 """Check answers by their receipts, without trusting whoever gave them.
 
-The verifier brings the recipe of a guard, with a cost and, if at hand, a policy of their own. It is
-the request: nothing in a receipt decides what is loaded. By default the guard answers the prompt
-again, and everything in the receipt must come out, abstentions included. That needs neither the
-tokens of an answer nor its trace, so a receipt holds none. Without the policy the text is scored
-again, which says that it is within budget, and not who wrote it.
+The verifier brings the recipe of a guard, with a policy and a cost of their own. It is the request:
+nothing in a receipt decides what is loaded. The guard answers the prompt again, and everything in
+the receipt must come out, abstentions included. That needs neither the tokens of an answer nor its
+trace, so a receipt holds none.
 """
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from igcore import Guard, RunError, SearchConfig
-from igcore.contract import Contract
+from igcore import Guard, RunError
 from igcore.errors import IgcoreError
-from igcore.files import digest_of
-from igcore.methods import method_of
-from igcore.prompt import as_prompt, prompt_id
-from igcore.scorers import uncached
-from igcore.scoring import Tally
-from igcore.settings import written
+from igcore.prompt import prompt_id
 from igcore.tools.answers import line_in
 from igcore.tools.receipt import text_digest
-from igcore.verdict import Emission, judge, measure
 
-from .recipe import Recipe, search_of
-from .wire import BODIES, CHAT, TEXT, ChatBody, TextBody, changes, read_request
+from .wire import CHAT, TEXT, read_request
 
 TOLERANCE = 1e-5  # two kernels of one processor give networks scores 1.2e-6 apart
 Fields = dict[str, Any]
@@ -56,42 +46,22 @@ class Claim:
         """See `igserve.wire.Asked`."""
         return CHAT if "messages" in self.request else TEXT
 
-    @property
-    def body(self) -> ChatBody | TextBody:
-        """The request, read by its form."""
-        return BODIES[self.kind](**self.request)
 
-    @property
-    def digests(self) -> Fields:
-        """What the receipt must say of prompt and text."""
-        prompt = as_prompt(self.body.prompt)
-        return {"prompt": text_digest(prompt.text), "text": text_digest(self.text)}
-
-
-def claims_in(path: Path, requests: Path | None = None) -> Iterator[tuple[str, Claim]]:
+def claims_in(path: Path) -> Iterator[tuple[str, Claim]]:
     """Yield the answers of a file, each with its place.
 
     A line is one of `igcore.Guard.map` or of a batch, or has a ``request`` and its ``response``.
-
-    Parameters
-    ----------
-    requests : Path, optional
-        The input of a batch in OpenAI's format, whose output names its requests alone.
 
     Raises
     ------
     RunError
         When a line has no answer, receipt or request.
     """
-    asked = {}
-    if requests is not None:
-        lines = [line_in(text, f"a line of {requests}") for text in lines_of(requests)]
-        asked = {line.get("custom_id"): line.get("body") for line in lines}
     for number, content in enumerate(lines_of(path), start=1):
         where = f"line {number} of {path}"
         line = line_in(content, where)
         try:
-            yield where, claim_of(line, asked)
+            yield where, claim_of(line)
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise RunError(
                 f"{where} is no answer with its receipt and its request ({type(error).__name__}); "
@@ -107,16 +77,14 @@ def lines_of(path: Path) -> list[bytes]:
         raise RunError(f"{path} cannot be read ({error.strerror}); correct the path") from None
 
 
-def claim_of(line: Any, asked: Mapping[Any, Any]) -> Claim:
+def claim_of(line: Any) -> Claim:
     """Return the claim of a line."""
     if "receipt" in line:
         text = None if line["text"] is None else line.get("reasoning", "") + line["text"]
         return Claim(
             {"model": "", "prompt": line["prompt"]}, text, dict(json.loads(line["receipt"]))
         )
-    request, body = line.get("request"), line["response"]
-    if "custom_id" in line:
-        request, body = asked[line["custom_id"]], body["body"]
+    request, body = line["request"], line["response"]
     (choice,) = body["choices"]
     text = choice["message"]["content"] if "message" in choice else choice["text"]
     receipt = dict(json.loads(body["igcore"]["receipt"]))
@@ -137,53 +105,12 @@ def answered_again(claim: Claim, guard: Guard, set_name: str) -> Fields:
     return receipt
 
 
-def scored_again(claim: Claim, recipe: Recipe, cost: Any, reward: Any, set_name: str) -> Fields:
-    """Return what a receipt must say by its text alone."""
-    body, own = claim.body, search_of(recipe)
-    config = method_of(recipe.method).settings_under(replace(own, **changes(body, own)))
-    named = [scorer and {"name": scorer.name, "digest": scorer.digest} for scorer in (cost, reward)]
-    expected = {
-        "receipt": 1,
-        "set": set_name,
-        "method": recipe.method,
-        "seed": recipe.seed if body.seed is None else body.seed,
-        "budget": config.budget,
-        "settings": digest_of(written(config)),
-        "cost_model": named[0],
-        "reward_model": named[1],
-    }
-    return expected if claim.text is None else expected | scores_of(claim, config, cost)
-
-
-def scores_of(claim: Claim, config: SearchConfig, cost: Any) -> Fields:
-    """Return cost, z and status that a text has by fresh scores.
-
-    Raises
-    ------
-    ValueError
-        When the receipt has no ends of blocks in the text.
-    """
-    text, ends, n = claim.text or "", claim.receipt["ends"], claim.receipt["tokens"]
-    whole = [type(end) is int for end in [*ends, n]]
-    if not all(whole) or any(a > b for a, b in pairwise([0, *ends])) or ends[-1] != len(text):
-        raise ValueError("its ends are not those of blocks of the text")
-    emission = Emission(text, ends=ends, n_tokens=n)
-    prompt = as_prompt(claim.body.prompt)
-    contract = Contract.examined(cost, Tally(rate=1.0))
-    verdict = judge(contract, prompt.text, emission, config)
-    judged = replace(emission, verdict=verdict)
-    (measured,) = measure([judged], [prompt], None, uncached(cost), config)
-    safe = "verified_safe" if claim.receipt["status"] == "verified_safe" else "abstained"
-    status = safe if verdict.passed else "over budget"
-    return {"cost": verdict.cost, "z": measured["z_trace"], "status": status}
-
-
 def differences(claim: Claim, expected: Mapping[str, Any]) -> list[str]:
     """Return the fields of a receipt that are not as they must be."""
-    wanted = dict(expected)
-    odd = [name for name, value in wanted.items() if not alike(claim.receipt.get(name), value)]
-    own = [name for name, value in claim.digests.items() if claim.receipt.get(name) != value]
-    return sorted({*odd, *own})
+    odd = {name for name, value in expected.items() if not alike(claim.receipt.get(name), value)}
+    if claim.receipt.get("text") != text_digest(claim.text):
+        odd.add("text")
+    return sorted(odd)
 
 
 def alike(found: Any, expected: Any) -> bool:
@@ -197,23 +124,24 @@ def alike(found: Any, expected: Any) -> bool:
     return type(found) is type(expected) and bool(found == expected)
 
 
-def problem_of(claim: Claim, again: Any) -> str:
+def problem_of(claim: Claim, guard: Guard, set_name: str = "user") -> str:
     """Return why an answer does not hold; empty if it does.
 
     Parameters
     ----------
-    again : callable
-        Returns what must come out of a claim.
+    guard : Guard
+        The verifier's own.
+    set_name : str
+        Of the prompt's set, which decides the samples; by default that of a bare text.
     """
     try:
-        odd = differences(claim, again(claim))
-    except (IgcoreError, LookupError, TypeError, ValueError) as error:
+        odd = differences(claim, answered_again(claim, guard, set_name))
+    except (IgcoreError, LookupError, TypeError, ValueError, AttributeError) as error:
         return f"it cannot be checked ({error})"
     return f"{', '.join(odd)} of its receipt: not what comes out" if odd else ""
 
 
-def report(problems: Sequence[str], scores_only: bool) -> str:
+def report(problems: Sequence[str]) -> str:
     """Return a sentence about all answers."""
     held = sum(not problem for problem in problems)
-    how = "scored again alone; who wrote them was not asked" if scores_only else "answered again"
-    return f"{held} of {len(problems)} answers hold ({how})"
+    return f"{held} of {len(problems)} answers hold (answered again)"

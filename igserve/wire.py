@@ -6,36 +6,18 @@ A field that the guard cannot honour is refused by name, unless it asks for noth
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, WithJsonSchema
+from pydantic import Field
 
-from igcore import Guard, ParameterError, Prompt, Response, SearchConfig, __version__
+from igcore import Guard, ParameterError, Prompt, Response, SearchConfig
 from igcore.errors import unknown_name
-from igcore.prompt import CHAT_ROLES, as_prompt
+from igcore.prompt import as_prompt
 from igcore.settings import Count, Discount, Options, settings
 
-# the search refuses others in a sentence of its own
-Warmth = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0.01, "maximum": 5})]
 Zero = Annotated[float, Field(ge=0, le=0)]
 Null = Literal[None]
 CHAT, TEXT = "chat.completion", "text_completion"  # kinds of replies
 PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
-# `as_prompt` reads a message and refuses others; this describes it
-CONTENT = {"type": ["string", "array"], "items": {"type": "object"}}
-SAID = {"role": {"enum": list(CHAT_ROLES)}, "content": CONTENT}
-MESSAGE = {"type": "object", "properties": SAID, "required": list(SAID)}
-
 TIME_UP = "the time of the request is used up"
-REFUSALS = {
-    400: "a field cannot be honoured, or the prompt cannot be read",
-    401: "the key is missing or wrong",
-    404: "the model is another",
-    408: "the body did not come in time",
-    413: "the body is too long",
-    415: "content-type is not application/json",
-    500: "a scorer or the policy failed",
-    503: "too many requests wait",
-    504: TIME_UP,
-}
 
 
 @settings(kw_only=True)
@@ -45,7 +27,7 @@ class Body:
     model: str
     seed: int | None = None
     max_tokens: Count | None = None
-    temperature: Warmth | None = None
+    temperature: float | None = None
     top_p: Discount | None = None
     top_k: Count | None = None
     stop: str | list[str] | None = None
@@ -68,7 +50,7 @@ class Body:
 class ChatBody(Body):
     """A request to ``/v1/chat/completions``."""
 
-    messages: Annotated[list[Annotated[Options, WithJsonSchema(MESSAGE)]], Field(min_length=1)]
+    messages: Annotated[list[Options], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: Literal[False, None] = None
     top_logprobs: Literal[0, None] = None
@@ -248,42 +230,3 @@ def fault(status: int, message: str) -> dict[str, Any]:
     """Return an error as OpenAI's interface has it."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}
-
-
-# --- the description ------------------------------------------------------------------------------
-
-
-def describe(model: str, needs_key: bool, longest: int) -> dict[str, Any]:
-    """Return the OpenAPI description of a server.
-
-    The forms of requests are those that check them, so it cannot describe others.
-
-    Parameters
-    ----------
-    model : str
-        Its name.
-    needs_key : bool
-    longest : int
-        Most tokens of an answer.
-    """
-
-    def said(about: str, *types: str) -> dict[str, Any]:
-        content = {name: {"schema": {"type": "object"}} for name in ("application/json", *types)}
-        return {"description": about, "content": content}
-
-    key = {"401": said(REFUSALS[401])} if needs_key else {}
-    paths: dict[str, Any] = {
-        "/healthz": {"get": {"responses": {"200": said("how many requests wait")}}},
-        "/v1/models": {"get": {"responses": {"200": said("the one model")} | key}},
-    }
-    refusals = {str(status): said(why) for status, why in REFUSALS.items()}
-    replies = {"200": said("the answer and its verdict", "text/event-stream")} | refusals
-    for path, kind in PATHS.items():
-        schema = TypeAdapter(BODIES[kind]).json_schema()
-        schema["properties"]["model"]["enum"] = [model]
-        for name in schema["properties"].keys() & {"max_tokens", "max_completion_tokens"}:
-            schema["properties"][name]["anyOf"][0]["maximum"] = longest
-        asked = {"required": True, "content": {"application/json": {"schema": schema}}}
-        paths[path] = {"post": {"requestBody": asked, "responses": replies}}
-    about = {"title": "igserve", "version": __version__}
-    return {"openapi": "3.1.0", "info": about, "paths": paths}

@@ -55,11 +55,8 @@ def main() -> None:
         (folder / "own_vowels.py").write_text(COST)
         (folder / "guard.yaml").write_text(f"policy: {folder / 'model'}\n{RECIPE}")
         texts = [" ".join(chance.choices(WORDS, k=chance.randint(1, 5))) for _ in range(ROWS)]
-        lines = [
-            {"custom_id": str(n), "url": "/v1/completions", "body": {"model": "m", "prompt": text}}
-            for n, text in enumerate(texts)
-        ]
-        (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        lines = [json.dumps({"prompt": text}) + "\n" for text in texts]
+        (folder / "in.jsonl").write_text("".join(lines))
         printed, _ = start(folder, "one.jsonl").communicate()
         print(printed.strip().splitlines()[-1])
         whole, size = lines_of(folder / "one.jsonl"), size_of(folder / "one.jsonl")

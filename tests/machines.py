@@ -1,8 +1,8 @@
 """``make machines-test``: the blocks of docs/batch.md as they stand, in a folder with a tiny
 random model; the answers must be those of one process but for times.
 
-``python -m tests.machines ray snakemake`` runs these routes; vllm and llama.cpp are servers of
-`tests.served`, with one guard and then with two. `tests.cluster` runs the array of SLURM.
+``python -m tests.machines ray snakemake`` runs these routes; vllm is the server of `tests.served`,
+with one guard and then with two. `tests.cluster` runs the array of SLURM.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from tiny import saved, tiny, tiny_tokenizer
 from igcore.errors import IgcoreError, RunError
 from igcore.files import root
 from igstudy.prompts import load_prompts
-from tests.served.software import SOFTWARE, running
+from tests.served.software import running
 
 ROWS, SHARDS = 60, 4
 RAY = "ray[data]==2.60.0"
@@ -184,10 +183,7 @@ def ray(folder: Path) -> str:
     code += f"runpy.run_path('{script}', run_name='__main__')"
     call(f'"{python}" -c "{code}"', folder, RAY_USAGE_STATS_ENABLED="0")
     table = pd.read_parquet(folder / "answers").sort_values("row")
-    found = [
-        {"row": row} | timeless(json.loads(line))
-        for row, line in zip(table["row"], table["line"], strict=True)
-    ]
+    found = [timeless(json.loads(line)) for line in table["line"]]
     return check(found, one_process(folder))
 
 
@@ -207,14 +203,14 @@ def with_ray(venv: Path) -> Path:
     return python
 
 
-def two_guards(name: str, folder: Path) -> str:
+def two_guards(folder: Path) -> str:
     """Guard prompts behind a server with one process and with two; return the seconds of each."""
     texts = [prompt.text for prompt in load_prompts(PROMPTS, "test", ROWS)]
     pd.DataFrame({"prompt": texts}).to_csv(folder / "prompts.csv", index=False)
     both = commands("A policy in vLLM")
     codes = {"one": ONE.replace("guard.yaml", "served.yaml"), "two": both}
     rows, answers = [], {}
-    with running(name, root() / ".venv-served", root() / f"runs/machines/{name}.log") as server:
+    with running(root() / ".venv-served/vllm", root() / "runs/machines/vllm.log") as server:
         recipe = folder / "served.yaml"
         here = recipe.read_text(encoding="utf-8").replace("http://127.0.0.1:8000", server.url)
         recipe.write_text(here, encoding="utf-8")
@@ -260,7 +256,7 @@ def compared(table: pd.DataFrame) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run routes from the command line; return the exit status."""
     routes: dict[str, Callable[[Path], str]] = {"ray": ray, "snakemake": snakemake}
-    routes |= {name: partial(two_guards, name) for name in SOFTWARE}
+    routes["vllm"] = two_guards
     parser = argparse.ArgumentParser(prog="python -m tests.machines", description=__doc__)
     parser.add_argument("routes", nargs="+", choices=routes)
     for name in parser.parse_args(arguments).routes:

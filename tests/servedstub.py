@@ -1,11 +1,11 @@
 """Servers on loopback: one with the replies of a test, and one of a language model.
 
-The model is a function of the token ids before, in the forms of vLLM and llama.cpp's server.
+The model is a function of the token ids before, in the forms of vLLM.
 """
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -14,8 +14,7 @@ from mockpolicy import logits_of
 from tests.loopback import Answering, Reply, running
 
 MODEL = "mock/letters"
-OWNERS = {"vllm": "vllm", "llama.cpp": "llamacpp"}
-ROUTES = {"llama.cpp": "/completion"}  # of the others /v1/completions
+ROUTE = "/v1/completions"
 
 
 @contextmanager
@@ -32,8 +31,6 @@ class Served(Answering):
     ----------
     fault : callable or None
         (number of the request) -> `Reply` instead of a completion, or None.
-    pieces : collection of int
-        Tokens inside a character, whose log-probability llama.cpp leaves out.
     tokenized : callable or None
         (text) -> the tokens in a reply of /tokenize; None: no such route.
     processed : bool
@@ -44,23 +41,21 @@ class Served(Answering):
     tokenized: Callable[[str], object] | None = None
     processed = False
 
-    def __init__(self, software: str, logits, ends, fault, slots: int, port: int, pieces):
+    def __init__(self, logits, ends, fault, port: int):
         super().__init__(port=port)
-        self.software, self.logits, self.ends, self.slots = software, logits, ends, slots
-        self.route, self.pieces = ROUTES.get(software, "/v1/completions"), pieces
+        self.logits, self.ends = logits, ends
         self.fault, self.overrun = fault, False
 
     @property
     def requests(self) -> list[dict]:
-        return [request for path, request, _ in list(self.asked) if path == self.route]
+        return [request for path, request, _ in list(self.asked) if path == ROUTE]
 
     def answer(self, path: str, request: dict | None) -> object:
         """Complete a prompt, or describe the server."""
         if path == "/tokenize" and self.tokenized:
-            text = request["content" if self.software == "llama.cpp" else "prompt"]
-            assert not (request["add_special_tokens"] or request["add_special"])
-            return {"tokens": self.tokenized(text), "count": 1}
-        if path == self.route:
+            assert not request["add_special_tokens"]
+            return {"tokens": self.tokenized(request["prompt"]), "count": 1}
+        if path == ROUTE:
             fault = self.fault and self.fault(len(self.requests))
             return fault or self.completion(request)
         facts = self.facts(path)
@@ -70,11 +65,9 @@ class Served(Answering):
         """Return tokens with their log-probabilities, by default the reference's."""
         rng = random.Random(request["seed"] + child)
         sequence, found = tuple(request["prompt"]), []
-        bias = tuple((int(t), nats) for t, nats in request.get("logit_bias", {}).items())
-        assert request["samplers"] == ["temperature", "top_k", "top_p"]
         shape = request["temperature"], request["top_k"], request["top_p"]
         for _ in range(request["max_tokens"]):
-            log_p, weights = distribution(self.logits, sequence, bias, *shape)
+            log_p, weights = distribution(self.logits, sequence, *shape)
             (token,) = rng.choices(range(len(weights)), weights)
             told = math.log(weights[token] / sum(weights)) if self.processed else log_p[token]
             found.append((token, told))
@@ -84,48 +77,31 @@ class Served(Answering):
         return found
 
     def choice(self, request: dict, child: int) -> dict:
-        """Return one sample in the form of the software."""
+        """Return one sample."""
         sample = self.sample(request, child)
-        if self.software == "llama.cpp":
-            log_probs = [{"id": token, "token": "", "logprob": x} for token, x in sample]
-            log_probs = [token for token in log_probs if token["id"] not in self.pieces]
-            tokens = {"content": "", "tokens": [token for token, _ in sample]}
-            return {"index": child, "completion_probabilities": log_probs} | tokens
         logprobs = {"token_logprobs": [x for _, x in sample]}
         ids = [token for token, _ in sample]
         return {"index": child, "text": "", "logprobs": logprobs, "token_ids": ids}
 
-    def completion(self, request: dict) -> dict | list:
+    def completion(self, request: dict) -> dict:
         """Return the reply to a request."""
         choices = [self.choice(request, child) for child in range(request["n"])]
-        if self.software == "llama.cpp":
-            assert request["return_tokens"]
-            same = {"n_predict": "max_tokens", "n_cmpl": "n", "n_probs": "logprobs"}
-            assert all(request[own] == request[openai] for own, openai in same.items())
-            return choices[::-1] if len(choices) > 1 else choices[0]
         return {"id": "stub", "object": "text_completion", "choices": choices[::-1]}
 
     def facts(self, path: str) -> dict | None:
         """Return the software's description of itself at a path."""
-        entry = {"id": MODEL, "owned_by": OWNERS.get(self.software, "others")}
-        if self.software == "llama.cpp":
-            entry["meta"] = {"n_ctx": 64, "n_params": 7}
-        else:
-            entry["max_model_len"] = 64
-        return {
-            ("any", "/v1/models"): {"data": [entry]},
-            ("vllm", "/version"): {"version": "0.32.0"},
-            ("llama.cpp", "/props"): {"build_info": "b1", "total_slots": self.slots},
-        }.get(("any" if path == "/v1/models" else self.software, path))
+        entry = {"id": MODEL, "owned_by": "vllm", "max_model_len": 64}
+        known = {"/v1/models": {"data": [entry]}, "/version": {"version": "0.32.0"}}
+        return known.get(path)
 
 
 @cache
 def distribution(
-    logits: Callable, prefix: tuple, bias: tuple, temperature: float, top_k: int, top_p: float
+    logits: Callable, prefix: tuple, temperature: float, top_k: int, top_p: float
 ) -> tuple[list[float], list[float]]:
     """Return log-probabilities after a prefix, and the weights by which a token is sampled."""
     log_p = log_softmax(logits(prefix))
-    weights = [math.exp((x + dict(bias).get(t, 0.0)) / temperature) for t, x in enumerate(log_p)]
+    weights = [math.exp(x / temperature) for x in log_p]
     order = sorted(range(len(weights)), key=lambda token: -weights[token])
     order = order[:top_k] if top_k > 0 else order
     total, above, left = sum(weights[token] for token in order), 0.0, set()
@@ -144,14 +120,11 @@ def log_softmax(logits: list[float]) -> list[float]:
 
 @contextmanager
 def served(
-    software: str = "vllm",
     logits: Callable[[tuple[int, ...]], list[float]] = logits_of,
     ends: frozenset[int] = frozenset({0}),
     fault: Callable[[int], Reply | None] | None = None,
-    slots: int = 4,
     port: int = 0,
-    pieces: Collection[int] = (),
 ) -> Iterator[Served]:
     """Serve a model on loopback; port 0 takes a free one."""
-    with running(Served(software, logits, ends, fault, slots, port, pieces)) as server:
+    with running(Served(logits, ends, fault, port)) as server:
         yield server

@@ -12,31 +12,18 @@ from mockpolicy import LetterCost, mock_policy
 from tiny import saved, tiny_model, tiny_tokenizer
 
 from igcore import Guard, ParameterError, RunError
-from igserve import batch, commands
-from igserve.batch import part_of, path_of, rows_of, run, shard_of
+from igcore.models.prompts import file_texts
+from igserve import commands
+from igserve.batch import part_of, path_of, run, shard_of
 from igserve.recipe import guard_of, read_recipe
 
 LETTERS = ["a", "bc", "f", "dd", "ea", "cc", "b", "e", "ad", "fa", "ff"]
 SETTINGS = dict(budget=2.0, block_size=2, max_new_tokens=12, spend=40, group_size=3)
-CHAT = "/v1/completions"
 COST = "def vowels(text):\n    return sum(text.count(c) for c in 'aeiou') / 10\n"
 
 
 def guard_for(**settings):
     return Guard(mock_policy(), LetterCost(), refusal="fed", **SETTINGS | settings)
-
-
-def requests(texts, **more):
-    """Lines in OpenAI's format for batches."""
-    return [
-        {
-            "custom_id": f"r{n}",
-            "method": "POST",
-            "url": CHAT,
-            "body": {"model": "m", "prompt": t} | more,
-        }
-        for n, t in enumerate(texts)
-    ]
 
 
 def written(path, lines):
@@ -59,143 +46,72 @@ def lines_of(path):
 # --- input ----------------------------------------------------------------------------------------
 
 
-def test_all_forms_of_input_give_the_same_answers(tmp_path):
-    """Guards the input: a column of a table in each form, and OpenAI's format for batches."""
+def test_all_forms_of_input_give_the_answers_of_one_call(tmp_path):
+    """Guards the input: a column of a table in each form."""
     (tmp_path / "a.txt").write_text("\n".join(LETTERS))
     (tmp_path / "a.csv").write_text("n,prompt\n" + "".join(f"1,{t}\n" for t in LETTERS))
     written(tmp_path / "a.jsonl", [{"prompt": t, "n": 1} for t in LETTERS])
     pd.DataFrame({"prompt": LETTERS}).to_parquet(tmp_path / "a.parquet")
-    found = []
+    guard_for().map(LETTERS, out=tmp_path / "one.jsonl")
     for ending in ("txt", "csv", "jsonl", "parquet"):
         out = tmp_path / f"out-{ending}.jsonl"
-        run(guard_for(), rows_of(tmp_path / f"a.{ending}", "prompt"), out)
-        found.append(lines_of(out))
-    assert all(lines == found[0] for lines in found)
-    assert [line["row"] for line in found[0]] == list(range(len(LETTERS)))
-    asked = rows_of(written(tmp_path / "b.jsonl", requests(LETTERS)), "prompt")
-    run(guard_for(), asked, tmp_path / "out.jsonl")
-    for line, own in zip(lines_of(tmp_path / "out.jsonl"), found[0], strict=True):
-        body = line["response"]["body"]
-        assert line["custom_id"] == f"r{own['row']}" and line["error"] is None
-        assert body["choices"][0]["text"] == own["text"]
-        assert body["igcore"] == {k: own[k] for k in ("status", "reason", "cost", "receipt")}
-
-
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ([{"custom_id": "a", "body": {}}], "line 1 of .* is no request"),
-        (requests("a") + [7], "line 2 of .* is no request"),
-        (requests("a") + requests("b"), "line 2 of .* has no custom_id of its own"),
-        ([requests("a")[0] | {"custom_id": 3}], "line 1 of .* has no custom_id"),
-        ([requests("a")[0] | {"url": "/v1/embeddings"}], "give custom_id, a url of /v1/chat/"),
-    ],
-)
-def test_a_line_that_is_no_request_is_one_sentence(tmp_path, lines, said):
-    with pytest.raises(ParameterError, match=said):
-        rows_of(written(tmp_path / "a.jsonl", lines), "prompt")
-
-
-def test_settings_of_a_request_count_and_a_row_without_an_answer_says_why(tmp_path):
-    """Guards the rows: each has its own settings, a bad one does not stop the others, and the exit
-    code tells.
-    """
-    lines = requests(["a", "", "f", "bc", "e"])
-    lines[2]["body"] |= {"seed": 5, "max_tokens": 4}
-    lines[3]["body"] |= {"tools": [1]}
-    rows = rows_of(written(tmp_path / "a.jsonl", lines), "prompt")
-    found = run(guard_for(), rows, tmp_path / "out.jsonl")
-    again = run(guard_for(), rows, tmp_path / "out.jsonl")
-    assert timeless(again) == timeless(found) == lines_of(tmp_path / "out.jsonl")
-    assert [line["error"] is None for line in found] == [True, False, True, False, True]
-    assert "is empty" in found[1]["error"]["message"] and "'tools'" in found[3]["error"]["message"]
-    guard = guard_for()
-    own = guard.with_config(max_new_tokens=4)("f", seed=5)
-    assert found[2]["response"]["body"]["choices"][0]["text"] == own.text
-    assert found[4]["response"]["body"]["igcore"]["receipt"] == guard("e").receipt()
-    assert not batch.complete(found) and batch.complete(found[:1])
-    assert batch.summary(found, tmp_path).endswith(
-        "5 rows, 3 answered, 0 abstained, 2 without an answer"
-    )
-
-
-def test_a_row_of_a_table_without_an_answer_counts(tmp_path, capsys):
-    """Bug: a row of a table that is too long was an error in its line, and the exit code 0."""
-    rows = [batch.Row(n, "text_completion", {"model": "", "prompt": text}) for n, text in
-            enumerate(["a", "a" * 99, "f"])]  # fmt: skip
-    found = run(guard_for(), rows, tmp_path / "out.jsonl")
-    assert timeless(run(guard_for(), rows, tmp_path / "out.jsonl")) == timeless(found)
-    assert "exceeds the context" in found[1]["error"] and not batch.complete(found)
+        said = run(guard_for(), file_texts(tmp_path / f"a.{ending}"), out)
+        assert lines_of(out) == lines_of(tmp_path / "one.jsonl")
+        assert said == f"{out}: 11 rows, 8 answered, 3 abstained"
 
 
 def test_lines_end_where_json_lines_do(tmp_path):
     """Bug: a line separator of Unicode cut a text in two; an empty last line was refused."""
-    text = "a\u2028b\x0bc"
-    lines = [json.dumps(line, ensure_ascii=False) for line in requests([text, "f"])]
+    texts = ["a\u2028b\x0bc", "f"]
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
     (tmp_path / "in.jsonl").write_text("\ufeff" + "\n".join(lines) + "\n\n", encoding="utf-8")
-    rows = rows_of(tmp_path / "in.jsonl", "prompt")
-    assert [row.body["prompt"] for row in rows] == [text, "f"]
-    (tmp_path / "in.jsonl").write_bytes(lines[0].encode() + b"\n\xff\n")
-    with pytest.raises(ParameterError, match="give UTF-8"):
-        rows_of(tmp_path / "in.jsonl", "prompt")
+    assert file_texts(tmp_path / "in.jsonl") == texts
 
 
-@pytest.mark.parametrize(
-    "line",
-    ['{"custom_id": 1}', '{"custom_id": 1, "response": 7}', '{"custom_id": 1, "response": {}}'],
-)
-def test_a_kept_line_that_is_no_answer_is_one_sentence(tmp_path, line):
-    rows = rows_of(written(tmp_path / "in.jsonl", requests(LETTERS)), "prompt")
-    (tmp_path / "out.jsonl").write_text(line + "\n")
-    with pytest.raises(RunError, match="line 1 of"):
-        run(guard_for(), rows, tmp_path / "out.jsonl")
+def test_a_prompt_that_cannot_be_read_is_refused_before_anything_is_decoded(tmp_path):
+    """Bug: a row that is too long was an error in its line, and the exit code 0."""
+    with pytest.raises(ParameterError, match=r"prompts\[1\]: .* exceeds the context"):
+        run(guard_for(), ["a", "a" * 99, "f"], tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_an_abstention_is_an_answer():
-    rows = [batch.Row(0, "text_completion", {"model": "m", "prompt": "a"}, "x")]
+def test_an_abstention_is_an_answer(tmp_path):
     cost = LetterCost(lambda text: 9.0 * (text not in ("", "fed")))
     guard = Guard(mock_policy(), cost, refusal="fed", **SETTINGS)
-    ((_, line),) = batch.group_lines(guard, rows)
-    body = line["response"]["body"]
-    assert body["choices"][0]["finish_reason"] == "content_filter"
-    assert body["igcore"]["status"] == "abstained" and batch.complete([line])
+    said = run(guard, ["a"], tmp_path / "out.jsonl")
+    assert said.endswith("out.jsonl: 1 rows, 0 answered, 1 abstained")
+    assert lines_of(tmp_path / "out.jsonl")[0]["status"] == "abstained"
 
 
 # --- shards and stops -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("form", ["table", "requests"])
-def test_shards_together_are_one_run(tmp_path, n, form):
+def test_shards_together_are_one_run(tmp_path, n):
     """Guards shards: no line is lost, doubled or different, and the names sort."""
-    lines = requests(LETTERS) if form == "requests" else [{"prompt": t} for t in LETTERS]
-    rows = rows_of(written(tmp_path / "in.jsonl", lines), "prompt")
-    run(guard_for(), rows, tmp_path / "one.jsonl")
+    run(guard_for(), LETTERS, tmp_path / "one.jsonl")
     for i in range(1, n + 1):
-        run(guard_for(), part_of(rows, 3, i, n), path_of(tmp_path / "part.jsonl", i, n))
+        run(guard_for(), part_of(LETTERS, 3, i, n), path_of(tmp_path / "part.jsonl", i, n))
     parts = sorted(tmp_path.glob("part*.jsonl"))
     assert len(parts) == n
     assert [line for part in parts for line in lines_of(part)] == lines_of(tmp_path / "one.jsonl")
 
 
-def test_a_run_that_was_killed_anywhere_goes_on(tmp_path, monkeypatch):
+def test_a_run_that_was_killed_anywhere_goes_on(tmp_path):
     """Bug: a line lost, doubled or half-written after a stop; a file of other rows continued."""
-    rows = rows_of(written(tmp_path / "in.jsonl", requests(LETTERS)), "prompt")
-    run(guard_for(), rows, tmp_path / "one.jsonl")
+    run(guard_for(), LETTERS, tmp_path / "one.jsonl")
     content, whole = (tmp_path / "one.jsonl").read_bytes(), lines_of(tmp_path / "one.jsonl")
     chance = random.Random(7)
     for cut in chance.sample(range(len(content)), 12):
         out = tmp_path / "part.jsonl"
         out.write_bytes(content[:cut])
-        assert timeless(run(guard_for(), rows, out)) == whole
+        run(guard_for(), LETTERS, out)
         assert lines_of(out) == whole
-    monkeypatch.setattr(batch, "decode", None)  # nothing is left to decode
-    run(guard_for(), rows, tmp_path / "one.jsonl")
     for guard, other, said in (
-        (guard_for(budget=1.0), rows, r"line 1 of .* \(budget, settings\)"),
-        (guard_for(seed=1), rows, r"\(seed\)"),
-        (guard_for(), rows[:3], "has 11 answers, and there are 3 rows"),
-        (guard_for(), rows[1:] + rows[:1], r"line 1 of .* \(prompt\)"),
+        (guard_for(budget=1.0), LETTERS, r"line 1 of .* \(budget, settings\)"),
+        (guard_for(seed=1), LETTERS, r"\(seed\)"),
+        (guard_for(), LETTERS[:3], "has 11 answers, and there are 3 prompts"),
+        (guard_for(), LETTERS[1:] + LETTERS[:1], r"line 1 of .* \(prompt\)"),
     ):
         with pytest.raises(RunError, match=said):
             run(guard, other, tmp_path / "one.jsonl")
@@ -232,7 +148,7 @@ def ask(folder, *options, out="out.jsonl", recipe="guard.yaml"):
 
 def test_the_command_guards_a_file_and_says_what_came_out(folder, capsys):
     assert ask(folder) == 0
-    assert "2 rows, 2 answered, 0 abstained, 0 without an answer" in capsys.readouterr().out
+    assert "2 rows, 2 answered, 0 abstained\n" in capsys.readouterr().out
     assert ask(folder, "--shard", "1/2") == 0 and (folder / "out-1-of-2.jsonl").exists()
     guard = guard_of(read_recipe(folder / "guard.yaml"), folder)
     line, _ = lines_of(folder / "out.jsonl")

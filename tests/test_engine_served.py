@@ -15,16 +15,14 @@ from servedstub import MODEL, Reply, served
 from test_sampling import processed
 from tiny import framed, tiny_tokenizer
 
-from igcore import AssetError, Guard, ParameterError, PolicyError, SearchConfig, decode, load_policy
-from igcore.beams import Beam
+from igcore import AssetError, Guard, ParameterError, PolicyError, decode, load_policy
 from igcore.critic.latent import shape_of
-from igcore.engine.diversity import Failures, Penalty, diversity_penalty
 from igcore.engine.sampling import Sampling, random_key
 from igcore.models.registry import SCORERS
 from igcore.prompt import as_prompt
 from igserve import client as way
 from igserve.client import Client
-from igserve.engine import BAN, SEEDS, ServedEngine, bias_of
+from igserve.engine import SEEDS, ServedEngine
 from igserve.policy import RemoteModel, ServedPolicy
 from igserve.server import Server
 from igstudy.baselines.args import ArgsConfig
@@ -35,7 +33,6 @@ from igstudy.runs.decode_run import decode_run
 from igstudy.runs.verify import verify
 
 PROMPTS = [[1, 2], [3]]
-DIALECTS = ["vllm", "llama.cpp"]
 SETTINGS = dict(budget=0.5, n_samples=4, keep=2, block_size=3, max_new_tokens=9, rounds=3)
 
 
@@ -48,11 +45,9 @@ def no_pauses(monkeypatch):
     monkeypatch.setattr(way, "FIRST_PAUSE", 0.001)
 
 
-def server_of(stub, samples=100, **options):
+def server_of(stub, **options):
     client = Client(stub.url, **dict(timeout=5.0, retries=2, at_once=32) | options)
-    server = Server(client, MODEL)
-    server.samples, server.path = samples, stub.route
-    return server
+    return Server(client, MODEL)
 
 
 def engine_of(stub, sampling=None, **options):
@@ -75,12 +70,11 @@ def sampled(engine, rows, length=3, **more):
 # --- the engine -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("software", DIALECTS)
-def test_ids_go_out_and_come_back_with_their_log_probabilities(software):
+def test_ids_go_out_and_come_back_with_their_log_probabilities():
     """Bug: text between server and search, which re-tokenizes a block's end; one request per
     sample; samples that come in another order.
     """
-    with served(software) as stub:
+    with served() as stub:
         engine = engine_of(stub)
         block = sampled(engine, [0, 0, 0, 1, 1])
         assert [(r["prompt"], r["n"], r["max_tokens"]) for r in stub.requests] in (
@@ -98,33 +92,6 @@ def test_ids_go_out_and_come_back_with_their_log_probabilities(software):
     assert not any(map(any, block.near)) and block.first == 0
 
 
-def test_tokens_inside_a_character_arrive_without_their_log_probabilities():
-    """Bug: llama.cpp's OpenAI-compatible route leaves out the tokens inside an emoji, so that an
-    answer with one ended the run.
-    """
-    with served("llama.cpp", pieces={2}) as stub:
-        engine = engine_of(stub)
-        block = sampled(engine, [0] * 12)
-        asked = next(r for r in stub.requests if r["prompt"] == PROMPTS[0])
-        assert block.tokens == [[t for t, _ in stub.sample(asked, c)] for c in range(12)]
-    with_piece = [2 in tokens for tokens in block.tokens]
-    assert any(with_piece) and not all(with_piece)
-    for tokens, log_p, unknown in zip(block.tokens, block.log_p, with_piece, strict=True):
-        assert len(log_p) == len(tokens) and all(math.isnan(x) == unknown for x in log_p)
-
-
-def test_an_answer_whose_likelihood_is_not_known_ranks_last():
-    """Bug: NaN among numbers that are sorted, so that the order of candidates decides."""
-    with served("llama.cpp", pieces={2}) as stub:
-        guard = Guard(policy_of(stub), LetterCost(), None, SearchConfig(**SETTINGS))
-        found = list(decode("best-of-n", guard, ["ab", "b", "c"]))
-    told, untold = (Beam([1, 2], "ab", True, None, [2], 0, log_p=x) for x in (-900.0, math.nan))
-    assert untold.likelihood == -math.inf < told.likelihood
-    for answer in found:
-        assert answer.text is not None
-        assert all(math.isnan(step["perplexity"]) for step in answer.trace if step["drawn"])
-
-
 def test_a_request_asks_for_the_policy_itself_and_its_seed_is_that_of_a_key():
     """Bug: a server's default temperature or top-p in place of the policy; seeds that repeat from
     round to round or beam to beam.
@@ -136,19 +103,22 @@ def test_a_request_asks_for_the_policy_itself_and_its_seed_is_that_of_a_key():
         asked = {tuple(r["prompt"]): r for r in stub.requests}
         for request in asked.values():
             wanted = dict(temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0)
-            assert wanted.items() <= request.items() and "logit_bias" not in request
+            assert wanted.items() <= request.items()
             assert request["stop_token_ids"] == [EOS] and request["model"] == MODEL
         assert asked[1, 2]["seed"] == keys[0][0] % SEEDS
         assert asked[(3,)]["seed"] == keys[2][0] % SEEDS
 
 
 def test_samples_follow_the_policy():
-    """Bug: seeds of neighbouring samples that give correlated tokens would bias every search.
+    """Bug: seeds of neighbouring requests that give correlated tokens would bias every search.
     4000 samples: a deviation of .04 has odds of about 1 in 10^6.
     """
     with served() as stub:
-        block = sampled(engine_of(stub, samples=500), [1] * 4000, length=1)
-    assert len(stub.requests) == 8 and len({r["seed"] for r in stub.requests}) == 8
+        engine = engine_of(stub)
+        engine.open([[3]] * 2)
+        rows = [0] * 2000 + [1] * 2000
+        block = sampled(engine, rows, length=1)
+    assert len(stub.requests) == 2 and len({r["seed"] for r in stub.requests}) == 2
     counts = Counter(tokens[0] for tokens in block.tokens)
     for token, p in enumerate(probabilities((3,))):
         assert counts[token] / 4000 == pytest.approx(p, abs=0.04)
@@ -188,57 +158,6 @@ def test_blocks_go_on_from_the_selected_candidates_of_any_round():
         assert engine.sequences == []
 
 
-def failures(blocks, penalty=None):
-    found = Failures(frozenset({EOS}), penalty)
-    for tokens in blocks:
-        found.add(tokens)
-    return found
-
-
-def exact(penalty, prefix):
-    """Return p f / Z over the tokens behind a prefix of a block, by plain arithmetic."""
-    p = probabilities((1, 2, *prefix))
-    weights = [x * penalty.at(prefix).get(token, 1.0) for token, x in enumerate(p)]
-    return [x / sum(weights) for x in weights]
-
-
-FAILED = [[1, 2, 3], [1, 4, 4], [2, 2, EOS]]
-PENALTIES = {
-    "banned by position": diversity_penalty(failures(FAILED), 0, 2),
-    "less likely by position": diversity_penalty(failures(FAILED, penalty=1.0), 0, 2),
-}
-
-
-@pytest.mark.parametrize("name", PENALTIES)
-def test_a_penalised_sample_follows_the_distribution_of_a_local_retry(name):
-    """Bug: one bias for all positions of a block, which is another distribution; a second draw with
-    the seed of the first. 6000 samples: a deviation of .04 has odds of about 1 in 10^9.
-    """
-    penalty, n = PENALTIES[name], 6000
-    with served() as stub:
-        engine = engine_of(stub, samples=500, timeout=60.0)
-        keys = keys_of([(c, 0) for c in range(n)], 3)
-        block = engine.sample_block([0] * n, keys, [penalty] * n)
-        assert any("logit_bias" in r for r in stub.requests)
-        plain = [r for r in stub.requests if "logit_bias" not in r]
-        assert all(r["max_tokens"] == 1 for r in stub.requests if "logit_bias" in r)
-        assert len({r["seed"] for r in plain}) == len(plain)
-    counts = Counter(tuple(tokens) for tokens in block.tokens)
-    assert sum(counts.values()) == n and all(map(math.isnan, itertools.chain(*block.log_q)))
-    for tokens in itertools.product(range(7), repeat=3):
-        tokens = tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
-        p = math.prod(exact(penalty, tokens[:i])[token] for i, token in enumerate(tokens))
-        assert counts[tokens] / n == pytest.approx(p, abs=0.04)
-    for i, prefix in ((0, ()), (1, (3,))):  # margins, which are sharper
-        same = [tokens for tokens in block.tokens if tuple(tokens[:i]) == prefix]
-        of_token = Counter(tokens[i] for tokens in same)
-        for token, p in enumerate(exact(penalty, prefix)):
-            assert of_token[token] / len(same) == pytest.approx(p, abs=5 / math.sqrt(len(same)) / 2)
-    for tokens, log_p in zip(block.tokens[:100], block.log_p, strict=False):
-        for i, x in enumerate(log_p):
-            assert x == pytest.approx(math.log(probabilities((1, 2, *tokens[:i]))[tokens[i]]))
-
-
 WIDE = 60  # tokens of `wide_logits`
 
 
@@ -256,17 +175,16 @@ def frequencies_are(tokens, q):
     assert chisquare(counts[q > 0], expected).pvalue > 1e-3
 
 
-def wide_q(prefix, sampling, factors=None):
-    return processed(torch.tensor([wide_logits(prefix)]), sampling, factors)[0].numpy()
+def wide_q(prefix, sampling):
+    return processed(torch.tensor([wide_logits(prefix)]), sampling)[0].numpy()
 
 
-@pytest.mark.parametrize("software", DIALECTS)
-def test_tempered_and_truncated_samples_follow_the_processors_of_transformers(software):
-    """Guards the fields of a request, and the order of llama.cpp's samplers: 10^5 draws by
-    chi-square. log_p is the policy's own; log q is not known."""
+def test_tempered_and_truncated_samples_follow_the_processors_of_transformers():
+    """Guards the fields of a request: 10^5 draws by chi-square. log_p is the policy's own; log q is
+    not known."""
     sampling, n = Sampling(0.7, 0.9, 20), 100_000
-    with served(software, wide_logits, ends=frozenset()) as stub:
-        engine = engine_of(stub, sampling, samples=10_000, timeout=60.0)
+    with served(wide_logits, ends=frozenset()) as stub:
+        engine = engine_of(stub, sampling, timeout=60.0)
         block = engine.sample_block([1] * n, [[c] for c in range(n)])
         asked = stub.requests[1:]  # the first is about the server's log-probabilities
     assert {(r["temperature"], r["top_p"], r["top_k"]) for r in asked} == {(0.7, 0.9, 20)}
@@ -275,33 +193,6 @@ def test_tempered_and_truncated_samples_follow_the_processors_of_transformers(so
     p = torch.tensor(wide_logits((3,))).double().log_softmax(-1)
     assert [x for (x,) in block.log_p[:99]] == pytest.approx(p[tokens[:99]].tolist(), abs=1e-5)
     assert all(map(math.isnan, itertools.chain(*block.log_q)))
-
-
-@pytest.mark.parametrize(
-    ("sampling", "factor"),
-    [
-        (Sampling(0.7, 0.9, 20), 0.0),
-        (Sampling(0.7, 0.9, 20), 0.2),
-        (Sampling(0.7), 0.2),
-        (Sampling(2.0), 0.2),
-        (Sampling(1.0, 0.6), 0.2),
-    ],
-    ids=str,
-)
-def test_a_penalty_on_shaped_samples_is_that_of_a_local_retry(sampling, factor):
-    """Bug: a factor that is accepted at f instead of f^(1/T); a token that is accepted though the
-    penalty would have left other tokens than those of the policy."""
-    best = np.argsort(wide_logits((1, 2)))[::-1].tolist()
-    factors = dict.fromkeys(sorted(best[:6:2] + best[15:19]), factor)
-    penalty, n = Penalty({0: factors}), 1000
-    assert (wide_q((1, 2), sampling) > 0).sum() != (
-        wide_q((1, 2), sampling, factors) > 0
-    ).sum() or (not sampling.truncates)
-    with served("vllm", wide_logits, ends=frozenset()) as stub:
-        engine = engine_of(stub, sampling, samples=10_000, timeout=60.0)
-        block = engine.sample_block([0] * n, keys_of([(c, 0) for c in range(n)], 1), [penalty] * n)
-    tokens = [token for (token,) in block.tokens]
-    frequencies_are(tokens, wide_q((1, 2), sampling, factors))
 
 
 def test_a_server_that_cannot_report_the_reference_is_refused_once_it_matters():
@@ -317,36 +208,6 @@ def test_a_server_that_cannot_report_the_reference_is_refused_once_it_matters():
         assert [r["top_k"] for r in stub.requests] == [1, -1, -1]  # asked once
 
 
-def test_a_bias_is_that_of_one_position():
-    """Bug: a failed token that is avoided where it did not fail; a ban that is none."""
-    for penalty, nats in ((None, -BAN), (2.0, -2.0)):
-        made = diversity_penalty(failures([[1, 2, 3], [4, EOS]], penalty=penalty), 0, 2)
-        assert bias_of(made.at([5])) == {"2": nats}
-        assert bias_of(made.at([])) == {"1": nats, "4": nats}
-
-
-def test_candidates_without_a_penalty_are_asked_for_once():
-    made = PENALTIES["banned by position"]
-    with served() as stub:
-        keys = keys_of([(c, 0) for c in range(40)], 3)
-        block = engine_of(stub).sample_block([0] * 40, keys, [None] * 20 + [made] * 20)
-        whole = [r for r in stub.requests if r["n"] == 40]
-        assert len(whole) == 1 and "logit_bias" not in whole[0]
-        assert block.tokens[:20] == [[t for t, _ in stub.sample(whole[0], c)] for c in range(20)]
-    assert not any(map(math.isnan, itertools.chain(*block.log_q[:20])))
-    assert {tokens[0] for tokens in block.tokens[:20]} & {1, 2}
-    assert not {tokens[0] for tokens in block.tokens[20:]} & {1, 2}
-
-
-def test_no_more_samples_are_asked_for_at_a_time_than_a_server_gives():
-    """Bug: llama.cpp's server refuses more samples than it has slots."""
-    with served("llama.cpp") as stub:
-        block = sampled(engine_of(stub, samples=2), [0, 0, 0, 0, 0, 1])
-        assert sorted(r["n"] for r in stub.requests) == [1, 1, 2, 2]
-        assert len({r["seed"] for r in stub.requests}) == 4
-    assert len(block.tokens) == 6 and all(block.tokens)
-
-
 # --- searches -------------------------------------------------------------------------------------
 
 
@@ -357,16 +218,29 @@ def answers(policy, method="inferenceguard", prompts=("ab", "fed", "c"), pool=No
 
 
 def test_a_search_guards_a_served_model():
-    """Bug: a served answer without the final check, or over budget; a retry that never happens."""
+    """Bug: a served answer without the final check, or over budget; a retry that never happens, or
+    is drawn from another distribution than the policy's.
+    """
     with served() as stub:
         found = answers(policy_of(stub), n_samples=2, keep=1)
-        assert any("logit_bias" in request for request in stub.requests)
     for answer in found:
         assert answer.status in ("verified_safe", "abstained")
         assert LetterCost().score([""], [answer.text], [True])[0] <= 0.5 or answer.reason
     assert {"verified_safe"} <= {answer.status for answer in found}
     rounds = [step for answer in found for step in answer.trace]
-    assert all(math.isnan(step["kl"]) == (step["round"] > 0) for step in rounds)
+    assert any(step["round"] > 0 for step in rounds) and all(step["kl"] == 0 for step in rounds)
+
+
+@pytest.mark.parametrize("settings", [dict(diversity="paper"), dict(diversity_penalty=2.0)])
+def test_a_penalty_is_refused_before_anything_is_decoded(settings):
+    """Bug that must not come: a penalty that does nothing, where the settings ask for one."""
+    with served() as stub:
+        policy = policy_of(stub)
+        with pytest.raises(ParameterError, match="a server samples every retry from the policy"):
+            answers(policy, **settings)
+        assert not stub.requests
+        answers(policy, diversity="none")
+        answers(policy, "backtracking", **settings)  # which reads neither
 
 
 @pytest.mark.parametrize("method", ["backtracking", "rejection"])
@@ -447,9 +321,11 @@ def reply(**changes):
     return json.dumps({"choices": [sample]}).encode()
 
 
-WHOLE = {"index": 0, "tokens": [1, 2, 3], "completion_probabilities": []}
 MALFORMED = {
     "no JSON": b"<html>",
+    "an error in place of samples": b'{"error": {"message": "no slot"}}',
+    "a probability too few": reply(logprobs={"token_logprobs": [-1.0, -2.0]}),
+    "a probability that is none": reply(logprobs={"token_logprobs": [-1.0, "x", -2.0]}),
     "too few samples": b'{"choices": []}',
     "another sample": reply(index=1),
     "text in place of ids": reply(token_ids=["a", "b", "c"]),
@@ -462,23 +338,13 @@ MALFORMED = {
     "true for an id": reply(token_ids=[True, 2, 3]),
     "a log-probability above 0": reply(logprobs={"token_logprobs": [-1.0, 0.3, -1.0]}),
     "an id that the tokenizer has not": reply(token_ids=[1, 2, 77]),
-    "llama.cpp: an error in place of a sample": {"error": {"message": "no slot"}},
-    "llama.cpp: too few ids": WHOLE | {"tokens": [1]},
-    "llama.cpp: no probabilities": {key: WHOLE[key] for key in ("index", "tokens")},
-    "llama.cpp: a probability that is none": WHOLE
-    | {"completion_probabilities": [{"id": 1, "logprob": "x"}]},
-    "llama.cpp: a sample too many": [WHOLE, WHOLE | {"index": 1}],
-    "llama.cpp: an id that the tokenizer has not": WHOLE | {"tokens": [1, 2, 50]},
-    "llama.cpp: a log-probability above 0": WHOLE
-    | {"completion_probabilities": [{"id": 1, "logprob": 2}] * 3, "tokens": [1, 1, 1]},
 }
 
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_malformed_reply_is_one_sentence(name):
     """Bug: a reply that is no sample taken for one, or a traceback."""
-    body = MALFORMED[name]
-    with served("vllm" if isinstance(body, bytes) else "llama.cpp", fault=always(body)) as stub:
+    with served(fault=always(MALFORMED[name])) as stub:
         engine = engine_of(stub)
         engine.server.vocabulary = 50
         with pytest.raises(PolicyError, match="gave a reply that is no completion") as caught:
@@ -486,16 +352,10 @@ def test_a_malformed_reply_is_one_sentence(name):
         assert len(stub.requests) == 1 and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("told", "log_p"), [([1e-6, -1.0, 0], [0.0, -1.0, 0.0]), ([-1.0, -2.0], [math.nan] * 3)]
-)
-def test_a_rounding_above_0_is_none_and_too_few_are_not_known(told, log_p):
-    """Guards a server whose float32 arithmetic gives a sure token 1e-6 more than probability 1.
-
-    Bug: the log-probability of one token given to another.
-    """
-    with served(fault=always(reply(logprobs={"token_logprobs": told}))) as stub:
-        assert sampled(engine_of(stub), [0]).log_p == [pytest.approx(log_p, nan_ok=True)]
+def test_a_rounding_above_0_is_none():
+    """Guards a server whose float32 arithmetic gives a sure token 1e-6 more than probability 1."""
+    with served(fault=always(reply(logprobs={"token_logprobs": [1e-6, -1.0, 0]}))) as stub:
+        assert sampled(engine_of(stub), [0]).log_p == [[0.0, -1.0, 0.0]]
 
 
 # --- the policy by name, and runs -----------------------------------------------------------------
@@ -526,27 +386,23 @@ def named(stub, tokenizer, **options):
     return dict(server=f"{stub.url}/v1", model=MODEL, tokenizer=tokenizer, max_retries=1) | options
 
 
-@pytest.mark.parametrize(
-    ("software", "name", "version", "samples"),
-    [("vllm", "letters@vLLM", "0.32.0", 10**6), ("llama.cpp", "letters@llama.cpp", "b1", 4)],
-)
-def test_a_policy_says_who_serves_it(tokenizer, software, name, version, samples):
+def test_a_policy_says_who_serves_it(tokenizer):
     """Bug: records that do not distinguish servers, or promise to be repeated; the watermark of a
-    server in samples, and its parameter sent to another server.
+    server in samples.
     """
-    with byte_server(software=software) as stub:
+    with byte_server() as stub:
         guard = Guard(named(stub, tokenizer), cost=lambda text: 0.0, budget=1.0)
         guard("ab")
         marks = {request.get("watermarking") for request in stub.requests}
-    assert marks == {False if software == "vllm" else None}
+    assert marks == {False}
     policy = guard.policy
-    assert (policy.name, policy.server.samples) == (name, samples)
+    assert policy.name == "letters@vLLM"
     known = policy.identity()["served"]
     assert stub.url not in json.dumps(known) and known["model"] == MODEL
-    assert known["version"] == version and known["software"] in name
-    assert policy.eos_ids == {256} and policy.context in (64, 2**31)
+    assert (known["software"], known["version"]) == ("vLLM", "0.32.0")
+    assert policy.eos_ids == {256} and policy.context == 64
     assert set(policy.files) >= {"tokenizer.json"}
-    with byte_server(software=software) as other:  # at another address the same
+    with byte_server() as other:  # at another address the same
         assert load_policy(named(other, tokenizer)).digest == policy.digest
         sure = load_policy(named(other, tokenizer, batch_invariant=True))
     assert sure.digest != policy.digest
@@ -585,11 +441,11 @@ def test_options_of_a_served_policy_are_checked(tokenizer):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("no list", "does not answer /v1/models as vLLM and"),
-        ([{"id": MODEL, "max_model_len": "512"}], "does not answer /v1/models as vLLM and"),
-        ([{"id": MODEL, "max_model_len": -1}], "does not answer /v1/models as vLLM and"),
-        ([{"id": MODEL, "meta": {"n_ctx": 64.5}}], "does not answer /v1/models as vLLM and"),
-        ([{"id": MODEL, "owned_by": "others"}], "is neither vLLM nor llama.cpp's"),
+        ("no list", "does not answer /v1/models as vLLM does"),
+        ([{"id": MODEL, "max_model_len": "512"}], "does not answer /v1/models as vLLM does"),
+        ([{"id": MODEL, "max_model_len": -1}], "does not answer /v1/models as vLLM does"),
+        ([{"id": MODEL, "max_model_len": 64.5}], "does not answer /v1/models as vLLM does"),
+        ([{"id": MODEL, "owned_by": "llamacpp"}], "is not vLLM; serve the model with it"),
     ],
 )
 def test_a_server_that_is_described_otherwise_is_one_sentence(tokenizer, said, message):
@@ -603,11 +459,10 @@ def test_a_server_that_is_described_otherwise_is_one_sentence(tokenizer, said, m
 # --- the server's own tokenizer -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("software", DIALECTS)
-def test_another_tokenizer_is_refused_when_the_policy_is_loaded(tokenizer, software):
+def test_another_tokenizer_is_refused_when_the_policy_is_loaded(tokenizer):
     """Bug: the ids of one model sent to another, whose samples are read as text of the first."""
     own = tiny_tokenizer()
-    with byte_server(software=software) as stub:
+    with byte_server() as stub:
         stub.tokenized = lambda text: [token + 1 for token in own(text)["input_ids"]]
         with pytest.raises(PolicyError, match="has another tokenizer than the policy: its tokens"):
             load_policy(named(stub, tokenizer))
@@ -619,7 +474,7 @@ def test_another_tokenizer_is_refused_when_the_policy_is_loaded(tokenizer, softw
         assert load_policy(named(stub, tokenizer)).server.vocabulary == 257
         for nothing in (None, "text", ["1"], {}):
             stub.tokenized = lambda text, nothing=nothing: nothing
-            with pytest.raises(PolicyError, match="does not answer /tokenize as vLLM and"):
+            with pytest.raises(PolicyError, match="does not answer /tokenize as vLLM does"):
                 load_policy(named(stub, tokenizer))
 
 
@@ -674,7 +529,7 @@ def test_a_run_goes_on_where_a_killed_server_stopped_it(tokenizer, run_home):
         params = run_params(stub, tokenizer)
 
         # after some groups
-        stub.fault = lambda number: Reply(drop=True) if number > 20 else None
+        stub.fault = lambda number: Reply(drop=True) if number > 8 else None
         with pytest.raises(PolicyError, match="does not reply; start it"):
             decode_run(params, folder)
     before = (folder / "responses.jsonl").read_bytes()

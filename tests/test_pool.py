@@ -379,7 +379,7 @@ def test_changed_code_has_samples_and_scores_of_its_own(tmp_path, monkeypatch):
         return scorer_digest(load_scorer("offensive-language")), policy_digest(mock_policy())
 
     code, known = know_code_from(monkeypatch, tmp_path), [digests()]
-    for module in ("igcore/models/wording.py", "igserve/endpoint.py"):
+    for module in ("igcore/models/wording.py", "igserve/client.py"):
         edit(code / module, "\nimport ", "\nother = 1\nimport ")
         known.append(digests())
     forget()

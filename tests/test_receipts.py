@@ -1,20 +1,15 @@
-"""Tests of `igserve verify-receipt`: honest answers hold, forged ones do not, with and without the
-policy.
-"""
+"""Tests of `igserve verify-receipt`: honest answers hold, forged ones do not."""
 
 import json
 import time
-from functools import partial
 
 import pytest
 from mockpolicy import LetterCost, mock_policy
 from tiny import tiny_policy, tiny_tokenizer
 
 from igcore import Guard, RunError
-from igcore.settings import Named
 from igserve import verify_receipt
-from igserve.recipe import Recipe
-from igserve.verify_receipt import answered_again, claims_in, problem_of, scored_again
+from igserve.verify_receipt import claims_in, problem_of
 from igserve.wire import CHAT, TEXT, read_request, reply
 from tests.receipts import forged, honest_lines, plain
 
@@ -32,47 +27,28 @@ def lines():
     return honest_lines(guard_for(), PROMPTS)
 
 
-@pytest.fixture
-def by_scores():
-    """What comes out without the policy; the recipe names another cost, which is not loaded."""
-    recipe = Recipe(policy=Named("mock"), cost=Named("length"), **SETTINGS)
-    return partial(scored_again, recipe=recipe, cost=LetterCost(), reward=None, set_name="user")
-
-
-def by_policy(**settings):
-    """What comes out with the policy."""
-    return partial(answered_again, guard=guard_for(**settings), set_name="user")
-
-
-def problems(tmp_path, lines, again):
+def problems(tmp_path, lines, guard):
     path = tmp_path / "answers.jsonl"
     path.write_text("".join(map(plain, lines)))
-    return [problem_of(claim, again) for _, claim in claims_in(path)]
+    return [problem_of(claim, guard) for _, claim in claims_in(path)]
 
 
-def test_honest_answers_hold(tmp_path, lines, by_scores):
+def test_honest_answers_hold(tmp_path, lines):
     """Guards the check: every honest answer holds, abstentions included."""
-    assert not any(problems(tmp_path, lines, by_policy()))
-    assert not any(problems(tmp_path, lines, by_scores))
+    assert not any(problems(tmp_path, lines, guard_for()))
 
 
-def test_forged_answers_do_not_hold(tmp_path, lines, by_scores):
+def test_forged_answers_do_not_hold(tmp_path, lines):
     """Bug: a text that nobody sampled, another seed's, or other numbers, with digests repaired."""
     kinds, copies = zip(*forged(lines, each=3), strict=True)
-    found = problems(tmp_path, copies, by_policy())
+    found = problems(tmp_path, copies, guard_for())
     assert [kind for kind, why in zip(kinds, found, strict=True) if not why] == []
-    # by scores alone a text within budget is accepted, whoever wrote it; its numbers are not
-    without = problems(tmp_path, copies, by_scores)
-    accepted = {kind for kind, why in zip(kinds, without, strict=True) if not why}
-    unseen = {"written by hand", "answer to another prompt", "another seed", "another set"}
-    unseen |= {"one letter changed", "cut short", "another policy"}
-    assert accepted <= unseen
 
 
 @pytest.mark.parametrize("change", [{"budget": 2.0}, {"seed": 3}, {"spend": 41}])
 def test_the_request_is_the_verifiers(tmp_path, lines, change):
     """Bug: what a receipt says of budget, seed or settings decided what was checked."""
-    assert all(problems(tmp_path, lines, by_policy(**change)))
+    assert all(problems(tmp_path, lines, guard_for(**change)))
 
 
 def test_an_abstention_is_checked(tmp_path):
@@ -82,17 +58,16 @@ def test_an_abstention_is_checked(tmp_path):
     )
     lines = honest_lines(strict, PROMPTS[:4])
     assert {line["status"] for line in lines} == {"abstained"}
-    again = partial(answered_again, guard=strict, set_name="user")
-    assert not any(problems(tmp_path, lines, again))
+    assert not any(problems(tmp_path, lines, strict))
     lied = [
         line | {"receipt": line["receipt"].replace("abstained", "verified_safe")} for line in lines
     ]
-    assert all(problems(tmp_path, lied, again))
+    assert all(problems(tmp_path, lied, strict))
 
 
 @pytest.mark.parametrize("kind", [CHAT, TEXT])
 def test_replies_of_the_interface_are_checked(tmp_path, kind):
-    """Guards replies of a server and of a batch, with the settings of their requests."""
+    """Guards replies of a server, with the settings of their requests."""
     tokenizer = tiny_tokenizer(chat_template=ROLES)
     cost = LetterCost(lambda text: len(text) / 100)
     guard, exchanged = Guard(tiny_policy(tokenizer), cost, **SETTINGS), []
@@ -108,30 +83,27 @@ def test_replies_of_the_interface_are_checked(tmp_path, kind):
         asked = read_request(kind, body, guard)
         answer = asked.guard(asked.prompt)
         exchanged.append((body, reply(asked, answer, "x", int(time.time()))))
-    path, asked_file = tmp_path / "a.jsonl", tmp_path / "in.jsonl"
-    again = partial(answered_again, guard=guard, set_name="user")
-    path.write_text("".join(json.dumps({"request": a, "response": b}) + "\n" for a, b in exchanged))
-    assert not any(problem_of(claim, again) for _, claim in claims_in(path))
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps({"request": body, "response": given}) for body, given in exchanged]
+    # a file without a line break at its end is whole, and a check changes no file
+    path.write_text("\n".join(lines))
+    before, claims = path.read_bytes(), [claim for _, claim in claims_in(path)]
+    assert len(claims) == 3 and not any(problem_of(claim, guard) for claim in claims)
+    assert path.read_bytes() == before
     for wrong in ({"seed": 99}, {"max_tokens": 6}, {"temperature": 1.4}):
         path.write_text(
             "".join(json.dumps({"request": a | wrong, "response": b}) + "\n" for a, b in exchanged)
         )
-        assert all(problem_of(claim, again) for _, claim in claims_in(path))
-    named = [{"custom_id": str(n), "body": body} for n, (body, _) in enumerate(exchanged)]
-    asked_file.write_text("".join(json.dumps(line) + "\n" for line in named))
-    path.write_text(
-        "".join(
-            json.dumps({"custom_id": str(n), "response": {"body": body}}) + "\n"
-            for n, (_, body) in enumerate(exchanged)
-        )
+        assert all(problem_of(claim, guard) for _, claim in claims_in(path))
+    request, response = exchanged[0]
+    (choice,), odd = (
+        response["choices"],
+        {"message": {"content": 7}} if kind == CHAT else {"text": 7},
     )
-    # a file without a line break at its end is whole, and a check changes no file
-    asked_file.write_text(asked_file.read_text().rstrip("\n"))
-    path.write_text(path.read_text().rstrip("\n"))
-    before = path.read_bytes(), asked_file.read_bytes()
-    claims = [claim for _, claim in claims_in(path, asked_file)]
-    assert len(claims) == 3 and not any(problem_of(claim, again) for claim in claims)
-    assert (path.read_bytes(), asked_file.read_bytes()) == before
+    forged_line = {"request": request, "response": response | {"choices": [choice | odd]}}
+    path.write_text(json.dumps(forged_line) + "\n")
+    ((_, claim),) = claims_in(path)
+    assert problem_of(claim, guard)
     with pytest.raises(RunError, match="cannot be read"):
         list(claims_in(tmp_path / "nowhere.jsonl"))
 
@@ -143,10 +115,9 @@ def test_replies_of_the_interface_are_checked(tmp_path, kind):
         {"tokens": 1.5}, {"z": None}, {"cost": None}, {"status": 1}, {"seed": False},
     ],
 )  # fmt: skip
-def test_a_receipt_of_odd_values_is_a_problem_and_no_traceback(tmp_path, lines, by_scores, change):
+def test_a_receipt_of_odd_values_is_a_problem_and_no_traceback(tmp_path, lines, change):
     odd = json.dumps(json.loads(lines[0]["receipt"]) | change)
-    for again in (by_scores, by_policy()):
-        assert all(problems(tmp_path, [lines[0] | {"receipt": odd}], again))
+    assert all(problems(tmp_path, [lines[0] | {"receipt": odd}], guard_for()))
 
 
 @pytest.mark.parametrize(

@@ -245,3 +245,9 @@ def test_what_is_refused(scorer, boundary, match):
     message = str(caught.value)
     assert repr(scorer.name) in message
     assert message.endswith("self_check: false loads it all the same")
+
+
+def test_a_mapping_with_an_unknown_name_is_refused():
+    """Bug: `cost={...}` taken for an object without a score."""
+    with pytest.raises(ParameterError, match="unknown scorer 'lenght'; did you mean 'length'"):
+        as_scorer({"name": "lenght"}, "cost")

@@ -443,7 +443,7 @@ def test_a_key_opens_and_is_never_repeated(caplog):
         found += [server.post(ASKED, **right), server.http.get("/v1/models", headers=right)]
         assert [reply.status_code for reply in found[-2:]] == [200, 200]
         assert found[-1].json()["data"][0]["id"] == "m"
-        found += [server.http.get("/openapi.json"), server.http.get("/healthz")]
+        found.append(server.http.get("/healthz"))
     assert key not in caplog.text + "".join(r.text + str(r.headers) for r in found)
 
 
@@ -480,9 +480,6 @@ def test_the_wrong_place_or_method_is_one_sentence(server):
         assert server.post(ASKED, path).status_code == status
     assert server.http.get(TEXT).status_code == 405 and server.post(ASKED, "/healthz").is_error
     assert server.http.get("/v1/models").json()["data"][0]["id"] == "m"
-    described = server.http.get("/openapi.json").json()
-    fields = described["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]
-    assert "max_completion_tokens" in fields["schema"]["properties"]
 
 
 def test_a_body_above_the_limit_is_refused_also_in_chunks(server):
@@ -525,7 +522,7 @@ def refused(capsys, *options):
         (RECIPE.replace("offensive-language", "os.path:join"), "names 'os.path:join', and may"),
         (RECIPE.replace("offensive-language", "elsewhere:f"), "names 'elsewhere:f', and may"),
         (RECIPE + "bugdet: 1\n", "'bugdet'; did you mean 'budget'"),
-        (RECIPE + "budget: 1\n", "budget' is given twice"),
+        (RECIPE + "budget: 1\n", 'found duplicate key "budget"'),
         (RECIPE.replace("budget: 0.5\n", ""), "budget is missing"),
         ("- a\n", "it must be the recipe of a guard"),
         (None, "guard.yaml cannot be read"),

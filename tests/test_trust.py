@@ -84,7 +84,7 @@ NESTED = """
 - reward: os:system
 - cost: [offensive-language, {name: os:system}]
 - cost: {name: maximum, costs: [[os:system]]}
-- grid: {cost: [{name: endpoint, model: "llama3:8b", url: "localhost:80"}, os:system]}
+- grid: {cost: [{name: probe, repo: "a:b"}, os:system]}
 - points: {a: {reward: {name: os:system}}, b: {policy: {model: "a:b"}, refusal: "a:b"}}
 - judge: {name: scorer, harmlessness: os:system}
 """

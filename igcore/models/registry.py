@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, ValidationInfo
 
-from ..catalog import SCORERS, extend, found
+from ..catalog import SCORERS, found
 from ..errors import ParameterError, one_line, unknown_name
 from ..scorers import FunctionScorer, Scorer, TextFunction, check_sign, of_function
 from ..settings import Named, settings
@@ -21,10 +21,7 @@ from .maximum import MaximumScorer, maximum_of
 ScorerLike = Scorer | TextFunction | str | Mapping[str, Any] | Named
 CostLike = ScorerLike | list[ScorerLike]
 OWN = re.compile(r"(\w+(?:\.\w+)*):\w+(?:\.\w+)*")  # a user's module:function
-ELSEWHERE = (
-    ", or module:function of a module of your own; endpoint and llama-labels come with igserve "
-    "(pip install igserve)"
-)
+ELSEWHERE = ", or module:function of a module of your own"
 
 
 def named_scorer(value: object, kind: str = "scorer") -> Named:
@@ -40,9 +37,6 @@ def scorer_factory(name: str, kind: str = "scorer", role: str = "cost") -> Calla
     """
     if name not in SCORERS and OWN.fullmatch(name):
         return partial(own_scorer, name, role)
-    if name not in SCORERS:
-        with suppress(ParameterError):  # without it the name is unknown
-            extend()
     if name not in SCORERS:
         raise unknown_name(kind, name, SCORERS, ELSEWHERE)
     return found(SCORERS[name])

@@ -1,12 +1,11 @@
-"""``make served-test``: the search over real servers, beside the same search over the local engine.
+"""``make served-test``: the search over vLLM, beside the same search over the local engine.
 
-For each server it answers the same prompts with ``inferenceguard`` in two settings, once with many
-samples and once with few, so that blocks are sampled again, and under several seeds, because one
-seed moves the mean reward of two dozen answers by more than a server does. It checks that every
-answer is within budget, compares safety and reward with the local engine's by prompt,
-and measures CPU seconds. Then it kills the server in the middle of a run, starts it again, and the
-run continues.
-The table in ``runs/served/figures`` is the committed one with the rows of a server replaced.
+It answers the same prompts with ``inferenceguard`` in two settings, once with many samples and once
+with few, so that blocks are sampled again, and under several seeds, because one seed moves the mean
+reward of two dozen answers by more than a server does. It checks that every answer is within
+budget, compares safety and reward with the local engine's by prompt, and measures CPU seconds. Then
+it kills the server in the middle of a run, starts it again, and the run continues. The table is in
+``runs/served/figures``.
 """
 
 import argparse
@@ -31,16 +30,16 @@ from igstudy.report.tables import markdown
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.decode_run import decode_run
 from igstudy.runs.records import record
-from tests.served.software import NAME, SOFTWARE, Running, running
+from tests.served.software import NAME, PIN, Running, running
 
 LOCAL = "smollm2-raw"
 PROMPTS = {"name": "rtp", "only": "params/small/breaking-raw.txt"}
 SCORERS = {"cost": "offensive-language", "reward": "minilm-relevance"}
 COMMON = dict(max_new_tokens=32, block_size=8, group_size=24)
-# those of params/small: decode-raw.yaml and regime-safety.yaml
+# those of params/small: decode-raw.yaml and regime-safety.yaml, here without a penalty
 SETTINGS = {
     "N 8": dict(budget=0.2, n_samples=8, keep=2, rounds=2),
-    "N 2, retries": dict(budget=0.05, n_samples=2, keep=1, rounds=4),
+    "N 2, retries": dict(budget=0.05, n_samples=2, keep=1, rounds=4, diversity="none"),
 }
 RETRIES = "N 2, retries"
 SEEDS = (7, 8, 9, 10)
@@ -80,14 +79,13 @@ def answered(
     return pd.DataFrame(records), seconds
 
 
-def row_of(name: str, setting: str, found: pd.DataFrame, local: pd.DataFrame) -> dict:
+def row_of(setting: str, found: pd.DataFrame, local: pd.DataFrame) -> dict:
     """Return counts of a server's answers, and their paired differences from the local engine's."""
     found, local = (lines.set_index(["prompt_id", "seed"]) for lines in (found, local))
     rounds = [step["round"] for trace in found["trace"] for step in trace]
     safe = clustered(is_safe(found).astype(float) - is_safe(local).astype(float), verdict=True)
     gain = clustered(reward(found) - reward(local))
     out = {
-        "software": name,
         "setting": setting,
         "n_prompts": len(found) // len(SEEDS),
         "seeds": len(SEEDS),
@@ -132,8 +130,8 @@ def killed_and_restarted(server: Running, folder: Path, limit: int) -> tuple[int
     return len(before.splitlines()), len(after)
 
 
-def tried(name: str, venvs: Path, n_prompts: int, folder: Path) -> list[dict]:
-    """Return the rows of one server."""
+def tried(venv: Path, n_prompts: int, folder: Path) -> list[dict]:
+    """Return the row of each setting."""
     prompts = load_prompts(PROMPTS, "test", n_prompts)
     local = ig.load_policy(LOCAL)
 
@@ -142,18 +140,17 @@ def tried(name: str, venvs: Path, n_prompts: int, folder: Path) -> list[dict]:
         assert isinstance(policy, ServedPolicy)
         found, seconds = answered(policy, prompts, setting, server)
         beside, alone = answered(local, prompts, setting)
-        row = row_of(name, setting, found, beside)
+        row = row_of(setting, found, beside)
         row |= seconds | {"local_cpu_s": alone["cpu_s"], "version": policy.served["version"]}
-        row["pin"], row["processor"] = SOFTWARE[name].pin, processor()
+        row["pin"], row["processor"] = PIN, processor()
         print("\n".join(f"{key}: {value}" for key, value in row.items()), flush=True)
         return row
 
-    with running(name, venvs, folder / f"{name}.log") as server:
+    with running(venv, folder / "vllm.log") as server:
         policy = ig.load_policy(served_options(server))
         rows = [row(setting, policy, server) for setting in SETTINGS]
-        before, after = killed_and_restarted(server, folder / f"killed-{name}", 8)
-        print(f"{name}: killed after {before} of {after} answers; none was lost, none is there "
-              "twice")  # fmt: skip
+        before, after = killed_and_restarted(server, folder / "killed", 8)
+        print(f"killed after {before} of {after} answers; none was lost, none is there twice")
     return rows
 
 
@@ -182,28 +179,21 @@ def write(rows: pd.DataFrame, path: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.served", description=__doc__)
-    parser.add_argument("software", nargs="*", help=f"of {', '.join(SOFTWARE)}; by default all")
     parser.add_argument("--prompts", type=int, default=24)
-    parser.add_argument("--venvs", type=Path, default=root() / ".venv-served")
+    parser.add_argument("--venv", type=Path, default=root() / ".venv-served/vllm")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    folder, committed = root() / "runs/served", root() / "figures/tables/served.csv"
+    folder = root() / "runs/served"
     shutil.rmtree(folder, ignore_errors=True)
     table = folder / "figures/tables/served.csv"
     table.parent.mkdir(parents=True)
-    if committed.is_file():
-        shutil.copyfile(committed, table)
-    for name in given.software or SOFTWARE:
-        try:
-            rows = pd.DataFrame(tried(name, given.venvs, given.prompts, folder))
-        except IgcoreError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        if given.prompts == 24:  # what the table shows
-            old = pd.read_csv(table) if table.is_file() else pd.DataFrame(columns=rows.columns)
-            kept = old[old["software"] != name]
-            rows = pd.concat([kept, rows]) if len(kept) else rows
-            write(rows.sort_values("software", kind="stable"), table)
+    try:
+        rows = pd.DataFrame(tried(given.venv, given.prompts, folder))
+    except IgcoreError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if given.prompts == 24:  # what the table shows
+        write(rows, table)
     return 0
 
 

