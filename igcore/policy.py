@@ -94,7 +94,7 @@ class Policy:
 
         return search_bytes(self.model, config, prompt_tokens, self.cache)
 
-    def check(self, name: str, method: Any, config: SearchConfig) -> None:
+    def check(self, name: str, method: Any, config: Any) -> None:
         """Refuse a method, or settings, that its engine cannot serve; a local one serves all."""
 
     def identity(self) -> dict[str, Any]:

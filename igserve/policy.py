@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from igcore import POLICIES, ParameterError, Policy, PolicyError, SearchConfig
+from igcore import POLICIES, ParameterError, Policy, PolicyError
 from igcore.catalog import found
+from igcore.config import SearchConfig
 from igcore.engine.memory import cached_tokens
 from igcore.engine.sampling import Sampling
 from igcore.errors import no_latents
