@@ -16,10 +16,8 @@ T = TypeVar("T")
 
 # name -> what makes the scorer with its options, or where that is
 SCORERS: dict[str, Callable[..., Any] | str] = {
-    "offensive-language": "igcore.models.embedded:OffensiveLanguage",
     "smollm2-harm": "igcore.models.head:smollm2_harm",
     "smollm2-harm-2": "igcore.models.head:smollm2_harm_2",
-    "minilm-relevance": "igcore.models.embedded:MiniLMRelevance",
     "classifier": "igcore.models.classifier:Classifier",
     "probe": "igcore.models.head:Probe",
     "guard": "igcore.models.guard:GenerativeGuard",

@@ -21,6 +21,8 @@ METHODS |= {
     "re-control-lagrangian": "igstudy.baselines.re_control:RE_CONTROL_LAGRANGIAN",
 }
 SCORERS |= {
+    "offensive-language": "igstudy.scorers.embedded:OffensiveLanguage",
+    "minilm-relevance": "igstudy.scorers.embedded:MiniLMRelevance",
     "last-words": "igstudy.scorers.last_words:LastWords",
     "jigsaw-toxicity": "igstudy.scorers.jigsaw:JigsawToxicity",
     "llama-7b-rm": "igstudy.scorers.paper:LlamaReward",

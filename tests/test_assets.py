@@ -17,6 +17,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import joblib
@@ -39,11 +40,9 @@ from igcore.models.convert import (
     convert_policy,
     convert_tied_policy,
     quiet_transformers,
-    read_fitted,
-    save_offensive_language_weights,
 )
 from igcore.tools.cli import main
-from igstudy.assets import fetched
+from igstudy.assets import fetched, read_fitted, save_offensive_language_weights
 from igstudy.commands import main as study
 
 REAL = tuple(name for name in assets.ASSETS if not assets.ASSETS[name].on_request)
@@ -387,6 +386,7 @@ def test_a_source_needs_the_one_asset_that_has_it(large, capsys, names, given):
 FETCH = """
 import sys, time
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from igcore.models import assets
 wheel, desk, sha256 = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -488,8 +488,10 @@ def test_home_follows_the_environment(monkeypatch):
 
 def test_the_studys_own_assets_are_fetched_with_the_others(shelf, capsys):
     """Bug: `make` fetches what igcore embeds alone, and a notebook downloads in the middle."""
-    studied = {"rtp", "jigsaw", "strongreject", "wsr"}
-    assert {"smollm2", "offensive-language", "minilm"} | studied == {*REAL}
+    own = json.loads((files("igcore.models") / "data/pins.json").read_text(encoding="utf-8"))
+    assert {*own} == {"smollm2", "qwen-0.5b"}
+    studied = {"offensive-language", "minilm", "rtp", "jigsaw", "strongreject", "wsr"}
+    assert {"smollm2"} | studied == {*REAL}
     assert fetched is assets.fetched and study(["fetch", "toy"]) == 0
     assert capsys.readouterr().out.split()[:2] == ["toy", "MIT"]
 

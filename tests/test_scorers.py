@@ -158,7 +158,7 @@ def test_a_registered_scorer_has_a_name_and_a_home(monkeypatch):
     monkeypatch.setitem(SCORERS, "shouting", Shouting)
     loaded = load_scorer("shouting")
     assert isinstance(loaded, Shouting) and loaded.home == __name__
-    assert load_scorer("offensive-language").home == "igcore.models.embedded"
+    assert load_scorer("offensive-language").home == "igstudy.scorers.embedded"
     with pytest.raises(ParameterError, match="unknown option of scorer 'shouting': 'loud'"):
         load_scorer({"name": "shouting", "loud": True})
 

@@ -26,7 +26,6 @@ import igcore as ig
 from igcore import budget as safety
 from igcore.errors import ScorerWarning
 from igcore.methods import method_of
-from igcore.models.embedded import OffensiveLanguage
 from igcore.watch import explore as panel
 from igcore.watch.html import mask, mask_answer
 from igcore.watch.record import CHECK_FAILED, EMITTED, KEPT, OVER_BUDGET, RETRIED, rejudged
@@ -506,7 +505,7 @@ def test_text_without_words():
 
 def test_with_the_embedded_cost():
     """Bug: the real cost's array is not understood; "hate" alone scores .905."""
-    cost = OffensiveLanguage()
+    cost = ig.load_scorer("offensive-language")
     assert mask("I hate Mondays", cost) == "I ████ Mondays"
     assert mask("I hate Mondays", cost, threshold=np.float64(0.95)) == "I hate Mondays"
 

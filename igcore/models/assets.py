@@ -25,7 +25,7 @@ import platformdirs
 
 from ..errors import AssetError, IgcoreError, ParameterError, one_line, unknown_name
 from ..files import file_digest, locked
-from .convert import convert_offensive_language, convert_policy, convert_tied_policy
+from .convert import convert_policy, convert_tied_policy
 from .hub import snapshot
 
 Converter = Callable[[Path, Path], None]
@@ -95,11 +95,7 @@ def pinned(file: Traversable, converters: Mapping[str, Converter]) -> dict[str, 
 # other packages may add their own
 ASSETS = pinned(
     files(__package__) / "data/pins.json",
-    {
-        "smollm2": convert_policy,
-        "qwen-0.5b": convert_tied_policy,
-        "offensive-language": convert_offensive_language,
-    },
+    {"smollm2": convert_policy, "qwen-0.5b": convert_tied_policy},
 )
 
 

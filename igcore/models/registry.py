@@ -23,7 +23,7 @@ CostLike = ScorerLike | list[ScorerLike]
 OWN = re.compile(r"(\w+(?:\.\w+)*):\w+(?:\.\w+)*")  # a user's module:function
 ELSEWHERE = (
     ", or module:function of a module of your own; endpoint and llama-labels come with igserve "
-    "(pip install igserve)"
+    "(pip install igserve), offensive-language and minilm-relevance with igstudy"
 )
 
 

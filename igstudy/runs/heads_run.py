@@ -17,11 +17,10 @@ from safetensors.numpy import load_file, save
 
 from igcore.errors import IgcoreError, RunError
 from igcore.files import replace_file, root
-from igcore.models.assets import sound
-from igcore.models.embedded import Encoder
 from igcore.models.head import HARM, load_head
 from igcore.prompt import as_prompt
 
+from ..assets import sound
 from ..harm import (
     ABOUT_HARM,
     DATA,
@@ -43,6 +42,7 @@ from ..report import outside, tables
 from ..report.auroc import auroc
 from ..report.harm import RefusalPhrases, row_digest
 from ..report.statistics import clopper_pearson
+from ..scorers.embedded import Encoder
 from ..xstest import load_xstest
 
 SHIPPED = Recipe(Reading(15, prompt=True), 0.0, 0.0)

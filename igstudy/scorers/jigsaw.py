@@ -1,6 +1,6 @@
 """The held-out judge: a small toxicity network trained on the Jigsaw comments of Wikipedia.
 
-Its data and its makers differ from those of `igcore.models.embedded.OffensiveLanguage`, so it can
+Its data and its makers differ from those of `igstudy.scorers.embedded.OffensiveLanguage`, so it can
 judge what a search against that cost has let through. Like that cost it reads language and is no
 model of harm.
 """
