@@ -42,7 +42,6 @@ POLICIES: dict[str, Any] = {  # name -> a `igcore.models.policies.PolicyEntry`, 
 METHODS: dict[str, Any] = {}  # those besides the package's own, see `igcore.methods.METHODS`
 PARTS = {  # name used by a lower layer, by `room` -> where it is defined
     "answers_in": "igcore.tools.answers:answers_in",
-    "explore": "igcore.watch.explore:explore",
     "Recorder": "igcore.watch.record:Recorder",
     "Tree": "igcore.watch.tree:Tree",
     "answer_html": "igcore.watch.html:answer_html",

@@ -187,7 +187,7 @@ class Guard(Setup):
     ) -> Iterator[Response]:
         """Yield the answers to many prompts as each group finishes, by this or another method.
 
-        The options are those of `igcore.decode`: ``on_block``, ``memory_gb`` and ``record``.
+        The options are those of `igcore.decode`, such as ``on_block`` and ``record``.
 
         Raises
         ------
@@ -260,10 +260,6 @@ class Guard(Setup):
         if not shows_parts(self):
             warnings.warn(LATE.format(self.method), stacklevel=2)
         return stream(self, prompt, self.seed if seed is None else seed)
-
-    def explore(self, prompt: str = "", **options: Any) -> Any:
-        """Return a panel for JupyterLab to watch the search, see `igcore.watch.explore.explore`."""
-        return room("explore")(self, prompt, **options)
 
     def with_config(self, **settings: Any) -> Self:
         """Return the guard with other settings of the search, fields of `SearchConfig` by name.
