@@ -37,7 +37,6 @@ PROMPT_SETS: dict[str, Callable[[], list[str]] | str] = {  # name -> its texts, 
 POLICIES: dict[str, Any] = {  # name -> a `igcore.models.policies.PolicyEntry`, or where that is
     "smollm2-raw": "igcore.models.policies:SMOLLM2_RAW",
     "smollm2-chat": "igcore.models.policies:SMOLLM2_CHAT",
-    "qwen-0.5b": "igcore.models.policies:QWEN",
 }
 METHODS: dict[str, Any] = {}  # those besides the package's own, see `igcore.methods.METHODS`
 PARTS = {  # name used by a lower layer, by `room` -> where it is defined

@@ -8,6 +8,7 @@ from igcore.catalog import METHODS, POLICIES, PROMPT_SETS, SCORERS, extend
 extend()  # judges and endpoints are in igserve
 
 POLICIES |= {
+    "qwen-0.5b": "igstudy.policies:QWEN",
     "alpaca-7b": "igstudy.policies:ALPACA",
     "beaver-7b-v3": "igstudy.policies:BEAVER",
     "vicuna-7b": "igstudy.policies:VICUNA",

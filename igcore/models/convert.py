@@ -10,7 +10,6 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from ..errors import needs
@@ -78,6 +77,3 @@ def convert_policy(source: Path, target: Path, tied: bool = False) -> None:
         path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     for path in (*target.glob("*.json"), *target.glob("*.jinja")):  # Windows writes \r\n
         path.write_bytes(path.read_bytes().replace(b"\r\n", b"\n"))
-
-
-convert_tied_policy = partial(convert_policy, tied=True)
