@@ -88,28 +88,21 @@ def decode(
     setup = replace(guard.with_method(method), seed=seed)
     # all prompts are encoded first, so that a prompt that is too long is refused before any work
     pairs = encoded(guard.policy, listed(prompts), guard.config.max_new_tokens)
-    group = partial(
-        _decode_group,
-        setup,
-        # peaks are measured at the user's block size: a method may change its own (Best-of-N has
-        # one block), and peak costs are only comparable on one grid
-        guard.config.block_size,
-        on_block=on_block,
-        on_answer=on_answer,
-        cancelled=cancelled,
-        record=record,
-    )
+    # peaks are measured at the user's block size: a method may change its own (Best-of-N has one
+    # block), and peak costs are only comparable on one grid
+    grid = guard.config.block_size
+    group = partial(_decode_group, setup, grid, on_block, on_answer, cancelled, record)
     return halving(pairs, guard.config.group_size, group)
 
 
 def _decode_group(
     setup: Setup,
     grid: int,
-    pairs: Sequence[tuple[Prompt, list[int]]],
     on_block: OnBlock | None,
     on_answer: Callable[[Prompt, Response], None] | None,
     cancelled: Callable[[Prompt], bool] | None,
     record: bool,
+    pairs: Sequence[tuple[Prompt, list[int]]],
 ) -> list[Response]:
     """Answer one group of prompts; `halving` may call it again with a smaller group.
 

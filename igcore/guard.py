@@ -27,10 +27,6 @@ from .setup import Pool, Setup, check_seed
 from .streaming import LATE, shows_parts, stream
 from .work import OnBlock
 
-# options of transformers' `from_pretrained` that users give by mistake
-LOADING = {"load_in_8bit", "load_in_4bit", "quantization_config", "device_map", "torch_dtype"}
-LOADING |= {"attn_implementation", "trust_remote_code", "revision", "token", "cache_dir"}
-
 
 @dataclass(frozen=True, init=False, eq=False)
 class Guard(Setup):
@@ -278,11 +274,6 @@ class Guard(Setup):
 
 def config_of(config: SearchConfig | None, given: Mapping[str, Any]) -> SearchConfig:
     """Return the settings of a guard: a config, or the single settings that were given."""
-    if loading := ", ".join(LOADING & given.keys()):
-        raise ParameterError(
-            f"Guard takes no {loading}; it takes device, dtype and a mapping of name, revision, "
-            "template and chat_options: load the model yourself and give (model, tokenizer)"
-        )
     if config is None:
         return SearchConfig(**given)
     if not isinstance(config, SearchConfig):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from igcore.models.policies import SMOLLM2_CHAT, PolicyEntry
 
 from . import assets as assets  # has the pin of QWEN
+from . import templates as templates  # has those of the paper's policies
 
 QWEN = replace(SMOLLM2_CHAT, asset="qwen-0.5b")  # Qwen2.5-Coder-0.5B-Instruct
 

@@ -155,7 +155,7 @@ MISUSES = {
         "unknown parameter 'n_sample'; did you mean 'n_samples'"),
     "an option of loading": (
         lambda: ig.Guard("owner/name", capitals, budget=1.0, load_in_8bit=True),
-        "^Guard takes no load_in_8bit; it takes device, dtype and a map",
+        "^unknown parameter 'load_in_8bit'",
     ),
     "no folder": (lambda: ig.Guard("./nomodel", capitals, budget=1), "^there is no folder ./nomod"),
     "no folder at home": (lambda: ig.Guard("~/x", capitals, budget=1), "^there is no folder ~/x"),

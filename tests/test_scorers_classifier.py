@@ -229,7 +229,7 @@ def test_a_label_that_is_no_single_class_needs_its_index(tmp_path, names, ids):
         load(tmp_path, labels=sound, reads="response")
 
 
-@pytest.mark.parametrize("text_format", ["chat", "raw", "vicuna"])
+@pytest.mark.parametrize("text_format", ["chat", "raw", "human-assistant"])
 def test_an_encoder_reads_two_texts_or_one(hub, text_format):
     """Bug: an encoder trained on two texts gave another number for every format of one text."""
     with pytest.raises(ParameterError, match="is an encoder; choose one of two texts, if it was"):

@@ -108,11 +108,12 @@ def load_policy(
     if "server" in chosen.options:
         served: Policy = room("load_served")(written(chosen))
         return served
-    name, options = chosen.name, PolicyOptions(**chosen.options)
+    name = chosen.name
+    entry: PolicyEntry = found(POLICIES.get(name)) or _unnamed(name)
+    options = PolicyOptions(**chosen.options)  # after the entry, which may bring a template
     dtype = str(dtype).removeprefix("torch.")
     if dtype not in ("auto", *pretrained.DTYPES):
         raise unknown_name("dtype", dtype, ("auto", *pretrained.DTYPES))
-    entry: PolicyEntry = found(POLICIES.get(name)) or _unnamed(name)
     folder = entry.folder(options.revision)
     pretrained.files_of(folder)  # refuses a folder without a model
     tokenizer = pretrained.load_tokenizer(folder)
