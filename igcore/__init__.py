@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-__version__ = "1.0.0"
+__version__ = "1.1.0"
 # public name -> its module; the stub, which editors read, lists them
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
 _HOME = {name: home for home, name in re.findall(r"^from \.(\S*) import (\w+)", _STUB, re.M)}

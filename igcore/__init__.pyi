@@ -23,7 +23,6 @@ from .policy import Policy as Policy
 from .prompt import Prompt as Prompt
 from .response import Response as Response
 from .scorers import Scorer as Scorer
-from .tools.suggest import labels_needed as labels_needed
 from .tools.suggest import suggest_budget as suggest_budget
 
 __version__: str

@@ -17,7 +17,6 @@ an answer goes to 1 with `spend` wherever a plain answer is within budget with a
 Rejection sampling is the member of the family whose step is the whole answer.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -179,8 +178,7 @@ STEPS_BACK: dict[str, Callable[[Walk], int]] = {"tries": by_tries, "doubling": b
 def backtracking(batch: Batch) -> list[Emission]:
     """Search for one answer per prompt, see the module.
 
-    Prompts stand at depths of their own. As many as memory allows are decoded together, and a
-    prompt that has ended leaves its place to the next.
+    Prompts stand at depths of their own, and one that has ended leaves the batch.
 
     Returns
     -------
@@ -194,12 +192,9 @@ def backtracking(batch: Batch) -> list[Emission]:
     """
     open_searches(batch)
     walks = [Walk(search) for search in batch.searches]
-    waiting, going = deque(walks), list[Walk]()
-    found: dict[Walk, Emission] = {}
-    while waiting or going:
+    going, found = walks, dict[Walk, Emission]()
+    while going:
         drop_cancelled(batch)
-        while waiting and len(going) < batch.places:
-            going.append(waiting.popleft())
         for walk in going:
             while walk.over and walk not in found:
                 if emission := conclude(batch, walk):

@@ -16,9 +16,7 @@ T = TypeVar("T")
 
 # name -> what makes the scorer with its options, or where that is
 SCORERS: dict[str, Callable[..., Any] | str] = {
-    "offensive-language": "igcore.models.embedded:OffensiveLanguage",
     "smollm2-harm-2": "igcore.models.head:smollm2_harm_2",
-    "minilm-relevance": "igcore.models.embedded:MiniLMRelevance",
     "classifier": "igcore.models.classifier:Classifier",
     "probe": "igcore.models.head:Probe",
     "guard": "igcore.models.guard:GenerativeGuard",
@@ -38,12 +36,10 @@ PROMPT_SETS: dict[str, Callable[[], list[str]] | str] = {  # name -> its texts, 
 POLICIES: dict[str, Any] = {  # name -> a `igcore.models.policies.PolicyEntry`, or where that is
     "smollm2-raw": "igcore.models.policies:SMOLLM2_RAW",
     "smollm2-chat": "igcore.models.policies:SMOLLM2_CHAT",
-    "qwen-0.5b": "igcore.models.policies:QWEN",
 }
 METHODS: dict[str, Any] = {}  # those besides the package's own, see `igcore.methods.METHODS`
 PARTS = {  # name used by a lower layer, by `room` -> where it is defined
     "answers_in": "igcore.tools.answers:answers_in",
-    "explore": "igcore.watch.explore:explore",
     "Recorder": "igcore.watch.record:Recorder",
     "Tree": "igcore.watch.tree:Tree",
     "answer_html": "igcore.watch.html:answer_html",

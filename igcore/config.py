@@ -139,8 +139,8 @@ class SearchConfig:
         Largest share of a run's texts that a scorer may fail on; beyond it the run stops. A text
         that it fails on is unsafe, and a prompt with no other text abstains.
     group_size : int
-        Prompts decoded together, as far as memory allows. Part of the settings, because float sums
-        depend on it in their last bits.
+        Prompts decoded together; halved where memory runs out. Part of the settings, because float
+        sums depend on it in their last bits.
     """
 
     budget: Budget

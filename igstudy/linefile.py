@@ -42,8 +42,10 @@ MOVED = ("params/networks/", "records/networks/")  # where those of the reposito
 
 def modern(found: Fields) -> Fields:
     """Return a line, params.json or manifest of any version with the settings of this one."""
+    # earlier versions planned how many prompts fit into memory, which changes no line
+    found = {name: value for name, value in found.items() if name != "memory_gb"}
     # a moved network is the same network: its content has a hash of its own
-    found = found | {role: str(found[role]).replace(*MOVED) for role in NETWORKS if found.get(role)}
+    found |= {role: str(found[role]).replace(*MOVED) for role in NETWORKS if found.get(role)}
     if "at_least" in found:
         return LATER | found
     given = {name: value for name, value in found.items() if name not in ("spend", "draws")}

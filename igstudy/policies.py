@@ -1,6 +1,13 @@
-"""The policies of the paper by name; importing igstudy adds them to `igcore.catalog.POLICIES`."""
+"""The policies of the study by name; importing igstudy adds them to `igcore.catalog.POLICIES`."""
 
-from igcore.models.policies import PolicyEntry
+from dataclasses import replace
+
+from igcore.models.policies import SMOLLM2_CHAT, PolicyEntry
+
+from . import assets as assets  # has the pin of QWEN
+from . import templates as templates  # has those of the paper's policies
+
+QWEN = replace(SMOLLM2_CHAT, asset="qwen-0.5b")  # Qwen2.5-Coder-0.5B-Instruct
 
 ALPACA = PolicyEntry("safe-rlhf", repo="PKU-Alignment/alpaca-7b-reproduced")
 BEAVER = PolicyEntry("safe-rlhf", repo="PKU-Alignment/beaver-7b-v3.0")

@@ -165,7 +165,6 @@ ENCODERS = {
     "electra": ENCODER | dict(embedding_size=16),
     "modernbert": ENCODER | dict(local_attention=8, global_attn_every_n_layers=2, eos_token_id=256),
 }
-TOGETHER = ("bert", "distilbert", "roberta", "electra")  # with a plain attention
 
 
 def decoder_tokenizer(**more):

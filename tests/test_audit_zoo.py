@@ -283,7 +283,7 @@ def test_an_honest_cost_passes_and_what_no_second_process_can_make_is_named(acro
 def test_the_command_stops_at_a_cost_that_a_second_process_refutes(across, capsys):
     assert main(["--cost", "movingcosts:salted", "--emissions", "1", "--processes", "1"]) == 1
     out, errors = capsys.readouterr()
-    assert "can guard a model" in out and "two processes differ" in out
+    assert "scored twice, it differs by up to 0\n" in out and "two processes differ" in out
     assert errors.startswith("error: cost 'movingcosts:salted' depends on the process")
 
 

@@ -178,14 +178,11 @@ def test_what_is_left_is_read_no_further(method, monkeypatch):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("places", [1, 2, 6])
-def test_a_prompt_is_answered_alike_in_any_company(method, places, monkeypatch):
-    """Guards rows at depths of their own against each other's state, and a place that is taken by
-    the next prompt.
-    """
-    monkeypatch.setattr("igcore.decoding.max_batch", lambda *_: places)
+@pytest.mark.parametrize("group_size", [1, 2, 6])
+def test_a_prompt_is_answered_alike_in_any_company(method, group_size):
+    """Guards rows at depths of their own against each other's state."""
     alone = [r for prompt in PROMPTS for r in answers(method, prompts=[prompt])]
-    together = answers(method, group_size=6)
+    together = answers(method, group_size=group_size)
     assert [(r.tokens, r.counts) for r in alone] == [(r.tokens, r.counts) for r in together]
 
 

@@ -17,7 +17,6 @@ from igcore.engine.agreement import CACHES, supports_shared_prefix
 from igcore.engine.diversity import Failures, diversity_penalty
 from igcore.engine.kv_cache import DynamicRows, cache_name
 from igcore.engine.local import LocalEngine
-from igcore.engine.memory import kv_bytes
 from igcore.engine.prefix_cache import SharedRows
 from igcore.engine.prepack import use_prepacked
 from igcore.engine.sampling import AS_IS, BRANCH, NEAR_TIE, WIDEST, Sampling, draw, uniforms
@@ -221,9 +220,9 @@ def test_no_token_is_encoded_twice(llama, cache, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
-def test_bytes_of_keys_and_values_are_those_of_the_formula(name):
-    """Guards the memory of a search: prompts once, and a slot for every candidate, as long as its
-    tokens and no longer.
+def test_keys_and_values_are_those_of_the_prompts_once_and_of_the_new_tokens(name):
+    """Guards the memory of a search: a slot for every candidate, as long as its tokens and no
+    longer.
     """
     model = tiny(name)
     engine = LocalEngine(model, {-1}, "shared")
@@ -231,8 +230,9 @@ def test_bytes_of_keys_and_values_are_those_of_the_formula(name):
     for n, length in ((3, 2), (6, 2), (6, 7)):
         engine.sample_block([0, 1, 2] * (n // 3), numbers(n, length))
         state, _ = next(iter(engine._places.values()))
-        tensors = [*state.prompts.keys, *state.prompts.values, *state.slab.keys, *state.slab.values]
-        assert sum(x.nbytes for x in tensors) == kv_bytes(model, 3, 5, n, length)
+        shared = sum(x.nbytes for x in [*state.prompts.keys, *state.prompts.values])
+        own = sum(x.nbytes for x in [*state.slab.keys, *state.slab.values])
+        assert own * 3 * 5 == shared * n * length  # of 3 prompts, padded to 5 tokens
         assert state.prompts is engine.rows.prompts  # not copied
         engine.rollback()
 

@@ -56,8 +56,8 @@ def test_code_that_makes_records_starts_them_again(tmp_path, monkeypatch):
         edit(copied / f"{module}.py", "\nimport ", "\nother = 1\nimport ")
     tables = known()
     assert tables[0] == runs and tables[1] != whole
-    made = "igcore/search igcore/models/embedded igserve/client"
-    made += " igstudy/runs/critic_run igstudy/linefile igstudy/sources"
+    made = "igcore/search igcore/models/head igserve/client"
+    made += " igstudy/runs/critic_run igstudy/scorers/embedded igstudy/linefile igstudy/sources"
     for module in made.split():
         package, before = module.partition("/")[0], known()[0]
         edit(copied / f"{module}.py", "\nimport ", "\nother = 1\nimport ")

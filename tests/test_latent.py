@@ -10,10 +10,9 @@ from transformers import DynamicCache
 from igcore import ParameterError
 from igcore.critic.latent import FEATURES, latents, shape_of
 from igcore.engine.agreement import cache_for
-from igcore.engine.device import GIB
 from igcore.engine.kv_cache import cache_name
 from igcore.engine.local import LocalEngine
-from igstudy.training.latents import Source, single, together
+from igstudy.training.latents import GIB, Source, single, together
 
 
 @torch.inference_mode()

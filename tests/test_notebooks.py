@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from igcore import labels_needed, load_scorer
+from igcore import load_scorer
 from igcore.errors import ParameterError
 from igstudy.judge import JudgeParams
 from igstudy.runs.critic_params import CriticParams
@@ -159,6 +159,7 @@ def test_what_the_notebook_of_budgets_says_of_its_numbers():
     shown = "\n".join(outputs("02_the_budget"))
     assert re.search(r"peak +total 0\.29: over the budget", shown)
     assert re.search(r"terminal +total 0\.19: within the budget", shown)
+    assert "refuses 1 of 24 acceptable answers\nlets 0 of 8 unacceptable" in shown
     tuned = float(re.search(r"tuned on all 24 prompts: λ = (.+)", shown)[1])
     rewards = dict(re.findall(r"λ = +(\S+): .*mean reward (\S+)", shown))
     within = re.search(r"a budget +: .*mean reward (\S+)", shown)[1]
@@ -176,4 +177,4 @@ def test_what_the_notebook_of_ones_own_says_of_its_run():
     assert table.count("verified_safe") == 4
     shown = "\n".join(outputs("05_your_own"))
     assert "base · unverified_unsafe: cost 3.00" in shown  # the numbers 100, 20 and 30
-    assert re.search(r"-> +0\.5 ", shown) and labels_needed(0.05) == 381
+    assert "budget 0.0\nrefuses 0 of 3 acceptable answers\n" in shown

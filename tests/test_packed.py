@@ -290,20 +290,6 @@ def test_copies_that_do_not_fit_are_not_made(monkeypatch):
     with copies() as made, use_prepacked(model):
         logits(model)
     assert made.call_count == 0
-    assert module.missing_bytes(model) == 0
-
-
-def test_the_bytes_planned_for_are_those_of_the_copies():
-    model = tiny("llama")
-    size = sum(m.weight.nbytes for m in model.modules() if type(m) is nn.Linear) * HAS_PRODUCT
-    assert module.missing_bytes(model, tiny("llama")) == 2 * size
-    with use_prepacked(model):
-        assert module.missing_bytes(model) == 0
-    assert module.missing_bytes(model) == 0, "kept"
-    model.to(torch.float64)
-    more = sum(m.weight.nbytes for m in model.modules() if type(m) is nn.Linear)
-    more = more * module._multiplies(torch.float64)
-    assert module.missing_bytes(model) == max(0, more - size), "what is kept is freed first"
 
 
 def test_copies_of_one_model_are_freed_when_those_of_the_next_cannot_be_made(monkeypatch):

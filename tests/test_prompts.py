@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import io
-import json
 import logging
 import os
 import subprocess
@@ -78,17 +77,14 @@ def test_benign_set_holds_what_only_sounds_dangerous():
         ),
         ("n.csv", "prompt\n12\n13\n", ["12", "13"]),
         ("a.jsonl", '{"prompt": "one"}\n{"id": 2, "prompt": "two"}\n', ["one", "two"]),
-        ("a.json", json.dumps([{"prompt": "one"}, {"prompt": "naïve"}]), ["naïve", "one"]),
         ("b.csv", "prompt\nNA\nnull\n007\n", ["007", "NA", "null"]),
         ("u.jsonl", '{"prompt": "one\u2028two"}\r\n', ["one\u2028two"]),
         ("u.txt", "one\u2028two\rthree\n\n", ["one\u2028two", "three"]),
         ("a.tsv", "id\tprompt\n1\tone, two\n", ["one, two"]),
         ("a[1].parquet", saved(pd.DataFrame.to_parquet, prompt=["two", "one"]), ["one", "two"]),
-        ("a.arrow", saved(pd.DataFrame.to_feather, prompt=["two", "one"]), ["one", "two"]),
         ("q.csv", 'prompt\n"a ""b"""\nc "d" e\n"f"g\n', ['a "b"', 'c "d" e', "fg"]),
         ("r.csv", 'prompt\r"a\rb"\rc\r', ["a\rb", "c"]),
         ("w.csv", f"prompt,prompt\n{'w ' * 10**5},x\n", ["w " * 10**5]),
-        ("t.json", '[{"prompt": "one"},\n  {"prompt": "one"}]', ["one"]),
         ("d.jsonl", '{"prompt": "2020-01-01"}\n\n', ["2020-01-01"]),
         ("ids.csv", "id,prompt\n" + "1,one\n" * 20_000 + "x,two\n", ["one", "two"]),
     ],
@@ -133,7 +129,7 @@ def test_datasets_leaves_nothing_behind(write, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.parquet"]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.tsv", "a.jsonl", "a.json"])
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.tsv", "a.jsonl"])
 def test_text_needs_no_library(write, name, monkeypatch):
     """Guards a plain installation: "this needs datasets", also for a file that was missing. And the
     limit that the user's own code reads tables under.
@@ -179,18 +175,18 @@ def test_counts_of_a_file_are_logged(write, caplog):
         ("h.jsonl", '{"prompt": ["one"]}\n', r"row 1 of .*h\.jsonl is \['one'\], which is no"),
         ("i.jsonl", '{"prompt": "one"}\nnot json\n', r"no prompts could be read from .*i\.jsonl"),
         ("j.txt", b"\xff\xfe\x00", r"from .*j\.txt.* \(j\.txt: UnicodeDecodeError"),
-        ("p.json", "[" * 100_000, r"\(p\.json: .* depth"),
+        ("p.jsonl", "[" * 100_000, r"\(p\.jsonl: .* depth"),
         ("q.jsonl", r'{"prompt": "a\ud83d"}', r"\(q\.jsonl: .* surrogates not allowed"),
         ("i.jsonl", '{"prompt": "one"}\n\n{"prompt": "two",\n',
          r"\(i.jsonl is no JSON at line 3, column 18: "),
         ("k.txt", "", r"\(k.txt holds no row\); give valid UTF-8 .txt with at least one prompt$"),
         ("n.csv", "", r"\(n.csv holds no row\); give .* column 'prompt', or set .* another$"),
-        ("l.json", "", r"\(l.json holds no row\)"),
+        ("l.jsonl", "", r"\(l.jsonl holds no row\)"),
         ("r.jsonl", '{"prompt": [{"role": "user", "content": "Hello."}]}',
          r"row 1 of .* which is no prompt; write text, or remove the row"),
         ("m.csv", "prompt\n", r"no prompts could be read from .*m\.csv"),
         ("s.csv", 'prompt\none\n"two\nthree\n', r"\(s\.csv ends within quotes\)"),
-        ("t.json", '["one", 2]', r"\(t\.json holds what is no object of a key and a prompt\)"),
+        ("t.jsonl", '"one"\n2', r"\(t\.jsonl holds what is no object of a key and a prompt\)"),
         ("u.parquet", "no table", r"\(u\.parquet: .*[Pp]arquet"),
     ],
 )  # fmt: skip

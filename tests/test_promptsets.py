@@ -353,7 +353,7 @@ def test_score_that_is_not_finite_counts_as_hardest():
     [
         ({"name": "rpt"},
          "unknown prompt set 'rpt'; did you mean 'rtp'.* or a path to a "
-         ".txt/.csv/.jsonl/.json/.tsv/.parquet/"),
+         ".txt/.csv/.jsonl/.tsv/.parquet "),
         ({"name": {"name": "rtp", "limit": 5}}, "unknown option of prompt set 'rtp': 'limit'"),
         ({"name": {"name": "no/such.csv"}}, "no prompts could be read from no/such.csv"),
         ({"name": "mild", "split": "tests"}, "unknown split 'tests'; did you mean 'test'"),

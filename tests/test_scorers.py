@@ -158,7 +158,7 @@ def test_a_registered_scorer_has_a_name_and_a_home(monkeypatch):
     monkeypatch.setitem(SCORERS, "shouting", Shouting)
     loaded = load_scorer("shouting")
     assert isinstance(loaded, Shouting) and loaded.home == __name__
-    assert load_scorer("offensive-language").home == "igcore.models.embedded"
+    assert load_scorer("offensive-language").home == "igstudy.scorers.embedded"
     with pytest.raises(ParameterError, match="unknown option of scorer 'shouting': 'loud'"):
         load_scorer({"name": "shouting", "loud": True})
 
@@ -195,15 +195,12 @@ class Table:
         return np.array([self.known[text] for text in zip(prompts, responses, strict=True)])
 
 
-@pytest.mark.parametrize(
-    "helpful, unsafe, boundary",
-    [(-2.0, 3.0, 0), (-2.0, 3.0, None), (0.2, 0.7, None), (0.2, 0.7, 0.5)],
-)
-def test_a_cost_that_tells_them_apart_passes(caplog, helpful, unsafe, boundary):
+@pytest.mark.parametrize("helpful, unsafe", [(-2.0, 3.0), (0.2, 0.7)])
+def test_a_cost_that_tells_them_apart_passes(caplog, helpful, unsafe):
     """Guards sound scorers, and the numbers in the log, from which users choose a budget."""
     scorer = Table(helpful, unsafe=unsafe)
     with caplog.at_level(logging.INFO, "igcore"):
-        probe(scorer, boundary)
+        probe(scorer)
     assert scorer.finished == [True, True]
     assert caplog.messages == [
         f"cost 'table' gives {helpful:.6g} to a harmless answer and {unsafe:.6g} to an unsafe one"
@@ -220,28 +217,25 @@ def test_a_reward_that_tells_them_apart_passes(caplog):
 
 
 @pytest.mark.parametrize(
-    "scorer, boundary, match",
+    "scorer, match",
     [
-        (Table(3.0, unsafe=-2.0), None,
+        (Table(3.0, unsafe=-2.0),
          "gives 3 to a harmless answer and -2 to an unsafe one, but .* second must be higher"),
-        (Table(1.0, gibberish=2.0), None,
+        (Table(1.0, gibberish=2.0),
          "gives 2 to gibberish and 1 to a helpful answer, but .* the second must be higher"),
-        (Table(0.5, unsafe=0.5), None, "the second must be higher"),
-        (Table(0.5, gibberish=0.5), None, "the second must be higher"),
-        (Table(1.0, unsafe=2.0), 0, "the first must be below 0 and the second above it"),
-        (Table(-2.0, unsafe=-1.0), 0, "the first must be below 0 and the second above it"),
-        (Table(-2.0, unsafe=0.0), 0, "the first must be below 0 and the second above it"),
-        (Table(-2.0, unsafe=math.nan), None, "both must be finite"),
-        (Table(-math.inf, unsafe=1.0), None, "both must be finite"),
-        (Table(math.inf, gibberish=0.0), None, "both must be finite"),
+        (Table(0.5, unsafe=0.5), "the second must be higher"),
+        (Table(0.5, gibberish=0.5), "the second must be higher"),
+        (Table(-2.0, unsafe=math.nan), "both must be finite"),
+        (Table(-math.inf, unsafe=1.0), "both must be finite"),
+        (Table(math.inf, gibberish=0.0), "both must be finite"),
     ],
 )  # fmt: skip
-def test_what_is_refused(scorer, boundary, match):
+def test_what_is_refused(scorer, match):
     """Guards every number after it. Bug: a sign turned round, a score of the padding, an overflow
     in half precision.
     """
     with refused(ScorerError, match) as caught:
-        probe(scorer, boundary)
+        probe(scorer)
     message = str(caught.value)
     assert repr(scorer.name) in message
     assert message.endswith("self_check: false loads it all the same")

@@ -12,10 +12,12 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 from transformers import AutoModel, AutoTokenizer
 
-from igcore.models import assets
-from igcore.models.convert import quiet_transformers, save_offensive_language_weights
-from igcore.models.embedded import MiniLMRelevance, OffensiveLanguage
+from igcore.models.convert import quiet_transformers
+from igstudy import assets
+from igstudy.assets import save_offensive_language_weights
 from igstudy.baselines.args import HIGHEST
+from igstudy.scorers.embedded import MiniLMRelevance, OffensiveLanguage
+from igstudy.scorers.one_row import attend
 
 GRUMPY = [
     "I hate Mondays", "this soup is awful", "what a boring, boring film", "the queue was terrible",
@@ -109,7 +111,7 @@ def test_relevance_is_the_cosine_of_mean_pooled_states(encoder, monkeypatch):
         "The train was late again and everyone on board " * 9,
     ]
     responses = ["Mix flour, water and yeast, then bake it.", "Jupiter", "complained."]
-    folder = assets.fetch("minilm")
+    folder = assets.sound("minilm")[0]
     with quiet_transformers():
         tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
 
@@ -184,6 +186,14 @@ def test_relevance_of_a_text_does_not_depend_on_its_neighbours(encoder):
     torch.set_num_threads(before)
     np.testing.assert_array_equal(shuffled, scores[order])
     np.testing.assert_array_equal(alone, scores[order])
+
+
+def test_an_attention_that_is_more_than_plain_is_refused():
+    """Bug: a window that is ignored gives wrong states to every text that is longer than it."""
+    q = torch.zeros(1, 2, 5, 4)
+    attend(None, q, q, q, None, lengths=[2, 3], scaling=1.0, dropout=0.0, sliding_window=None)
+    with pytest.raises(NotImplementedError, match="sliding_window"):
+        attend(None, q, q, q, None, lengths=[2, 3], scaling=1.0, sliding_window=64)
 
 
 def test_each_distinct_text_is_embedded_once(encoder, monkeypatch):

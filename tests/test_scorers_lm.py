@@ -25,6 +25,7 @@ from igcore.policy import Policy
 from igcore.scorers import SIGNS, uncached
 from igcore.scoring import checked_score
 from igcore.verdict import Emission, judge
+from igstudy import templates as templates  # of the paper's systems
 
 END = 256
 PROMPTS = ["say-abc", "one-two"]  # of one length: no padding to be counted

@@ -39,7 +39,7 @@ ODD = {  # what YAML takes for other things than it is, or an encoding loses
     "refusal": '"No \U0001f64f, sorry.\u2028 \'12:30:45\' \\\\ \\"$(x)\\" {y} '
     '\u00e9\\n # %s\\t\\x85"',
     "score_threshold": "-0.0",
-    "memory_gb": "null",
+    "reward": "null",
     "strict": "True",
 }
 LOOKS = ["2024-01-01", "no", "1e5", "1_000", "0x10", "007", "null", "-1"]  # text in quotes

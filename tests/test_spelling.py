@@ -18,12 +18,13 @@ from igcore import Guard, PolicyError, SearchConfig, custom_generate
 from igcore.beams import Beam
 from igcore.budget import start
 from igcore.contract import Contract
-from igcore.models.templates import CHAT, SAFE_RLHF, VICUNA_1_1
+from igcore.models.templates import CHAT
 from igcore.policy import Policy
 from igcore.prompt import as_prompt
 from igcore.streaming import Shown
 from igcore.template import RAW
 from igserve.generate import ExactPolicy, _Streamed
+from igstudy.templates import SAFE_RLHF, VICUNA_1_1
 
 SPECIALS = ["<unk>", "<s>", "</s>"]
 BYTES = [f"<0x{value:02X}>" for value in range(256)]

@@ -13,6 +13,7 @@ from igcore.models.pretrained import load_tokenizer
 from igcore.models.templates import TEMPLATES, turns_of
 from igcore.models.wording import Wording
 from igcore.template import escape_special_tokens, reserved_strings
+from igstudy import templates as templates  # of the paper's systems
 from tests.rehearsal.tokenizers import CHATML, chat_folder, llama3_folder, sentencepiece_folder
 
 DIALOGUE = (

@@ -1,4 +1,4 @@
-"""Tests of the recorded search: its candidates, its picture, and the panel; and of masking."""
+"""Tests of the recorded search: its candidates and its picture; and of masking."""
 
 import math
 import re
@@ -26,8 +26,6 @@ import igcore as ig
 from igcore import budget as safety
 from igcore.errors import ScorerWarning
 from igcore.methods import method_of
-from igcore.models.embedded import OffensiveLanguage
-from igcore.watch import explore as panel
 from igcore.watch.html import mask, mask_answer
 from igcore.watch.record import CHECK_FAILED, EMITTED, KEPT, OVER_BUDGET, RETRIED, rejudged
 from igstudy.report.answers import masked
@@ -399,63 +397,6 @@ def test_a_tree_needs_a_recorded_search():
         guard()("deaf").tree()
 
 
-# --- the panel ------------------------------------------------------------------------------------
-
-
-def pictures(explorer):
-    return [html.value for html in explorer.shown.children]
-
-
-def test_the_budget_slider_judges_without_decoding():
-    """Guards the slider's speed: a new budget must not ask the policy or a scorer."""
-    own = guard()
-    calls = own.cost.asked
-    explorer = panel.Explorer(own, "deaf", ["inferenceguard", "best-of-n"])
-    explorer.decode()
-    before, asked, scored = pictures(explorer), own.policy.model.tokens_forwarded, len(calls)
-    explorer.budget.value = 0.2
-    assert (own.policy.model.tokens_forwarded, len(calls)) == (asked, scored)
-    assert pictures(explorer) != before and "the budget of 0.2" in pictures(explorer)[0]
-    assert "the budget of 1" not in "".join(pictures(explorer))
-    explorer.sliders["n_samples"].value = 3
-    assert own.policy.model.tokens_forwarded > asked
-    assert len(explorer.trees["inferenceguard"].nodes) % 3 == 0
-
-
-def test_the_controls_wait_while_it_decodes():
-    """Bug: nothing said that the panel decodes, and clicks meanwhile were kept for later."""
-    explorers, seen = [], []
-
-    class Watching(LetterCost):
-        def score(self, prompts, responses, finished):
-            for explorer in explorers:
-                disabled = {control.disabled for control in explorer.controls}
-                seen.append((disabled, "decoding by inferenceguard" in explorer.message.value))
-            return super().score(prompts, responses, finished)
-
-    explorer = panel.Explorer(guard(cost=Watching()), "deaf", ["inferenceguard"])
-    explorers.append(explorer)
-    explorer.decode()
-    assert seen and all(each == ({True}, True) for each in seen)
-    explorer.sliders["keep"].value = 6  # an error
-    assert not any(control.disabled for control in explorer.controls)
-
-
-def test_a_wrong_setting_is_one_sentence_and_loses_nothing():
-    """Guards the panel's state: more beams than samples cannot be kept."""
-    explorer = panel.Explorer(guard(), "deaf", ["inferenceguard"])
-    explorer.decode()
-    before = pictures(explorer)
-    explorer.sliders["keep"].value = 6
-    assert "keep" in explorer.message.value and pictures(explorer) == before
-
-
-def test_a_panel_is_a_picture_where_no_kernel_runs():
-    """Guards committed notebooks: without widgets they show the trees."""
-    box = guard().explore("deaf")
-    assert box._repr_mimebundle_()["image/svg+xml"].startswith("<svg")
-
-
 # --- masking, by a cost made of a table -----------------------------------------------------------
 
 
@@ -506,7 +447,7 @@ def test_text_without_words():
 
 def test_with_the_embedded_cost():
     """Bug: the real cost's array is not understood; "hate" alone scores .905."""
-    cost = OffensiveLanguage()
+    cost = ig.load_scorer("offensive-language")
     assert mask("I hate Mondays", cost) == "I ████ Mondays"
     assert mask("I hate Mondays", cost, threshold=np.float64(0.95)) == "I hate Mondays"
 

@@ -16,9 +16,7 @@ from torch import Tensor
 from .kv_cache import Rows
 from .prefix_cache import SharedRows
 
-# copies for a sequence: with its state and what a step needs, as much as is planned for it, see
-# `igcore.engine.memory.search_bytes`
-STATES = 4
+STATES = 4  # copies for a sequence
 Read = tuple[Tensor, list[int]]  # logits (R, V) after each text, and the tokens read for each
 
 

@@ -8,7 +8,6 @@ import torch
 
 from ..errors import ParameterError, one_line
 
-GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -46,27 +45,12 @@ def multiplies_bfloat16() -> bool:
     return any(getattr(torch.cpu, name, bool)() for name in names)
 
 
-def free_bytes(device: torch.device) -> int:
-    """Return the bytes that are free on a device now."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    # with the pages of the file cache, which the system gives up when they are needed
-    return int(psutil.virtual_memory().available)
-
-
 def installed_bytes() -> int:
     """Return the bytes of memory of this machine, or of the control group around this process."""
     # in a container the limit of the group counts: beyond it the kernel ends the process
     limit = CGROUP.read_text().strip() if CGROUP.is_file() else "max"
     installed = int(psutil.virtual_memory().total)
     return min(installed, int(limit)) if limit.isdigit() else installed
-
-
-def all_bytes() -> int:
-    """Return the bytes of memory of this machine and all its GPUs together."""
-    gpus = range(torch.cuda.device_count())
-    sizes = [torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus]
-    return installed_bytes() + sum(sizes)
 
 
 def out_of_memory(error: BaseException) -> bool:

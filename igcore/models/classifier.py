@@ -7,32 +7,24 @@ Options name the classes that count and the text to read, so a new model needs n
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import accumulate
-from os.path import commonprefix
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch.nn.functional import linear
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from ..engine.agreement import rounding
-from ..engine.device import out_of_memory
-from ..engine.one_row import Text, one_row_view, read
 from ..errors import ParameterError
-from ..policy import context_of
 from ..scorers import COST, REWARD, Texts
 from ..settings import Options, one_of, settings
 from ..template import broken_up, reserved_strings
 from .backbone import Backbone
-from .lm_scorer import EXAMPLE, Checkpoint, HeadFunction, LMScorer, Pooling, Reader
+from .lm_scorer import Checkpoint, HeadFunction, LMScorer, Reader
 from .pretrained import tensors_of
-from .probe import HELPFUL, UNSAFE
 from .templates import TEMPLATES
 
 ROLES_BY_SIGN = {COST: "cost", REWARD: "reward"}
-LEAST = 32  # tokens of a response in a window
 HEAD = "score.weight"  # the linear head of transformers' decoders
 TWO_TEXTS = "two texts"  # the text format of an encoder that was trained on pairs
 # problem_type of a configuration -> the unit that the model was trained in
@@ -85,9 +77,6 @@ class Classifier(Checkpoint):
         encoder ``two texts``, which is ``tokenizer(prompt, response)``, or its chat template.
     reads : str
         ``pair``: prompt and response in one text. ``response``: the response alone.
-    pooling : str
-        What the head of a decoder reads: the ``last`` token, as in transformers, or the ``mean``,
-        see `igcore.models.lm_scorer.LMScorer`.
 
     Notes
     -----
@@ -104,17 +93,11 @@ class Classifier(Checkpoint):
     unit: Literal["logit", "sigmoid", "softmax"] | None = None
     text_format: Annotated[str, one_of([*TEMPLATES, TWO_TEXTS])] = "chat"
     reads: Literal["pair", "response"] = "pair"
-    pooling: Pooling = "last"
 
     def scorer(self) -> "LMScorer | EncoderScorer":
         """Return the scorer, unchecked."""
         text_format = self.text_format if self.reads == "pair" else "raw"
         heads = list(tensors_of(self.folder, [HEAD]))
-        if self.pooling == "mean" and not heads:
-            raise ParameterError(
-                f"pooling is 'mean', but {self.repo} has no {HEAD}, the linear head of a decoder, "
-                "and pools by itself; leave pooling out"
-            )
         self._check_format(is_decoder=bool(heads))
         if heads:
             model, tensors = self.model(heads=heads)
@@ -135,11 +118,11 @@ class Classifier(Checkpoint):
         head = partial(_scores, weight, number) if heads else number
         name = f"classifier:{Path(self.repo).name}-{ROLES_BY_SIGN[self.sign]}"
         options: Options = {"counted": counted, "unit": unit, "reads": self.reads}
-        kind: Callable[..., LMScorer | EncoderScorer] = partial(LMScorer, pooling=self.pooling)
+        options |= {"text_format": text_format}
+        kind: Callable[..., LMScorer | EncoderScorer] = LMScorer
         if not heads:
             kind = partial(EncoderScorer, model=model, pairs=two_texts)
         scale = "logit" if unit == "logit" else "probability"
-        options |= {"text_format": text_format, "pooling": self.pooling}
         return self.made(kind, name, self.sign, backbone, head, options, scale)
 
     def _check_format(self, is_decoder: bool) -> None:
@@ -202,20 +185,14 @@ def _scores(weight: torch.Tensor, number: HeadFunction, hidden: torch.Tensor) ->
 
 @dataclass(frozen=True)
 class EncoderScorer(Reader):
-    """A classifier that reads every text as a whole, or in windows.
+    """A classifier that reads every text as a whole, one at a time.
 
-    The texts of a call are read together, see `igcore.engine.one_row`, if the model then gives the
-    logits of texts read alone. Else, as for models with an attention or a pooling of their own, it
-    reads one text at a time.
-
-    A text longer than the context is read in windows, and its worst window counts: the highest cost
-    or the lowest reward. Each window has the whole prompt, the special tokens, and as much of the
-    response as fits; it begins in the middle of the one before.
+    So a text has the number that the model itself gives it, whatever is scored beside it.
 
     Attributes
     ----------
     model
-        Computes logits (R, C), which `head` turns into scores (R,). Its weights must not change.
+        Computes logits (1, C), which `head` turns into a score. Its weights must not change.
     pairs : bool
         Whether prompt and response are the two texts of a pair: the tokenizer writes what it was
         trained to write between them, and marks whose each token is. Else `backbone` writes both
@@ -225,106 +202,41 @@ class EncoderScorer(Reader):
     model: PreTrainedModel = field(kw_only=True)
     pairs: bool = False
 
+    @torch.inference_mode()
     def score(self, prompts: Texts, responses: Texts, finished: Sequence[bool]) -> np.ndarray:
         """Return one number per text (n,) float64; `finished` is ignored.
 
         Raises
         ------
         ParameterError
-            When a text exceeds the model's context, and its prompt leaves the response too little
-            of it.
+            When a text exceeds the model's context.
         """
-        windows = self.windows(prompts, responses)
-        logits = self._logits([window for text in windows for window in text], self._view)
-        # one by one: a vectorised function may round otherwise beside other numbers
-        scores = np.array([self.head(row[None]).item() for row in logits], dtype=float)
-        worst = np.maximum if self.sign == COST else np.minimum  # NaN if any is
-        return np.asarray(worst.reduceat(scores, np.cumsum([0, *map(len, windows)])[:-1]))
+        scores = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            text = self._encoded(prompt, response)
+            row = {key: torch.tensor([own], device=self.model.device) for key, own in text.items()}
+            logits = self.model(**row).logits.cpu().double()  # (1, C)
+            scores.append(self.head(logits).item())
+        return np.array(scores, dtype=float)
 
-    def windows(self, prompts: Sequence[str], responses: Sequence[str]) -> list[list[Text]]:
-        """Return what is read of each text: itself, or windows that cover it."""
-        texts = self._encoded(prompts, responses) if prompts else []
-        room = context_of(self.model) - self._first
-        return [
-            [text] if len(text["input_ids"]) <= room else self._cut(prompt, text, room)
-            for prompt, text in zip(prompts, texts, strict=True)
-        ]
-
-    def _encoded(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Text]:
-        """Return texts of any length as their tokens."""
-        tokenizer, template = self.backbone.tokenizer, self.backbone.template
+    def _encoded(self, prompt: str, response: str) -> dict[str, list[int]]:
+        """Return a text as its tokens: ``input_ids``, and what else there is for each of them."""
+        tokenizer = self.backbone.tokenizer
         reserved = reserved_strings(tokenizer)
-        pairs = [
-            (broken_up(prompt, reserved), broken_up(response, reserved))
-            for prompt, response in zip(prompts, responses, strict=True)
-        ]
+        asked, answer = broken_up(prompt, reserved), broken_up(response, reserved)
         if self.pairs:  # with the types of the tokens, where the tokenizer has them
-            rows = tokenizer(*map(list, zip(*pairs, strict=True)))
-            return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-        texts = [template(*pair) for pair in pairs]
-        ids = tokenizer(texts, add_special_tokens=self.backbone.special)["input_ids"]
-        ids = [row or [tokenizer.eos_token_id] for row in ids]
-        return [{"input_ids": row, "attention_mask": [1] * len(row)} for row in ids]
-
-    def _cut(self, prompt: str, text: Text, room: int) -> list[Text]:
-        """Return windows of at most `room` tokens that cover a text."""
-        ids = text["input_ids"]
-        # what a text has without a response belongs to every window
-        bare = self._encoded([prompt], [""])[0]["input_ids"]
-        start = len(commonprefix([ids, bare]))
-        end = len(ids) - len(commonprefix([ids[::-1], bare[start:][::-1]]))
-        width = room - start - (len(ids) - end)  # tokens of the response in a window
-        if width < LEAST:
-            raise ParameterError(
-                f"a text has {len(ids)} tokens, which exceeds the scorer's context of {room}, and "
-                f"its prompt leaves only {width}; shorten the prompts, or choose a longer context"
-            )
-        starts = [*range(start, end - width, width // 2), end - width]
-        return [
-            {name: [*row[:start], *row[at : at + width], *row[end:]] for name, row in text.items()}
-            for at in starts
-        ]
+            # lists: of two texts, an empty second one would count as none
+            text = {key: rows[0] for key, rows in tokenizer([asked], [answer]).items()}
+        else:
+            written = self.backbone.template(asked, answer)
+            ids = tokenizer(written, add_special_tokens=self.backbone.special)["input_ids"]
+            ids = ids or [tokenizer.eos_token_id]
+            text = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        self.backbone.check_length(len(text["input_ids"]), self._first)
+        return text
 
     @cached_property
     def _first(self) -> int:
         """The first position of a text; RoBERTa and its like count from the pad id on."""
         padding = getattr(getattr(self.model.base_model, "embeddings", None), "padding_idx", None)
         return 0 if padding is None else padding + 1
-
-    @torch.inference_mode()
-    def _logits(self, texts: Sequence[Text], view: PreTrainedModel | None) -> list[torch.Tensor]:
-        """Return the logits (C,) float64 of texts, read together by a view, or one by one."""
-        if view:
-            outputs = [output for output, _ in read(view, texts, self._first)]
-        else:  # without padding, which some models read
-            row = partial(torch.tensor, device=self.model.device)
-            outputs = [self.model(**{k: row([x]) for k, x in text.items()}) for text in texts]
-        return [row for output in outputs for row in output.logits.cpu().double()]
-
-    @cached_property
-    def _view(self) -> PreTrainedModel | None:
-        """A view that reads texts together as the model reads each alone, or None."""
-        try:
-            view = one_row_view(self.model)
-            base = view.base_model
-            vars(base)["forward"] = partial(_first_states, base, base.forward)
-            texts = sum(self.windows(*zip(EXAMPLE, HELPFUL, UNSAFE, strict=True)), [])
-            ours, alone = (torch.stack(self._logits(texts, by)) for by in (view, None))  # (R, C)
-        except Exception as failure:  # a checkpoint may raise anything
-            if out_of_memory(failure):
-                raise
-            return None
-        # and the last bits of the numbers: those of another model may be nearly equal
-        least = torch.finfo(self.model.dtype).eps * alone.norm()
-        allowed = rounding(self.model) * (alone - alone.mean(0)).norm() + least
-        return view if (ours - alone).norm() <= allowed else None  # NaN is not <= anything
-
-
-def _first_states(base: PreTrainedModel, run: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
-    """Return the output of a base model for the first tokens of its texts, (R, 1, H)."""
-    output = run(*args, **inputs)
-    starts = list(accumulate([0, *inputs["lengths"][:-1]]))
-    output.last_hidden_state = output.last_hidden_state[0, starts][:, None]
-    if getattr(base, "pooler", None):
-        output.pooler_output = base.pooler(output.last_hidden_state)
-    return output

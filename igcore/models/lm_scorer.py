@@ -250,11 +250,6 @@ class Checkpoint:
     device: str = "auto"
     self_check: bool = True
 
-    @property
-    def boundary(self) -> float | None:
-        """The score that separates safe from unsafe, if the scale has one."""
-        return None
-
     def load(self) -> Scorer:
         """Return the scorer.
 
@@ -271,7 +266,7 @@ class Checkpoint:
         """
         scorer = self.scorer()
         if self.self_check:
-            probe(scorer, self.boundary)
+            probe(scorer)
         return scorer
 
     def scorer(self) -> Scorer:

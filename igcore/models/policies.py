@@ -63,8 +63,6 @@ class PolicyEntry:
 SMOLLM2_RAW = PolicyEntry("raw", asset="smollm2", ends=("<|endoftext|>", "<|im_start|>"))
 # answers in the chat template, like an aligned policy
 SMOLLM2_CHAT = replace(SMOLLM2_RAW, template="chat")
-# Qwen2.5-Coder-0.5B-Instruct; never fetched by default
-QWEN = replace(SMOLLM2_CHAT, asset="qwen-0.5b")
 
 
 @settings
@@ -110,11 +108,12 @@ def load_policy(
     if "server" in chosen.options:
         served: Policy = room("load_served")(written(chosen))
         return served
-    name, options = chosen.name, PolicyOptions(**chosen.options)
+    name = chosen.name
+    entry: PolicyEntry = found(POLICIES.get(name)) or _unnamed(name)
+    options = PolicyOptions(**chosen.options)  # after the entry, which may bring a template
     dtype = str(dtype).removeprefix("torch.")
     if dtype not in ("auto", *pretrained.DTYPES):
         raise unknown_name("dtype", dtype, ("auto", *pretrained.DTYPES))
-    entry: PolicyEntry = found(POLICIES.get(name)) or _unnamed(name)
     folder = entry.folder(options.revision)
     pretrained.files_of(folder)  # refuses a folder without a model
     tokenizer = pretrained.load_tokenizer(folder)
@@ -178,7 +177,7 @@ def _unnamed(name: str) -> PolicyEntry:
     if not on_hub and not os.path.isdir(path):  # False for a file and for an impossible path
         places = (
             "; or a folder with config.json, or owner/name on the hub, such as "
-            "openai-community/gpt2; igstudy has the paper's"
+            "openai-community/gpt2; igstudy has the paper's, and qwen-0.5b"
         )
         raise unknown_name("policy", name, POLICIES, places)
     return PolicyEntry(repo=name)

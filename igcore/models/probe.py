@@ -30,7 +30,7 @@ PAIRS = {
 log = logging.getLogger("igcore")
 
 
-def probe(scorer: Scorer, boundary: float | None = None) -> None:
+def probe(scorer: Scorer) -> None:
     """Score two fixed texts, log both scores, and refuse a scorer that ranks them wrongly.
 
     Parameters
@@ -38,14 +38,11 @@ def probe(scorer: Scorer, boundary: float | None = None) -> None:
     scorer : Scorer
         Both texts are finished answers, scored in one call. A cost must score the unsafe answer
         higher than the harmless one, a reward the helpful one higher than gibberish.
-    boundary : float, optional
-        The score that separates safe from unsafe: it must lie between the two scores.
 
     Raises
     ------
     ScorerError
-        When a score is not finite, both are equal, their order is wrong, or `boundary` is not
-        between them.
+        When a score is not finite, both are equal, or their order is wrong.
     """
     role, texts = PAIRS[scorer.sign]
     prompts, answers = zip(*texts.values(), strict=True)
@@ -53,13 +50,9 @@ def probe(scorer: Scorer, boundary: float | None = None) -> None:
     first, second = texts
     scores = f"{low:.6g} to {first} and {high:.6g} to {second}"
     log.info("%s %r gives %s", role, scorer.name, scores)
-    wanted = f"as this is a {role}, both must be finite and the second must be higher"
-    sound = math.isfinite(low) and math.isfinite(high) and low < high
-    if boundary is not None:
-        wanted += f", the first must be below {boundary} and the second above it"
-        sound = sound and low < boundary < high
-    if not sound:
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ScorerError(
-            f"{role} {scorer.name!r} gives {scores}, but {wanted}; check that repo and scorer "
-            "belong together, and its options; self_check: false loads it all the same"
+            f"{role} {scorer.name!r} gives {scores}, but as this is a {role}, both must be finite "
+            "and the second must be higher; check that repo and scorer belong together, and its "
+            "options; self_check: false loads it all the same"
         )

@@ -1,7 +1,7 @@
 """Prompt sets of this package by name, and a user's own files of prompts.
 
-The standard library reads text, CSV and JSON. The library datasets reads Parquet and Arrow: it
-reads data files alone and runs no code beside them.
+The standard library reads text, CSV and lines of JSON. The library datasets reads Parquet: it reads
+data files alone and runs no code beside them.
 """
 
 import csv
@@ -45,8 +45,8 @@ def load_prompts(name: str | Path, column: str = "prompt") -> list[Prompt]:
     name : str or Path
         ``"mild"`` (24 harmless openings for teaching), ``"benign"`` (80 everyday instructions that
         need no refusal), a set that another package added to `igcore.catalog.PROMPT_SETS`, or a
-        path to a .txt file (one prompt per line), or a .csv, .tsv, .json or .jsonl file, or a
-        .parquet or .arrow file, which needs the library datasets.
+        path to a .txt file (one prompt per line), or a .csv, .tsv or .jsonl file, or a .parquet
+        file, which needs the library datasets.
     column : str
         Column of the prompts in such a file.
 
@@ -169,16 +169,9 @@ def csv_cells(path: Path, column: str) -> list[Any]:
 
 
 def json_cells(path: Path, column: str) -> list[Any]:
-    """Return the values of one key in a list of objects, or in an object a line.
-
-    The key of a list of texts is ``text``, as in datasets.
-    """
-    text = read_text(path)
-    if text.lstrip().startswith("["):
-        listed = json.loads(text)
-        rows = [{"text": row} if isinstance(row, str) else row for row in listed]
-    else:
-        rows = [json_line(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    """Return the values of one key in an object a line."""
+    lines = enumerate(read_text(path).split("\n"), start=1)
+    rows = [json_line(n, line) for n, line in lines if line.strip()]
     if not all(isinstance(row, dict) for row in rows):
         raise Unreadable("holds what is no object of a key and a prompt")
     return cells_of(rows, column)
@@ -193,14 +186,14 @@ def json_line(number: int, line: str) -> Any:
         raise Unreadable(f"is no JSON at {place}: {why.msg}") from None
 
 
-def arrow_cells(path: Path, column: str) -> list[Any]:
-    """Return a column of a file in one of the formats of Apache Arrow."""
+def parquet_cells(path: Path, column: str) -> list[Any]:
+    """Return a column of a Parquet file."""
     check_file(path)
     load_dataset = needs("datasets").load_dataset
     with TemporaryDirectory() as cache:  # nothing stays in the user's home
         files = glob.escape(str(path))
         where = {"split": "train", "streaming": True, "cache_dir": cache}
-        return cells_of(load_dataset(path.suffix[1:], data_files=files, **where), column)
+        return cells_of(load_dataset("parquet", data_files=files, **where), column)
 
 
 # ending -> what returns the cells of a column
@@ -208,10 +201,8 @@ READERS: dict[str, Callable[[Path, str], list[Any]]] = {
     ".txt": lines_of,
     ".csv": csv_cells,
     ".jsonl": json_cells,
-    ".json": json_cells,
     ".tsv": csv_cells,
-    ".parquet": arrow_cells,
-    ".arrow": arrow_cells,
+    ".parquet": parquet_cells,
 }
 FILES = f", or a path to a {'/'.join(READERS)} file"
 

@@ -21,7 +21,10 @@ from .maximum import MaximumScorer, maximum_of
 ScorerLike = Scorer | TextFunction | str | Mapping[str, Any] | Named
 CostLike = ScorerLike | list[ScorerLike]
 OWN = re.compile(r"(\w+(?:\.\w+)*):\w+(?:\.\w+)*")  # a user's module:function
-ELSEWHERE = ", or module:function of a module of your own"
+ELSEWHERE = (
+    ", or module:function of a module of your own; offensive-language and minilm-relevance come "
+    "with igstudy"
+)
 
 
 def named_scorer(value: object, kind: str = "scorer") -> Named:

@@ -15,13 +15,13 @@ from contextlib import suppress
 import torch
 
 from ..engine.agreement import supports_shared_prefix
-from ..engine.memory import CHECKS
 from ..engine.prefix_cache import SharedRows
 from ..errors import ParameterError
 from .backbone import Backbone
 from .texts import Text, shared
 
 Pair = tuple[str, str]  # prompt, response
+CHECKS = 32  # checks whose last tokens are read together
 
 
 class Session:

@@ -1,8 +1,7 @@
 """Templates that turn a prompt and an answer into the text that a model was trained on.
 
-The formats of the paper's systems are exact to the last space. A prompt that is itself a dialogue,
-as in HH-RLHF ("\\n\\nHuman: ... \\n\\nAssistant: ... \\n\\nHuman: ... \\n\\nAssistant:"), is
-split into its turns first.
+A prompt that is itself a dialogue, as in HH-RLHF ("\\n\\nHuman: ... \\n\\nAssistant: ...
+\\n\\nHuman: ... \\n\\nAssistant:"), is split into its turns first.
 """
 
 import json
@@ -23,11 +22,6 @@ from ..prompt import CHAT_ROLES
 from ..settings import Options, one_of
 from ..template import RAW, Template
 
-VICUNA = (
-    "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
-    "helpful, detailed, and polite answers to the user's questions. "
-)
-
 DIALOGUE = re.compile(r"\n\n(Human|Assistant):")
 
 
@@ -45,7 +39,7 @@ def turns_of(prompt: str) -> list[str]:
     return texts[:-1]
 
 
-def _written(name: str, begin: str, user: str, seam: str, end: str) -> Template:
+def plain_text(name: str, begin: str, user: str, seam: str, end: str) -> Template:
     """Return a plain-text template.
 
     Its text is `begin`, the user's turn in `user`, `seam`, and the answer closed by `end`.
@@ -229,15 +223,11 @@ def left_out(text: str, messages: Messages) -> tuple[str, str] | None:
 
 
 CHAT = Template("chat", _chat, _chatted, special=False)  # the tokenizer's own
-SAFE_RLHF = _written(  # Alpaca and Beaver
-    "safe-rlhf", "BEGINNING OF CONVERSATION: ", "USER: {} ASSISTANT:", seam="", end="</s>"
-)
-VICUNA_1_1 = _written("vicuna", VICUNA, "USER: {} ASSISTANT:", seam=" ", end="</s>")
-HUMAN_ASSISTANT = _written(  # HH-RLHF, ARGS
+HUMAN_ASSISTANT = plain_text(  # HH-RLHF, ARGS
     "human-assistant", "", "\n\nHuman: {}\n\nAssistant:", seam=" ", end=""
 )
-KNOWN = (RAW, CHAT, SAFE_RLHF, VICUNA_1_1, HUMAN_ASSISTANT)
-TEMPLATES = {template.name: template for template in KNOWN}
+# other packages may add their own
+TEMPLATES = {template.name: template for template in (RAW, CHAT, HUMAN_ASSISTANT)}
 TextFormat = Annotated[str, one_of(TEMPLATES)]
 
 

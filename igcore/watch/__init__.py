@@ -1,1 +1,1 @@
-"""Inspect a search: its recorded candidates, their tree as a picture, and an explorer."""
+"""Inspect a search: its recorded candidates, and their tree as a picture."""

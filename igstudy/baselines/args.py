@@ -160,9 +160,9 @@ def ask_promising(batch: Batch, candidates: Sequence[Candidate]) -> None:
     """Ask for the rewards of the tokens that can win; the others count as infinitely bad.
 
     A reward model may have a method ``at_cosine(prompt, response, cosine)`` that rises with the
-    cosine of their embeddings, as `igcore.models.embedded.MiniLMRelevance` has it: with the highest
-    cosine no reward exceeds it. A token that would lose even with that reward is not scored. The
-    choice is the same.
+    cosine of their embeddings, as `igstudy.scorers.embedded.MiniLMRelevance` has it: with the
+    highest cosine no reward exceeds it. A token that would lose even with that reward is not
+    scored. The choice is the same.
     """
     at_cosine = getattr(batch.reward, "at_cosine", None)
     if at_cosine is None or not batch.method.reward:

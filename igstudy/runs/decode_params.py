@@ -12,7 +12,7 @@ from igcore.errors import ParameterError, no_latents
 from igcore.methods import method_of
 from igcore.models.registry import ScorerName
 from igcore.prompt import Prompt
-from igcore.settings import Count, Named, Natural, Number, Threads, settings
+from igcore.settings import Count, Named, Natural, Threads, settings
 
 from ..prompts import check_prompts
 from ..settings import FolderName, InsideFolder, Settings, project_settings
@@ -90,8 +90,6 @@ class DecodeParams(Settings, RunParams):
         that it steers.
     seed : int
         Seed of every random number.
-    memory_gb : float, optional
-        See `igcore.decode`.
     pool : str, optional
         Folder that keeps samples and scores for all runs, seen from `igcore.files.root`; see
         `igstudy.pool.Pool`. Tables show no seconds of such a run: they are not the method's own.
@@ -108,7 +106,6 @@ class DecodeParams(Settings, RunParams):
     critic_control: Literal["none", "shuffled"] = "none"
     value: str | None = None
     seed: int = 0
-    memory_gb: Number | None = None
     pool: InsideFolder | None = None
     shard: Natural = 0
     n_shards: Count = 1

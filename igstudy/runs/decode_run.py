@@ -68,7 +68,7 @@ class Experiment:
     def lines_of(self, method: str, group: Sequence[Prompt]) -> Iterator[Fields]:
         """Yield the record of each prompt of a group, in their order."""
         guard, seed = self.guards[method], self.params.seed
-        for response in decode(method, guard, group, seed=seed, memory_gb=self.params.memory_gb):
+        for response in decode(method, guard, group, seed=seed):
             yield record(response, method, guard, seed)
 
 

@@ -14,10 +14,9 @@ import pandas as pd
 from safetensors.numpy import load_file
 
 from igcore.files import root
-from igcore.models.assets import sound
-from igcore.models.embedded import Encoder
 from igcore.prompt import as_prompt
 
+from ..assets import sound
 from ..harm import (
     ABOUT_HARM,
     DATA,
@@ -38,6 +37,7 @@ from ..prompts import load_prompts
 from ..report import outside
 from ..report.auroc import auroc
 from ..report.statistics import clopper_pearson
+from ..scorers.embedded import Encoder
 
 READINGS = [Reading(layer, prompt) for layer in (17, 21) for prompt in (True, False)]
 RECIPES = [Recipe(*each) for each in product(READINGS, (0.3, 1.0), (1.0, 3.0))]

@@ -23,6 +23,8 @@ from igcore.models.pretrained import contents_of, one_sentence
 from igcore.scorers import COST, REWARD
 from igcore.settings import settings
 
+from .. import templates as templates  # has that of Beaver
+
 # --- llama-7b-rm: a Llama with a linear head at its last token ------------------------------------
 
 USER = re.compile("human:", re.IGNORECASE)

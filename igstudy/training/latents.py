@@ -14,12 +14,13 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from igcore.critic.latent import Latents, latents
-from igcore.engine.device import GIB, device_of
+from igcore.engine.device import device_of
 from igcore.engine.kv_cache import History, attending, inputs_of, padded, watched
 from igcore.engine.prepack import viewed
 from igcore.errors import ParameterError, PolicyError
 from igcore.progress import progress
 
+GIB = 2**30
 ENCODE = 32  # responses encoded at a time where all latents are kept in memory
 
 

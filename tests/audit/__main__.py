@@ -27,8 +27,8 @@ from igcore.models.registry import as_scorer
 from igcore.progress import progress
 from igcore.prompt import PROBE
 from igcore.scorers import uncached
+from igcore.scoring import Tally as Calls
 from igcore.scoring import TextKey, checked_score, word_ends
-from igcore.tools.cli import check
 from igstudy.commands import printable
 from tests.audit.emissions import Tally, cases, tallies_of
 from tests.audit.zoo import KINDS
@@ -147,7 +147,10 @@ def audit(cost: str, emissions: int, processes: int) -> list[str]:
             raise ParameterError(f"--{name} is {value}; give a whole number of at least 1")
     if not cost:
         return emitted(cost, emissions, processes)
-    print(*check(cost), sep="\n")
+    contract = Contract.examined(as_scorer(cost, "cost"), Calls())
+    print(f"scored twice, it differs by up to {contract.spread:.6g}")
+    if contract.problem:
+        return [contract.problem]
     found, problem = across_processes(cost)
     print(found)
     return [problem] if problem else emitted(cost, emissions, processes)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-from .prepack import prepacked
+from igcore.engine.prepack import prepacked
 
 ATTENTION = "igcore_each_text_alone"
 UNREAD = {"dropout", "position_ids"}  # arguments of a plain attention that change nothing here

@@ -1,4 +1,4 @@
-"""The two embedded scorers: offensive language as the cost, relevance as the reward.
+"""The two embedded scorers of the study: offensive language as the cost, relevance as the reward.
 
 The cost measures offensive *language* and is no model of harm; the reward is a *relevance proxy*.
 """
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModel
 
-from ..engine.one_row import one_row_view, read
-from ..scorers import Texts
-from . import assets
-from .pretrained import load_model, load_tokenizer
+from igcore.models.pretrained import load_model, load_tokenizer
+from igcore.scorers import Texts
+
+from .. import assets
+from .one_row import one_row_view, read
 
 PROMPTS = 1024  # prompts whose vectors are cached
 MAX_TOKENS = 256
@@ -182,7 +183,7 @@ class Encoder:
         A BERT and its tokenizer.
     device : str or torch.device
         Where it runs. On a CPU with one thread, the vector of a text is bitwise equal alone and in
-        any batch, see `igcore.engine.one_row`; elsewhere it may differ by about 1e-7.
+        any batch, see `igstudy.scorers.one_row`; elsewhere it may differ by about 1e-7.
     """
 
     def __init__(self, folder: Path, device: str | torch.device = "cpu"):
