@@ -1,7 +1,6 @@
 """Finished runs as tables: the lines of all folders of a profile, shards joined."""
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -27,7 +26,6 @@ LINE_FIELDS = (
     "scorer_calls cost_scorer cost_digest reward_digest generate_s cost_s reward_s critic_s "
     "score_s run critic_control"
 ).split()
-SECONDS = [name for name in LINE_FIELDS if name.endswith("_s")]
 
 
 def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.DataFrame:
@@ -35,7 +33,7 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
 
     The lines of a run and method are in the order of their prompts' ids, however they were decoded:
     a bootstrap depends on it. Besides the columns of `igstudy.runs.records`, each has its ``run``
-    and ``critic_control``. A run with a pool has no seconds (NaN).
+    and ``critic_control``.
 
     Parameters
     ----------
@@ -67,8 +65,6 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
         }
         shard = params.get("n_shards", 1), params.get("shard", 0)
         shards.setdefault(source["run"], []).append(shard)
-        # what a method found in a pool took it no time
-        source |= dict.fromkeys(SECONDS, math.nan) if params.get("pool") else {}
         lines += [line | source for line in read(folder / "responses.jsonl")]
     _check_shards(shards)
     frame = pd.DataFrame(lines)

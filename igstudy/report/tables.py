@@ -166,8 +166,7 @@ def _row(cell: pd.DataFrame, shared: set[str]) -> dict[str, Any]:
 def pretty(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table as people read it: all cells text, numbers rounded.
 
-    A main table has fewer columns, in which an interval stands beside its centre. Seconds that no
-    row has are left out.
+    A main table has fewer columns, in which an interval stands beside its centre.
     """
     if not len(table):
         columns = list(table.columns) or ["table"]
@@ -175,15 +174,8 @@ def pretty(table: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(nothing, columns=columns).rename(columns=_header)
     if list(table.columns) == MAIN_COLUMNS:
         return pd.DataFrame([_main_row(row) for row in table.itertuples(index=False)])
-    as_objects = _timed(table).astype(object)  # an integer that may be missing stays one
+    as_objects = table.astype(object)  # an integer that may be missing stays one
     return as_objects.map(rounded).rename(columns=_header)
-
-
-def _timed(table: pd.DataFrame) -> pd.DataFrame:
-    """Leave out seconds that no row has: those of runs with a pool."""
-    timed = [name for name in table.columns if "seconds" in str(name)]
-    silent = [name for name in timed if table[name].isna().to_numpy().all()]
-    return table.drop(columns=silent) if len(table) else table
 
 
 def _main_row(row: Any) -> dict[str, str]:
@@ -211,7 +203,7 @@ def for_people(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     Of what is then too much, `DISPENSABLE` columns go first, and after them the last ones.
     """
     main = list(table.columns) == MAIN_COLUMNS
-    shown = pretty(table) if main else _with_intervals(_timed(table))
+    shown = pretty(table) if main else _with_intervals(table)
     same = [
         name
         for name in ([] if main or len(shown) < 2 or shown.columns.duplicated().any() else shown)
@@ -270,7 +262,6 @@ def _header(name: object) -> str:
 
 def markdown(table: pd.DataFrame) -> str:
     """Return a table as Markdown, rounded, numbers to the right; see `pretty`."""
-    table = _timed(table)
     sides = ["right" if is_numeric_dtype(dtype) else "left" for dtype in table.dtypes]
     shown = pretty(table).replace({"\n": " ", r"\|": r"\\|"}, regex=True)
     text: str = shown.to_markdown(index=False, colalign=sides, disable_numparse=True)

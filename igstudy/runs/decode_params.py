@@ -15,7 +15,7 @@ from igcore.prompt import Prompt
 from igcore.settings import Count, Named, Natural, Number, Threads, settings
 
 from ..prompts import check_prompts
-from ..settings import FolderName, InsideFolder, Settings, project_settings
+from ..settings import FolderName, Settings, project_settings
 from .folders import groups_of
 
 # network that a method needs -> the parameter that names its folder
@@ -92,9 +92,6 @@ class DecodeParams(Settings, RunParams):
         Seed of every random number.
     memory_gb : float, optional
         See `igcore.decode`.
-    pool : str, optional
-        Folder that keeps samples and scores for all runs, seen from `igcore.files.root`; see
-        `igstudy.pool.Pool`. Tables show no seconds of such a run: they are not the method's own.
     shard, n_shards : int
         This run decodes the groups whose number is `shard` modulo `n_shards`.
     """
@@ -109,7 +106,6 @@ class DecodeParams(Settings, RunParams):
     value: str | None = None
     seed: int = 0
     memory_gb: Number | None = None
-    pool: InsideFolder | None = None
     shard: Natural = 0
     n_shards: Count = 1
 

@@ -19,7 +19,6 @@ from igcore.methods import method_of
 from igcore.settings import written
 
 from ..linefile import Fields
-from ..pool import Pool, pool_at
 from ..prompts import load_prompts
 from ..scorers import scoring_options
 from ..sources import loaded
@@ -113,10 +112,7 @@ def _decoded(params: DecodeParams, folder: Path) -> Run:
     identity = identity_of(experiment, weights)
     with open_run(folder, identity) as run:
         run.fill(experiment.work, experiment.lines_of)
-        manifest = summary(run.lines) | {"params": run.params}
-        if isinstance(guard.pool, Pool):  # of this start alone
-            manifest["pool"] = {"drawn": guard.pool.drawn, "reused": guard.pool.reused}
-        run.finish(manifest)
+        run.finish(summary(run.lines) | {"params": run.params})
     return run
 
 
@@ -137,7 +133,6 @@ def guard_of(params: DecodeParams) -> Guard:
         cost=loaded(params.cost),
         reward=loaded(params.reward, "reward"),
         config=config,
-        pool=pool_at(params.pool),
     )
     files = file_stamps(guard.policy)
     # not one without a digest, nor one in a server, which may change

@@ -53,9 +53,7 @@ EARLIEST = "2025-02-03T00:00:00Z"  # when the paper appeared: no run has begun b
 # file -> fields that cannot be checked afterwards
 NOT_CERTIFIED = {
     "params.json": {"began_at", "code", "date", "versions"},
-    "manifest.json": {
-        *"seconds pool opened git_commit versions processor finished_at root_with_texts".split()
-    },
+    "manifest.json": {*"seconds git_commit versions processor finished_at root_with_texts".split()},
     "responses.jsonl": UNCERTAIN,
 }
 

@@ -68,8 +68,7 @@ class Witness:
     def of(cls, found: Record, request: DecodeParams, prompts: list[Prompt]) -> "Witness":
         """Load the policy of a request; it is a problem if it is not the one of the record."""
         torch.set_num_threads(request.threads)  # on which float sums depend
-        # a pool may hold samples of others
-        guard = guard_of(replace(request, pool=None))
+        guard = guard_of(request)
         witness = cls(found, with_sampling(request, vars(guard.config)), guard, prompts)
         witness.compare({"policy": part_identity(guard.policy)})
         taken = {name: getattr(witness.params, name) for name in TAKEN}
@@ -188,7 +187,7 @@ def allow_for_batch(found: Sequence[Fields], again: Sequence[Fields], block_size
 
     A batch moves logits by up to `NEAR_TIE`, and so a log-probability by up to twice that. It moves
     neither tokens nor scores: near ties are settled by a draw alone. But perplexity and KL are made
-    of log-probabilities, and a pool holds those of the batch that drew first.
+    of log-probabilities.
     """
     for old, new in zip(found, again, strict=False):
         slack = {"kl": 4 * NEAR_TIE * block_size}  # log q and log p of each token of a block
