@@ -88,7 +88,7 @@ reproduce: assets
 quick: assets
 	@$(SNAKE) --config profile=ci
 
-ablations: LONGEST = critics/raw decode-compute-n_samples-16 decode-ndk-n_samples-16-block_size-8-keep-4 decode-benign
+ablations: LONGEST = critics/raw decode-ndk-n_samples-16-block_size-8-keep-4
 ablations: assets
 	@$(SNAKE) $(call first,ablations) --config profile=ablations $(if $(LIMIT),limit=$(LIMIT))
 	@$(if $(LIMIT),,$(BIN)/python -m docs.compare ablations)

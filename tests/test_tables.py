@@ -242,7 +242,7 @@ def test_notebook_40_writes_every_table_of_whatever_has_finished(
             manifest.unlink()
     executed(tmp_path, "ci", "40_tables")
     names = ["main", "compute", "comparison"]
-    every = [*names, *(f"paper_{name}" for name in (*MEASURED, "orderings"))]
+    every = [*names, *(f"paper_{name}" for name in MEASURED)]
     folder = tmp_path / "figures/tables"
     files = {f"{name}.{end}" for name in every for end in ("csv", "md", "json")}
     assert {path.name for path in folder.iterdir()} == files

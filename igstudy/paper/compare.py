@@ -14,9 +14,8 @@ from typing import Any
 import pandas as pd
 
 from ..report import tables
-from ..report.experiments import EXPERIMENTS, LAMBDAS, SIZES, matches
+from ..report.experiments import EXPERIMENTS, RunPatterns, matches
 from ..report.load import each_finished
-from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import Source, of_runs
 from ..report.statistics import bootstrap_mean, wilson
 from . import IDENTITY, INTEGER_TYPES, PAPER_SETTINGS, contents, measured, reported
@@ -32,8 +31,6 @@ FIELDS = [  # of a line; traces of a whole profile would fill the memory
     *"run critic_control prompt_id group_size status reward cost generate_s score_s".split(),
 ]
 SYMBOLS = {"n_samples": "N", "block_size": "d", "keep": "K", "lagrange_multiplier": "lambda"}
-# start of a table's name -> experiment that sweeps as it does
-SWEEPS = {"lambda": "lambda", "ndk": "ndk", "latency": "compute"}
 
 
 # --- which of our runs belongs to which row -------------------------------------------------------
@@ -77,10 +74,9 @@ def priority(table: str, run: str) -> int | None:
     0 for a sweep made for it, 1 for a run of no experiment, None for all others.
     """
     kind = table.partition("_")[0]
-    if kind in SWEEPS:
-        sweep = EXPERIMENTS[SWEEPS[kind]]
-        if matches(run, [f"decode-sweep-{kind}-*", *sweep.runs, *sweep.borrowed]):
-            return 0
+    sweep = EXPERIMENTS.get(kind, RunPatterns([]))  # an experiment that sweeps as the table does
+    if matches(run, [f"decode-sweep-{kind}-*", *sweep.runs, *sweep.borrowed]):
+        return 0
     of_experiments = [pattern for each in EXPERIMENTS.values() for pattern in each.runs]
     return None if matches(run, ["decode-sweep-*", "decode-curve-*", *of_experiments]) else 1
 
@@ -250,29 +246,14 @@ def nearest(row: dict[str, Any], printed: pd.DataFrame, candidates: list[Cell]) 
 def load(*profiles: str) -> pd.DataFrame:
     """Return the lines of the finished runs of profiles, and print why others are left out.
 
-    The lines have the columns ``profile`` and ``run``, and neither texts nor traces. Of Best-of-N's
-    sweep it returns every point.
+    The lines have the columns ``profile`` and ``run``, and neither texts nor traces.
     """
     parts = [
-        replayed(lines).reindex(columns=FIELDS).assign(profile=name)
+        lines.reindex(columns=FIELDS).assign(profile=name)
         for name in profiles
         for lines in each_finished(name)
     ]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-
-
-def replayed(lines: pd.DataFrame) -> pd.DataFrame:
-    """Return a run as all the points that are read off it.
-
-    Only the experiment that reads the sweep of Best-of-N off one run has several; any other is
-    returned as it is.
-    """
-    of_sweep = matches(lines["run"].iloc[0], EXPERIMENTS["lambda"].runs)
-    sizes = [n for n in SIZES if n <= lines["n_samples"].min()]
-    if not (of_sweep and sizes and set(lines["method"]) == {REPLAYED}):
-        return lines
-    points = [replay_best_of_n(lines, n, multiplier) for n in sizes for multiplier in LAMBDAS]
-    return pd.concat(points, ignore_index=True)
 
 
 # --- the tables, and how people read them ---------------------------------------------------------
@@ -338,11 +319,10 @@ def write(made: dict[str, pd.DataFrame], figures: Path, records: pd.DataFrame) -
 def sources(frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, Source]:
     """Return the runs behind a table, see `igstudy.report.sources.of_runs`.
 
-    They are those that it names, or all where it names none, as a table of orders does.
+    They are those that it names.
     """
     records = records.reindex(columns=["profile", "run"]).drop_duplicates()
-    if "run" in frame:
-        records = records[records["run"].isin(frame["run"])]
+    records = records[records["run"].isin(frame["run"])]
     result: dict[str, Source] = {}
     for profile, rows in records.groupby("profile"):
         result |= of_runs(profile, rows["run"])
