@@ -19,7 +19,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search searches attack hacking networks harm-card harm-heads regimes rehearsal dry-run test served-test clients-test machines-test serve-audit slurm-test audit mutants bench lab docs readme publish records verify assets clean
+.PHONY: help reproduce quick ablations critic-search searches attack hacking networks harm-card harm-heads rehearsal dry-run test served-test clients-test machines-test serve-audit slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
 	@echo "make reproduce  reads the packed records, decodes again the searches for answers of at most 64 tokens and the harmless twins, and"
@@ -41,7 +41,6 @@ help:
 	@echo "                XSTEST=folder scores the answers of XSTest again, from your copy of the publisher's files"
 	@echo "make harm-heads  train heads for the cost of harm that also learn from harmful requests, and measure them (about three quarters of an hour on one core;"
 	@echo "                fetches qwen-0.5b, as PROFILE=qwen does); XSTEST=folder as above"
-	@echo "make regimes    plain answers of three policies to pilot prompts, and whether a cost can tell searches apart there (about an hour on one core; resumes; fetches qwen-0.5b)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models with a stub judge, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    lists the jobs of a profile, such as PROFILE=paper, and starts nothing"
 	@echo "make test       checks of style and types, all tests and notebooks (about twenty minutes on two cores)"
@@ -53,7 +52,7 @@ help:
 	@echo "                and 2,000 searches with steps back and 10,000 texts under the rules, beside second implementations"
 	@echo "make serve-audit  igserve serve under slow, leaving, many and hostile clients, with every byte on the loopback recorded (as root, some fifteen minutes)"
 	@echo "make mutants    400 mutants of the code that decides safety, and whether a test fails for each (about an hour on two cores)"
-	@echo "make bench      the guard and its engine beside transformers and its_hub, into runs/bench/figures (about thirty-five minutes on one core; resumes)"
+	@echo "make bench      the guard beside transformers and its_hub, into runs/bench/figures (about thirty-five minutes on one core; resumes)"
 	@echo "make slurm-test jobs on a SLURM cluster of one node, which is set up only for this test (root on Debian)"
 	@echo "make lab        JupyterLab"
 	@echo "make records    unpack the raw records behind the committed tables into runs/, where python -m igstudy verify reads them"
@@ -127,10 +126,6 @@ harm-card: assets
 harm-heads: assets
 	@$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH)
 	@$(BIN)/python -m igstudy.runs.heads_run $(XSTEST)
-
-regimes: assets
-	@$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH)
-	@$(BIN)/python -m igstudy.runs.regimes_run
 
 rehearsal: assets
 	@$(BIN)/python -m tests.rehearsal --cores $(CORES)

@@ -7,7 +7,7 @@ from benchmarks.measure import Case, Pair
 
 VARIANTS = others.VARIANTS | ours.VARIANTS
 GENERATE, BEST, BEAMS = others.VARIANTS
-GUARD, BACK, ENGINE, PRODUCTS = ours.VARIANTS
+GUARD, BACK = ours.VARIANTS
 SIZES: list[dict[str, int]] = [
     {},
     {"new_tokens": 128},
@@ -20,9 +20,8 @@ SAMPLES: list[dict[str, int]] = [{"n_samples": 4}, {"n_samples": 64}]
 # of its_hub's beam search, which would take up to a quarter of an hour
 TOO_LONG: list[dict[str, int]] = [{"new_tokens": 512}, {"prompt_tokens": 2000}]
 COSTS = [
-    *({"cost": "smollm2-harm", "checks": checks} for checks in ("word", "block", "token")),
+    *({"cost": "smollm2-harm", "checks": checks} for checks in ("word", "block")),
     {"cost": "encoder"},
-    {"cost": "end token"},
 ]
 
 
@@ -31,11 +30,10 @@ def sections() -> list[list[Case]]:
     hub = list(others.HUB) if others.installed() else []
     many, one = [], []  # of N samples, and of one
     for size in SIZES + SAMPLES:
-        names = [GENERATE, *hub, GUARD, ENGINE, PRODUCTS]
+        names = [GENERATE, *hub, GUARD]
         many.append([Case(n, **size) for n in names if n != BEAMS or size not in TOO_LONG])
     for size in [*SIZES, {"prompts": 8}]:
-        names = [GENERATE, GUARD, BACK, ENGINE, PRODUCTS]
-        one.append([Case(name, n_samples=1, **size) for name in names])
+        one.append([Case(name, n_samples=1, **size) for name in (GENERATE, GUARD, BACK)])
     many[0] += [Case(GUARD, **cost) for cost in COSTS]
     one[0] += [Case(BACK, n_samples=1, **cost) for cost in COSTS]
     return many + one
@@ -52,8 +50,6 @@ def pairs() -> list[Pair]:
                 found.append((case, free[case.variant]))
             elif case.variant in others.VARIANTS:
                 found += [(case, guard) for guard in guards]
-        found += [(guard, free[ENGINE]) for guard in guards]
-        found.append((free[ENGINE], free[PRODUCTS]))
     return found
 
 

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-import torch
 from tiny import Counter, tiny_tokenizer
 from tiny import tiny as tiny_model
 
@@ -31,8 +30,6 @@ READ = {  # tokens that the policy reads for one prompt
     "its_hub beam search": sum(N * (P + k * S + S - 1) for k in range(T // S)),
     "inferenceguard": SAMPLED,
     "backtracking": P + T - 1,
-    "engine alone": SAMPLED,
-    "matrix products": 0,
 }
 
 
@@ -64,7 +61,7 @@ def test_every_variant_answers_every_prompt_in_full_with_the_tokens_counted_by_h
         pytest.importorskip("its_hub")
     monkeypatch.setattr("igcore.engine.sampling.NEAR_TIE", 0.0)
     answers, tokens = counted(tiny, name, CASE)
-    assert [len(answer) for answer in answers] == [T * (name != "matrix products")] * 2
+    assert [len(answer) for answer in answers] == [T, T]
     assert tokens == 2 * READ[name]
 
 
@@ -87,13 +84,6 @@ def test_every_cost_is_asked_and_finds_every_text_within_budget(tiny, method, co
     assert tokens == 2 * READ[method]
 
 
-def test_an_end_token_is_read_after_every_text(tiny):
-    """Guards the row of this cost: without the token, one pass would score all prefixes."""
-    backbone = tiny.cost("end token").backbone
-    assert backbone.ids("a", "b")[-1] == models.END and not backbone.reads_tokens
-    assert backbone.model is not tiny.policy.model.base_model
-
-
 def test_the_encoder_has_the_size_of_minilm(tiny):
     """Guards the row of this cost against a network of another size: 10.6 million weights besides
     the embedding of words.
@@ -101,23 +91,6 @@ def test_the_encoder_has_the_size_of_minilm(tiny):
     model = tiny.cost("encoder").model
     layers = sum(weight.numel() for weight in model.bert.encoder.parameters())
     assert layers == 6 * (4 * (384 * 384 + 384) + 2 * 384 * 1536 + 1536 + 384 + 4 * 384)
-
-
-def test_operations_are_those_of_the_linear_layers(tiny, monkeypatch):
-    """Guards the share of the peak: the sum over the layers that the engine alone goes through."""
-    monkeypatch.setattr("igcore.engine.sampling.NEAR_TIE", 0.0)
-    rows = 0
-
-    def count(layer, args, _):
-        nonlocal rows
-        rows += 2 * args[0].shape[:-1].numel() * layer.weight.numel()
-
-    layers = [x for x in tiny.policy.model.modules() if isinstance(x, torch.nn.Linear)]
-    hooks = [layer.register_forward_hook(count) for layer in layers]
-    counted(tiny, "engine alone", replace(CASE, prompts=1))
-    for hook in hooks:
-        hook.remove()
-    assert rows == ours.operations(tiny.policy.model, replace(CASE, prompts=1))
 
 
 def fake(monkeypatch, work):
@@ -171,10 +144,10 @@ def lines_of(case, *seconds):
 
 def test_the_table_holds_least_median_and_most_per_prompt():
     """Guards every figure shown: of the repeats, per prompt."""
-    other = replace(CASE, variant="engine alone")
+    other = replace(CASE, variant="backtracking")
     lines = lines_of(CASE, 2.0, 18.0, 4.0) + lines_of(other, 5.0)
     table = measure.table(lines, [CASE, other, CASE])
-    assert table["variant"].tolist() == ["inferenceguard", "engine alone"]
+    assert table["variant"].tolist() == ["inferenceguard", "backtracking"]
     row = table.iloc[0]
     assert [row[f"cpu_s_{name}"] for name in measure.SPREAD] == [1.0, 2.0, 9.0]
     assert (row["tokens_per_s"], row["repeats"]) == (N * T / 2.0, 3)
@@ -185,27 +158,25 @@ def test_a_ratio_is_that_of_two_neighbours(tmp_path):
     """Bug: the ratio of two medians, which no two measurements had; and a winner by a median of
     repeats that overlap.
     """
-    peer, least = (replace(CASE, variant=v) for v in (plan.GENERATE, plan.PRODUCTS))
-    engine, long = replace(CASE, variant=plan.ENGINE), replace(CASE, new_tokens=9)
-    slow = replace(peer, new_tokens=9)
+    peer, long = replace(CASE, variant=plan.GENERATE), replace(CASE, new_tokens=9)
+    slow, dear = replace(peer, new_tokens=9), replace(CASE, cost="encoder")
     lines = lines_of(peer, 6.0, 8.0, 1.0) + lines_of(CASE, 2.0, 4.0, 2.0)
-    lines += lines_of(engine, 4.0) + lines_of(least, 1.0)
     lines += lines_of(slow, 4.0, 6.0, 5.0) + lines_of(long, 2.0, 2.0, 2.0)
-    pairs = [(peer, CASE), (slow, long), (engine, least)]
+    lines += lines_of(dear, 8.0)
+    pairs = [(peer, CASE), (slow, long), (dear, CASE)]
     found = measure.ratios(lines, pairs)
     assert found.iloc[0].tolist()[2:] == [CASE.size, 0.5, 2.0, 3.0]
     words = report.in_words(found).splitlines()
     assert words == [
         "* transformers generate / inferenceguard: 2.00 to 2.50; inferenceguard is faster at 1 of "
         f"2 sizes, neither at {CASE.size}",
-        "* engine alone / matrix products: 4.00 to 4.00; it reaches 25 to 25 % of the peak",
+        "* inferenceguard, encoder / inferenceguard: 4.00 to 4.00",
     ]
     cases = [case for pair in pairs for case in pair]
     paths = report.write(lines, cases, pairs, ["a note"], tmp_path)
-    assert sorted(path.name for path in paths) == [
-        *("bench.csv", "bench.md", "bench_ratios.csv", "bench_ratios.md", "bench_words.md")
-    ]
-    assert (tmp_path / "tables/bench_ratios.md").read_text().endswith("\n\n* a note\n")
+    names = [path.name for path in paths]
+    assert names == ["bench.csv", "bench_ratios.csv", "bench_words.md"]
+    assert (tmp_path / "tables/bench_words.md").read_text() == "\n".join([*words, "* a note", ""])
 
 
 @pytest.mark.parametrize("version", [None, "1.2.0"])
@@ -245,21 +216,21 @@ def test_the_script_writes_tables_and_resumes(tiny, tmp_path, monkeypatch, capsy
     monkeypatch.setattr(models, "smollm2", lambda: tiny)
     monkeypatch.setattr(others, "installed", lambda: None)
     small = {"prompt_tokens": P, "n_samples": N, "new_tokens": T, "block": S}
-    names = plan.GENERATE, plan.GUARD, plan.ENGINE, plan.PRODUCTS
+    names = plan.GENERATE, plan.GUARD, plan.BACK
     cases = [Case(name, **small) for name in names]
     monkeypatch.setattr(plan, "sections", lambda: [cases])
     assert command.main() == 0
     folder = tmp_path / "runs" / "bench"
     whole = (folder / "figures/tables/bench.csv").read_text()
     assert pd.read_csv(folder / "figures/tables/bench.csv")["variant"].tolist() == [*names]
-    ratios = (folder / "figures/tables/bench_ratios.md").read_text()
-    assert f"* measured on {processor()}, one thread\n" in ratios
-    assert "without its_hub, which is not installed" in ratios
+    words = (folder / "figures/tables/bench_words.md").read_text()
+    assert f"* measured on {processor()}, one thread\n" in words
+    assert "without its_hub, which is not installed" in words
     assert "repeat 2" in capsys.readouterr().out
     assert command.main() == 0
     assert "repeat" not in capsys.readouterr().out
     assert (folder / "figures/tables/bench.csv").read_text() == whole
-    assert len((folder / "responses.jsonl").read_text().splitlines()) == 8
+    assert len((folder / "responses.jsonl").read_text().splitlines()) == 6
 
 
 def test_a_measurement_is_known_by_the_code_that_was_measured():

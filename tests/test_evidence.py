@@ -36,7 +36,7 @@ SOURCES = json.loads((ROOT / "figures/tables/sources.json").read_text())
 # their text
 OF_NO_RUN = {
     "bench", "bench_ratios", "served", "first_hour", "harm_answers", "harm_answers_attack",
-    "harm_answers_qwen", "harm_answers_curve", "harm_labelled", "harm_harmless", "rules", "regimes",
+    "harm_answers_qwen", "harm_answers_curve", "harm_labelled", "harm_harmless", "rules",
     "registrations",
 }  # fmt: skip
 WITHOUT_RUNS = ("profile", "harm", "claims")  # kinds of params files
