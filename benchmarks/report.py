@@ -36,7 +36,7 @@ def write(
     notes: Sequence[str],
     out: Path,
 ) -> list[Path]:
-    """Write ``bench.csv``, ``bench_ratios.csv``, and ``bench_words.md`` with the notes at its end."""
+    """Write ``bench.csv``, ``bench_ratios.csv``, and ``bench_words.md``, notes last."""
     folder, found = out / "tables", ratios(lines, pairs)
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in {"bench": table(lines, cases), "bench_ratios": found}.items():

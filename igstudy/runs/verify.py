@@ -23,7 +23,7 @@ from igcore.methods import method_of
 from igcore.prompt import Prompt
 from igserve.trust import admit
 
-from ..linefile import SETTINGS, Fields, LineKey, Record, has_texts, key, modern, read_record
+from ..linefile import SETTINGS, Fields, LineKey, Record, has_texts, key, read_record
 from ..prompts import load_prompts
 from ..sources import loaded
 from .decode_params import DecodeParams
@@ -31,7 +31,7 @@ from .decode_run import settings_of, summary, with_sampling
 from .folders import first_start
 from .identity import dated, part_identity, prompts_digest
 from .paramfiles import read_recipe, runs_of
-from .rescore import RECORD_ERRORS, differing_fields, odd_fields, rescored, with_settings
+from .rescore import RECORD_ERRORS, differing_fields, odd_fields, rescored
 from .witness import UNCERTAIN, Witness
 
 TOKENS: Literal["tokens"] = "tokens"  # the policy is asked, and groups are decoded where it must be
@@ -202,7 +202,7 @@ def _sampled(request: DecodeParams, prompts: list[Prompt], replay: Replay) -> se
 
 def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) -> Iterator[str]:
     """List where lines, settings and manifest differ from the request, or disagree."""
-    given = modern(found.params)
+    given = found.params
     # what a checkpoint sets a replay compares
     params = with_sampling(request, given) if request.sampling else request
     policy = given["parts"]["policy"]["name"]  # which a replay compares
@@ -221,7 +221,7 @@ def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) 
             expected["prompts"] = prompt.set_name
             if has_texts(line):  # else the id, a hash of the prompt, stands for it
                 expected["prompt"] = prompt.text
-            yield from differing_fields(f"line {number}", with_settings(line), expected)
+            yield from differing_fields(f"line {number}", line, expected)
     expected = settings_of(params) | {"chosen": prompts_digest(prompts)}
     # parts and device depend on the policy
     yield from _compared("params.json", given, expected, "parts", "device")

@@ -20,7 +20,7 @@ from igcore.engine.sampling import NEAR_TIE
 from igcore.methods import method_of
 from igcore.progress import progress
 
-from ..linefile import Fields, LineKey, Record, has_texts, key, like, modern
+from ..linefile import Fields, LineKey, Record, has_texts, key, like
 from .asking import PENALISED, NotDecided, Question, ask, logits_of
 from .decode_params import DecodeParams, network_of
 from .decode_run import Experiment, guard_of, with_sampling
@@ -28,7 +28,7 @@ from .folders import changes
 from .identity import part_identity
 from .networks import Networks, load_networks
 from .records import RECORD_FIELDS
-from .rescore import TOLERANCE, close, differing_fields, with_settings
+from .rescore import TOLERANCE, close, differing_fields
 
 TAKEN = ("temperature", "top_p", "top_k")  # which a request may leave to the checkpoint
 # fields of a line that cannot be checked afterwards
@@ -74,7 +74,7 @@ class Witness:
         taken = {name: getattr(witness.params, name) for name in TAKEN}
         if request.device != "auto":
             taken["device"] = str(guard.policy.model.device)
-        witness.problems += differing_fields("params.json", modern(found.params), taken)
+        witness.problems += differing_fields("params.json", found.params, taken)
         return witness
 
     def compare(self, parts: Fields) -> None:
@@ -171,7 +171,6 @@ def differences(where: str, line: Fields, again: Fields) -> Iterator[str]:
     Hashes are left out, because those of scorers change with their code. Where one of the two has
     no texts, only their digests are compared.
     """
-    line, again = with_settings(line), with_settings(again)
     line = like(again, line)
     expected = {
         name: value
