@@ -3,7 +3,6 @@ imaginary runs, and that no command makes a table that holds sweeps poorer; and 
 a critic: shares and differences worked by hand, intervals against plain loops.
 """
 
-import itertools
 import json
 import math
 from itertools import product
@@ -16,11 +15,10 @@ from imaginaryruns import executed, outputs, workplace, written
 from mockruns import lines
 from synthetic import record
 
-from igcore import ParameterError, RunError
+from igcore import ParameterError
 from igstudy.paper import MEASURED, compare, of_paper
 from igstudy.report import paired, points, tables
 from igstudy.report.experiments import EXPERIMENTS
-from igstudy.runs import jobs
 from igstudy.runs.profiles import left_by
 
 GUARD = "inferenceguard"
@@ -185,13 +183,14 @@ def test_notebook_45_writes_what_has_finished(tmp_path, monkeypatch, capsys):
     """
     workplace(tmp_path, monkeypatch)
     executed(tmp_path, "ablations")
-    assert not list((tmp_path / "figures").rglob("*.*"))
+    of_no_run = {f"paper_{table}" for table in SWEPT}
+    assert {path.stem for path in (tmp_path / "figures").rglob("*.*")} == of_no_run
     assert "Traceback" not in capsys.readouterr().out
     written(tmp_path, "ablations", ["decode-ndk", "decode-budget"])
     (tmp_path / "runs/ablations/decode-budget-budget-0_5/manifest.json").unlink()
     executed(tmp_path, "ablations")
     made = {path.stem for path in (tmp_path / "figures").rglob("*.*")}
-    assert made == {"ablation_ndk", "ablation_budget", "ablation_pareto"}
+    assert made - of_no_run == {"ablation_ndk", "ablation_budget", "ablation_pareto"}
     out = capsys.readouterr().out
     assert out.startswith("left out: the run ") and "budget-0_5 has not finished" in out
     assert "\nlambda: not run\n" in out
@@ -201,74 +200,24 @@ def test_notebook_45_writes_what_has_finished(tmp_path, monkeypatch, capsys):
 
 ROOT = Path(__file__).parents[1]
 TOGETHER = ("45-02b", "45-swept-tables")
-SWEPT = of_paper(left_by("45_ablations", "ablations", ROOT).tables_beside)
+SWEPT = of_paper(left_by("45_ablations", "ablations", ROOT).tables)
 
 
-@pytest.fixture
-def repository(tmp_path):
-    """A folder with a params file of two runs, one of which is an example, for the profiles
-    ``main`` and ``sweeps``.
-    """
-    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
-    for profile, kind in itertools.product(("main", "sweeps"), ("decode", "examples")):
-        path = tmp_path / f"params/{profile}/{kind}-a.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"profile: {profile}\nrun: {kind}-a\ngrid: {{seed: [0, 1]}}\n")
-    asked = "notebooks: {45_ablations: {beside: main, tables_beside: [paper_ndk]}}"
-    (tmp_path / "params/sweeps/profile.yaml").write_text(asked)
-    return tmp_path
-
-
-def finish(repository, *names):
-    for name in names:
-        folder = repository / "runs" / name
-        folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text("{}")
-
-
-def test_all_runs_of_both_must_have_finished(repository):
-    """Bug: tables of the sweeps beside half of the main runs, or the other way round; half of the
-    shards taken for a run.
-    """
-    with pytest.raises(
-        RunError,
-        match="2 runs have not finished, the first main/decode-a-seed-0; run `make reproduce`",
-    ):
-        jobs.check_finished("sweeps", repository)
-    finish(
-        repository, "main/decode-a-seed-0", "main/decode-a-seed-1.0-of-2", "sweeps/decode-a-seed-0",
-        "sweeps/decode-a-seed-1",
-    )  # fmt: skip
-    assert jobs.unfinished("main", repository) == ["decode-a-seed-1"]
-    assert not jobs.unfinished("sweeps", repository)
-    with pytest.raises(RunError, match="1 runs have not finished, the first main/decode-a-seed-1;"):
-        jobs.check_finished("sweeps", repository)
-    finish(repository, "main/decode-a-seed-1.1-of-2")
-    assert jobs.check_finished("sweeps", repository).tables_beside == ["paper_ndk"]
-    with pytest.raises(RunError, match="45_ablations of profile 'main' has no `beside`; name"):
-        jobs.check_finished("main", repository)
-
-
-def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch, capsys):
+def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch):
     """Bug: `make reproduce` without the ablations' runs left 10 of 53 rows."""
     workplace(tmp_path, monkeypatch)
     for profile in ("small", "ablations"):
         written(tmp_path, profile)
-    waiting = {
-        f"figures/tables/paper_{table}.{end}" for table in SWEPT for end in ("csv", "md", "json")
-    }
-    assert waiting <= outputs(tmp_path, "ablations")
     executed(tmp_path, "ablations", cells=TOGETHER)
     left = {
         path.relative_to(tmp_path).as_posix(): path.read_bytes()
         for path in tmp_path.glob("figures/**/*.*")
     }
-    assert left.keys() == waiting
-    (tmp_path / "runs/small/decode-raw/manifest.json").unlink()
-    assert not waiting & outputs(tmp_path, "ablations")  # whose job deletes them before it starts
-    executed(tmp_path, "ablations", cells=TOGETHER)
-    said = "not run: 1 runs have not finished, the first small/decode-raw;"
-    assert capsys.readouterr().out.count(said) == 1
+    assert left.keys() == {
+        f"figures/tables/paper_{table}.{end}" for table in SWEPT for end in ("csv", "md", "json")
+    }
+    named = json.loads(left["figures/tables/paper_lambda_alpaca_beaver.json"])["runs"]
+    assert {run.partition("/")[0] for run in named} == {"small", "ablations"}
     executed(tmp_path, "small", "40_tables", cells=("40-04", "40-15"))
     assert all((tmp_path / name).read_bytes() == content for name, content in left.items())
     every = {path.stem for path in tmp_path.glob("figures/tables/*.csv")}

@@ -16,8 +16,8 @@ from igserve.yamlfile import read_yaml
 from ..settings import FolderName, InsideFolder
 from .paramfiles import Given, ParamFiles, figures_of
 
-# a profile's own file, and the notebooks that decide claims and read sweeps
-FILE, CLAIMS, SWEEPS = "profile.yaml", "80_claims", "45_ablations"
+# a profile's own file, and the notebook that decides claims
+FILE, CLAIMS = "profile.yaml", "80_claims"
 
 
 @settings(kw_only=True)
@@ -36,9 +36,7 @@ class Made:
     whole : bool
         Whether it needs all prompts of the runs: it is left out where ``limit`` cuts them.
     beside : str, optional
-        Another profile. Once all runs of that one have finished, the notebook also leaves
-        `tables_beside`.
-    tables_beside : list of str
+        Another profile, whose finished runs it reads, too.
     """
 
     tables: list[str] = field(default_factory=list)
@@ -47,17 +45,10 @@ class Made:
     after: list[str] = field(default_factory=list)
     whole: bool = False
     beside: FolderName | None = None
-    tables_beside: list[str] = field(default_factory=list)
 
-    def files(self, figures: str, with_other: bool) -> Iterator[str]:
-        """Yield the paths of its files in a folder of figures.
-
-        Parameters
-        ----------
-        with_other : bool
-            Whether the runs of the profile `beside` have finished.
-        """
-        for name in (*self.tables, *(self.tables_beside if with_other else ())):
+    def files(self, figures: str) -> Iterator[str]:
+        """Yield the paths of its files in a folder of figures."""
+        for name in self.tables:
             # its numbers, the same for people, and its sources
             yield from (f"{figures}/tables/{name}.{end}" for end in ("csv", "md", "json"))
         yield from (f"{figures}/{name}.png" for name in self.pictures)
