@@ -118,7 +118,7 @@ networks: assets
 	  kept=../../../records/networks/$$rollouts && mkdir -p $$kept && \
 	  cp $$rollouts/manifest.json $$rollouts/params.json $$kept && \
 	  gzip -9nc $$rollouts/responses.jsonl > $$kept/responses.jsonl.gz || exit 1; done
-	@cd runs/networks/critics && for measured in */trainings.csv */leaving.csv; do cp $$measured ../../../records/networks/$$measured || exit 1; done
+	@cd runs/networks/critics && for measured in */leaving.csv; do cp $$measured ../../../records/networks/$$measured || exit 1; done
 
 harm-card: assets
 	@$(BIN)/python -m igstudy run notebooks/25_train_harm_cost.ipynb runs/harm/25_train_harm_cost.ipynb -p limit null -p folder runs/harm -p xstest $(or $(XSTEST),null)

@@ -49,7 +49,6 @@ SERVED = (
     "the params file names a policy in a server, which gives no probabilities of all tokens and, "
     "without `batch_invariant: true`, does not promise the same tokens again"
 )
-EARLIEST = "2025-02-03T00:00:00Z"  # when the paper appeared: no run has begun before
 # file -> fields that cannot be checked afterwards
 NOT_CERTIFIED = {
     "params.json": {"began_at", "code", "date", "versions"},
@@ -244,7 +243,7 @@ def impossible_seconds(found: Record) -> Iterator[str]:
             if not 0 <= line[name] < math.inf:
                 yield f"line {number}: {name} is {line[name]!r:.60}, which is no time"
         total += line["generate_s"] + line["score_s"]
-    times = found.params.get("began_at", EARLIEST), found.manifest["finished_at"]
+    times = found.params["began_at"], found.manifest["finished_at"]
     began, finished = (datetime.fromisoformat(time).timestamp() for time in times)
     lasted = finished - began + 1  # both are in whole seconds
     if not total <= lasted:
