@@ -23,7 +23,7 @@ from ..prompts import load_prompts
 from ..scorers import scoring_options
 from ..sources import loaded
 from .decode_params import DecodeParams, network_of
-from .folders import Run, first_start, open_run
+from .folders import Run, open_run
 from .identity import dated, file_stamps, models_identity
 from .networks import Networks, load_networks
 from .records import record
@@ -98,7 +98,7 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
         if params.n_shards > 1:
             name += f".{params.shard}-of-{params.n_shards}"
         folder = root() / "runs" / params.profile / name
-    with dated(first_start(folder)):
+    with dated():
         return _decoded(params, folder)
 
 

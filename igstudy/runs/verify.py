@@ -1,10 +1,10 @@
 """Check a run against the params file that asks for it, without trusting whoever made the record.
 
 The params file is the request, and the record is only an answer: nothing in it decides what is
-loaded, compared, decoded again or excused, but for the date that chat templates write. Every
-setting is compared with the request, and `rescore` scores every line again. The policy is the
-`witness`: it is asked whether it gave every token, or decodes random groups again. The report says
-what was certified and what was not, and claims no more.
+loaded, compared, decoded again or excused. Every setting is compared with the request, and
+`rescore` scores every line again. The policy is the `witness`: it is asked whether it gave every
+token, or decodes random groups again. The report says what was certified and what was not, and
+claims no more.
 """
 
 import math
@@ -28,7 +28,6 @@ from ..prompts import load_prompts
 from ..sources import loaded
 from .decode_params import DecodeParams
 from .decode_run import settings_of, summary, with_sampling
-from .folders import first_start
 from .identity import dated, part_identity, prompts_digest
 from .paramfiles import read_recipe, runs_of
 from .rescore import RECORD_ERRORS, differing_fields, odd_fields, rescored
@@ -51,7 +50,7 @@ SERVED = (
 )
 # file -> fields that cannot be checked afterwards
 NOT_CERTIFIED = {
-    "params.json": {"began_at", "code", "date", "versions"},
+    "params.json": {"began_at", "code", "versions"},
     "manifest.json": {*"seconds git_commit versions processor finished_at root_with_texts".split()},
     "responses.jsonl": UNCERTAIN,
 }
@@ -132,7 +131,7 @@ def verify(path: Path, request: DecodeParams, replay: Replay = 0) -> Report:
             f"{request.run!r}; give the params file of that run"
         )
     try:
-        with dated(first_start(path.parent)):  # which the record says, as a part of its prompts
+        with dated():
             _check(found, request, replay, report)
     except IgcoreError:
         raise
