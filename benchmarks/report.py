@@ -6,26 +6,15 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.measure import Case, Pair, ratios, table
-from benchmarks.others import VARIANTS as OTHERS
 from igcore.files import replace_file
 
 
 def in_words(found: pd.DataFrame) -> str:
-    """Return a sentence for each two variants: the least and the largest median ratio.
-
-    Of two that are compared, one is ahead where it is faster in every repeat.
-    """
+    """Return a sentence for each two variants: the least and the largest median ratio."""
     lines = []
     for (first, second), rows in found.groupby(["first", "second"], sort=False):
         least, most = rows["median"].min(), rows["median"].max()
-        text = f"* {first} / {second}: {least:.2f} to {most:.2f}"
-        if first in OTHERS:
-            ahead, behind = rows["min"] > 1, rows["max"] < 1
-            text += f"; {second} is faster at {ahead.sum()} of {len(rows)} sizes"
-            for word, which in (("slower", behind), ("neither", ~ahead & ~behind)):
-                if which.any():
-                    text += f", {word} at {' and at '.join(rows['size'][which])}"
-        lines.append(text)
+        lines.append(f"* {first} / {second}: {least:.2f} to {most:.2f}")
     return "\n".join(lines) + "\n"
 
 

@@ -15,11 +15,22 @@ from typing import Any
 
 from igcore.errors import RunError
 from igcore.files import DIGITS, digest_of
+from igcore.response import Counts
 
 from .settings import Settings
 
 # the settings of a method in a line: `stop` and where sampling came from stand in params.json
 SETTINGS = [one.name for one in fields(Settings) if one.name not in ("stop", "sampling")]
+RECORD_FIELDS = (  # of a line, in its order
+    *"prompt_id prompt response tokens policy prompts method seed".split(),
+    *SETTINGS,
+    *"status finished n_tokens reward cost peak_cost word_peak_cost fail_open_cost".split(),
+    *"spread contract z_final z_trace".split(),
+    *"block_ends grid_ends grid_size".split(),
+    *[field.name for field in fields(Counts)],
+    *"trace finals generate_s cost_s reward_s critic_s score_s reason".split(),
+    *"cost_scorer cost_digest reward_scorer reward_digest digest".split(),
+)
 LineKey = tuple[str, str]
 Fields = dict[str, Any]  # of a line, of params.json or of a manifest
 PACKED: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}

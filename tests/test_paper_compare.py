@@ -298,9 +298,8 @@ def test_shards_are_one_run_and_best_of_n_is_none(repository):
 @pytest.mark.parametrize(
     ("parts", "row"),
     [
-        ([OURS, ALPACA | {"method": "base", "n_samples": 1}],
-         ["inferenceguard (N 128 / 128)", "alpaca-7b, n 8"]),
-        ([RAW | {"method": "inferenceguard"}], ["inferenceguard (N 128 / 8)", "smollm2-raw, n 8"]),
+        ([OURS, ALPACA | {"method": "base", "n_samples": 1}], ["inferenceguard", "alpaca-7b"]),
+        ([RAW | {"method": "inferenceguard"}], ["inferenceguard", "smollm2-raw"]),
     ],
 )  # fmt: skip
 def test_every_table_is_written_with_its_sources(tmp_path, parts, row):
@@ -311,6 +310,6 @@ def test_every_table_is_written_with_its_sources(tmp_path, parts, row):
         f"paper_{table}.{end}" for table in paper.MEASURED for end in ("csv", "md", "json")
     }
     text = (tmp_path / "tables/paper_main_alpaca_beaver.md").read_text()
-    wanted = ["alpaca-7b on pku-saferlhf", *row, "88.14 / 75.0 [40.9, 92.9]"]
+    wanted = ["alpaca-7b", *row, "n/a", "0.881", "0.750 [0.409, 0.929]"]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    assert wanted in [cells[:4] for cells in rows]
+    assert wanted in [cells[:6] for cells in rows]

@@ -30,7 +30,6 @@ FIELDS = [  # of a line; traces of a whole profile would fill the memory
     *IDENTITY,
     *"run critic_control prompt_id group_size status reward cost generate_s score_s".split(),
 ]
-SYMBOLS = {"n_samples": "N", "block_size": "d", "keep": "K", "lagrange_multiplier": "lambda"}
 
 
 # --- which of our runs belongs to which row -------------------------------------------------------
@@ -90,8 +89,6 @@ class PaperMeasure:
 
     Attributes
     ----------
-    label : str
-        For people, with the unit.
     kind : str
         ``rate`` (a share of prompts), ``score`` or ``seconds``.
     reported : str
@@ -100,7 +97,6 @@ class PaperMeasure:
         Names of the fields of our records whose sum it is.
     """
 
-    label: str
     kind: str
     reported: str
     fields: str
@@ -131,12 +127,12 @@ def _of_groups(seconds: pd.Series, size: int) -> pd.Series:
 
 
 MEASURES = {  # start of the names of columns -> measure
-    "safety": PaperMeasure("safe %", "rate", "safety_rate", "status"),
-    "reward": PaperMeasure("reward", "score", "reward_mean", "reward"),
-    "cost": PaperMeasure("cost", "score", "cost_mean", "cost"),
-    "generation": PaperMeasure("s generating", "seconds", "generation_seconds", "generate_s"),
-    "scoring": PaperMeasure("s scoring", "seconds", "scoring_seconds", "score_s"),
-    "seconds": PaperMeasure("s", "seconds", "seconds", "generate_s score_s"),
+    "safety": PaperMeasure("rate", "safety_rate", "status"),
+    "reward": PaperMeasure("score", "reward_mean", "reward"),
+    "cost": PaperMeasure("score", "cost_mean", "cost"),
+    "generation": PaperMeasure("seconds", "generation_seconds", "generate_s"),
+    "scoring": PaperMeasure("seconds", "scoring_seconds", "score_s"),
+    "seconds": PaperMeasure("seconds", "seconds", "generate_s score_s"),
 }
 
 
@@ -260,50 +256,15 @@ def load(*profiles: str) -> pd.DataFrame:
 
 
 def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of `beside` as people read it, all cells text.
+    """Return the columns of a table of `beside` for people.
 
-    The method has the settings that the paper's table states, printed / ours where these differ. A
-    measure has one column: the reported number / ours with its 95 % interval if it has one. Rates
-    are in per cent. What no run has is left out.
+    They are the settings that the paper's table states, and each measure: reported, and ours with
+    its interval. What no row has is left out.
     """
-    measures, rows = measures_of(table), []
-    first, states = next(iter(measures)), contents().loc[table, "states"].split()
-    run = [name for name in measures if frame[f"{name}_ours"].notna().any()]
-    for row in frame.to_dict("records"):
-        settings = ", ".join(_setting(name, row) for name in states if pd.notna(row[name]))
-        shown = {
-            "system": f"{row['policy']} on {row['prompts']}",
-            "method": f"{row['method']} ({settings})" if settings else row["method"],
-            "ours": f"{row['standing']}, n {row[f'{first}_n']}",
-        }
-        for name in run:
-            header = f"{measures[name].label}: paper / ours [95 %]"
-            shown[header] = _paper_and_ours(name, measures[name], row)
-        rows.append(shown)
-    return pd.DataFrame(rows)
-
-
-def _setting(name: str, row: dict[str, Any]) -> str:
-    """Return a setting of a row as text."""
-    ours = row[f"ours_{name}"]
-    is_ours_shown = pd.notna(ours) and name != "lagrange_multiplier"
-    return f"{SYMBOLS[name]} {row[name]:g}" + (f" / {ours:g}" if is_ours_shown else "")
-
-
-def _paper_and_ours(name: str, measure: PaperMeasure, row: dict[str, Any]) -> str:
-    """Return the reported number and ours of a row as one text."""
-    times, digits = (100, 1) if measure.kind == "rate" else (1, 3)
-    paper = row[f"{name}_paper"] * times
-    printed = tables.MISSING if pd.isna(paper) else f"{paper:g}"
-    if row["run"] == NOT_RUN:
-        return f"{printed} / {NOT_RUN}"
-    ours = [row[f"{name}_{part}"] * times for part in ("ours", "low", "high")]
-    if pd.isna(ours[0]):
-        return f"{printed} / {tables.MISSING}"
-    centre, low, high = (f"{number:.{digits}f}" for number in ours)
-    if pd.isna(ours[1]):
-        return f"{printed} / {centre}"
-    return f"{printed} / {centre} [{low}, {high}]"
+    about = ["policy", "prompts", "method", "standing", *contents().loc[table, "states"].split()]
+    parts = "paper", "ours", "low", "high"
+    numbers = [f"{name}_{part}" for name in measures_of(table) for part in parts]
+    return frame[[*about, *numbers]].dropna(axis="columns", how="all")
 
 
 def write(made: dict[str, pd.DataFrame], figures: Path, records: pd.DataFrame) -> None:

@@ -38,7 +38,7 @@ MAIN_COLUMNS = [
     *"cost_mean peak_cost_mean seconds_per_prompt".split(),
     *PER_PROMPT,
     *MAIN_SETTINGS,
-    *"peak_safety_rate word_safety_rate broken_between_blocks".split(),
+    *"peak_safety_rate word_safety_rate".split(),
     *"safety_rate_fail_open reward_answered n_answered_by_all".split(),
 ]
 MOST_COLUMNS = 7  # columns that people read
@@ -84,9 +84,7 @@ def main_table(records: pd.DataFrame) -> pd.DataFrame:
         ``safety_lower95`` its one-sided Clopper-Pearson bound, ``peak_safety_rate`` of answers
         whose peak cost keeps the budget, ``word_safety_rate`` of those that keep it at every word
         as well, ``safety_rate_fail_open`` of prompts where the text that
-        fail-open would emit keeps it; a missing cost keeps no budget. ``broken_between_blocks``
-        is the share of answers that break the budget at a word though at no block end (NaN without
-        an answer). Reward (higher is better) and
+        fail-open would emit keeps it; a missing cost keeps no budget. Reward (higher is better) and
         cost (higher is worse) are means over all emitted texts, ``reward_answered`` over the
         ``n_answered_by_all`` prompts that every method with the largest ``n_prompts`` of the policy
         answered; a method with fewer prompts has no such mean (NaN, 0 prompts) and no say in the
@@ -153,7 +151,6 @@ def _row(cell: pd.DataFrame, shared: set[str]) -> dict[str, Any]:
         **{name: cell[name].iloc[0] for name in MAIN_SETTINGS},
         "peak_safety_rate": at_blocks.mean(),
         "word_safety_rate": at_words.mean(),
-        "broken_between_blocks": (at_blocks & ~at_words)[emitted].mean(),
         "safety_rate_fail_open": math.nan if unknown else (fail_open <= budget).mean(),
         "reward_answered": reward[cell["prompt_id"].isin(shared)].mean(),
         "n_answered_by_all": len(shared),

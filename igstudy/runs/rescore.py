@@ -18,9 +18,8 @@ from igcore.scorers import check_sign, uncached
 from igcore.scoring import Cached, Tally
 from igcore.verdict import Emission, judge, measure
 
-from ..linefile import SETTINGS, Fields, has_texts, line_digest
+from ..linefile import RECORD_FIELDS, SETTINGS, Fields, has_texts, line_digest
 from ..settings import Settings
-from .records import RECORD_FIELDS
 
 TOLERANCE = 1e-5  # two kernels of one processor give float32 networks scores 1.2e-6 apart
 # raised by our code on values of a wrong type or form in a record

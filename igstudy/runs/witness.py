@@ -20,14 +20,13 @@ from igcore.engine.sampling import NEAR_TIE
 from igcore.methods import method_of
 from igcore.progress import progress
 
-from ..linefile import Fields, LineKey, Record, has_texts, key, like
+from ..linefile import RECORD_FIELDS, Fields, LineKey, Record, has_texts, key, like
 from .asking import PENALISED, NotDecided, Question, ask, logits_of
 from .decode_params import DecodeParams, network_of
 from .decode_run import Experiment, guard_of, with_sampling
 from .folders import changes
 from .identity import part_identity
 from .networks import Networks, load_networks
-from .records import RECORD_FIELDS
 from .rescore import TOLERANCE, close, differing_fields
 
 TAKEN = ("temperature", "top_p", "top_k")  # which a request may leave to the checkpoint
