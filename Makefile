@@ -19,7 +19,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search searches networks harm-cost regimes rehearsal dry-run test served-test clients-test machines-test serve-audit slurm-test audit mutants bench lab docs readme publish records verify assets clean
+.PHONY: help reproduce quick ablations critic-search searches networks harm-cost rehearsal dry-run test served-test clients-test machines-test serve-audit slurm-test audit mutants bench lab docs readme publish records verify assets clean
 
 help:
 	@echo "make reproduce  reads the packed records, decodes again the searches for answers of at most 64 tokens and twelve prompts of the main runs, and"
@@ -35,7 +35,6 @@ help:
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into records/networks (estimated: an hour and a quarter on two cores)"
 	@echo "make harm-cost  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (about three quarters of an"
 	@echo "                hour on one core; fetches qwen-0.5b); XSTEST=folder scores the answers of XSTest again, from your copy of the publisher's files"
-	@echo "make regimes    plain answers of three policies to pilot prompts, and whether a cost can tell searches apart there (about an hour on one core; resumes; fetches qwen-0.5b)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models with a stub judge, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    lists the jobs of a profile, such as PROFILE=paper, and starts nothing"
 	@echo "make test       checks of style and types, all tests and notebooks (about twenty minutes on two cores)"
@@ -46,7 +45,7 @@ help:
 	@echo "                and 2,000 searches with steps back and 10,000 texts under the rules, beside second implementations"
 	@echo "make serve-audit  igserve serve under slow, leaving, many and hostile clients, with every byte on the loopback recorded (as root, some fifteen minutes)"
 	@echo "make mutants    400 mutants of the code that decides safety, and whether a test fails for each (about an hour on two cores)"
-	@echo "make bench      the guard and its engine beside transformers and its_hub, into runs/bench/figures (about thirty-five minutes on one core; resumes)"
+	@echo "make bench      the guard beside transformers and its_hub, into runs/bench/figures (about half an hour on one core)"
 	@echo "make slurm-test jobs on a SLURM cluster of one node, which is set up only for this test (root on Debian)"
 	@echo "make lab        JupyterLab"
 	@echo "make records    unpack the raw records behind the committed tables into runs/, where python -m igstudy verify reads them"
@@ -80,7 +79,7 @@ reproduce: assets
 quick: assets
 	@$(SNAKE) --config profile=ci
 
-ablations: LONGEST = critics/raw decode-compute-n_samples-16 decode-ndk-n_samples-16-block_size-8-keep-4 decode-benign
+ablations: LONGEST = critics/raw decode-ndk-n_samples-16-block_size-8-keep-4
 ablations: assets
 	@$(SNAKE) $(call first,ablations) --config profile=ablations $(if $(LIMIT),limit=$(LIMIT))
 	@$(if $(LIMIT),,$(BIN)/python -m docs.compare ablations)
@@ -103,15 +102,11 @@ networks: assets
 	  kept=../../../records/networks/$$rollouts && mkdir -p $$kept && \
 	  cp $$rollouts/manifest.json $$rollouts/params.json $$kept && \
 	  gzip -9nc $$rollouts/responses.jsonl > $$kept/responses.jsonl.gz || exit 1; done
-	@cd runs/networks/critics && for measured in */trainings.csv */leaving.csv; do cp $$measured ../../../records/networks/$$measured || exit 1; done
+	@cd runs/networks/critics && for measured in */leaving.csv; do cp $$measured ../../../records/networks/$$measured || exit 1; done
 
 harm-cost: assets
 	@$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH)
 	@$(BIN)/python -m igstudy run notebooks/25_train_harm_cost.ipynb runs/harm/25_train_harm_cost.ipynb -p limit null -p folder runs/harm -p xstest $(or $(XSTEST),null)
-
-regimes: assets
-	@$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH)
-	@$(BIN)/python -m igstudy.runs.regimes_run
 
 rehearsal: assets
 	@$(BIN)/python -m tests.rehearsal --cores $(CORES)

@@ -47,9 +47,8 @@ SUFFIXES = [f".{i}-of-{SHARDS}" for i in range(SHARDS)] if SHARDS > 1 else [""]
 DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for suffix in SUFFIXES for run in RUNS]
 # claims are about all prompts
 MADE = {name: made for name, made in ASKED.made().items() if RUNS and not (name == CLAIMS and config.get("limit"))}
-BESIDE = {name: jobs.finished(made.beside, Path()) for name, made in MADE.items()}  # runs of another profile, once all have finished
 # the committed tables and pictures, in figures, are copies of these, see docs/compare.py
-LEFT = {name: list(made.files(figures_of(PROFILE), bool(BESIDE[name]))) for name, made in MADE.items()}
+LEFT = {name: list(made.files(figures_of(PROFILE))) for name, made in MADE.items()}
 
 DECODE, CRITIC, JUDGE = (f"notebooks/{name}.ipynb" for name in ("30_decode", "20_train_critic", "60_judge"))
 RUN = f"'{sys.executable}' -m igstudy run"  # papermill, with the reason of a failure in one sentence
@@ -147,7 +146,8 @@ for name, made in MADE.items():
         name:
             short
         input:
-            runs=DONE + CRITICS + VERDICTS + BESIDE[name],
+            runs=DONE + CRITICS + VERDICTS,
+            beside=[str(path) for path in Path().glob(f"runs/{made.beside}/decode-*/manifest.json")],
             notebook=ancient(book),
             claims=ASKED.claims if name == CLAIMS else [],
             job=lambda w, name=name, short=short, book=book: job(short, short, settings_for(FILES, ASKED, name), book),

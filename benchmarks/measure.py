@@ -78,10 +78,8 @@ def timed(work: Callable[[], list[str]], prompts: int) -> float:
 
 
 def line(case: Case, repeat: int, seconds: float) -> dict:
-    """Return a line of ``responses.jsonl``: case, repeat, time of day and CPU seconds."""
-    at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    name = {"method": repr(case), "prompt_id": str(repeat), "measured": at}
-    return name | asdict(case) | {"cpu_s": seconds}
+    """Return what was measured: case, repeat and CPU seconds."""
+    return {"case": repr(case), "repeat": repeat, "cpu_s": seconds}
 
 
 def table(lines: Sequence[dict], cases: Sequence[Case]) -> pd.DataFrame:
@@ -115,4 +113,4 @@ def ratios(lines: Sequence[dict], pairs: Sequence[Pair]) -> pd.DataFrame:
 
 def seconds_of(lines: Sequence[Mapping]) -> pd.DataFrame:
     """Return the CPU seconds by case and repeat."""
-    return pd.DataFrame(lines).pivot(index="method", columns="prompt_id", values="cpu_s")
+    return pd.DataFrame(lines).pivot(index="case", columns="repeat", values="cpu_s")

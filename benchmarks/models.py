@@ -5,7 +5,6 @@ equally many tokens, and every text is within budget, so that none gains from wo
 """
 
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 
@@ -14,12 +13,11 @@ from transformers import BertConfig, BertForSequenceClassification, GenerationCo
 
 from igcore import Policy, Scorer, load_policy, load_scorer
 from igcore.models.classifier import EncoderScorer
-from igcore.models.lm_scorer import Backbone, LMScorer
+from igcore.models.lm_scorer import Backbone
 from igcore.scorers import COST, FunctionScorer, of_function
 from igstudy.prompts import load_prompts
 
 SAMPLING = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0)
-END = 0  # the end token of SmolLM2
 MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12}
 MINILM |= {"intermediate_size": 1536, "num_labels": 1}
 
@@ -87,16 +85,8 @@ def encoder(policy: Policy) -> EncoderScorer:
     return EncoderScorer("bench", backbone, lambda logits: logits[:, 0], COST, "bench", model=model)
 
 
-def at_an_end(policy: Policy) -> LMScorer:
-    """Return a random head on a copy of the policy's model, which reads an end token."""
-    head = torch.randn(policy.model.config.hidden_size, generator=torch.Generator().manual_seed(0))
-    backbone = Backbone(deepcopy(policy.model), policy.tokenizer, end_id=END)
-    return LMScorer("bench", backbone, lambda hidden: hidden @ head, COST, "bench")
-
-
 COSTS: dict[str, Callable[[Policy], Scorer]] = {
     "free": lambda policy: free("cost"),
     "smollm2-harm-2": lambda policy: load_scorer("smollm2-harm-2"),
     "encoder": encoder,
-    "end token": at_an_end,
 }

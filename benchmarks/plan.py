@@ -6,8 +6,8 @@ from benchmarks import others, ours
 from benchmarks.measure import Case, Pair
 
 VARIANTS = others.VARIANTS | ours.VARIANTS
-GENERATE, BEST, BEAMS = others.VARIANTS
-GUARD, BACK, ENGINE, PRODUCTS = ours.VARIANTS
+GENERATE, *_ = others.VARIANTS
+GUARD, BACK = ours.VARIANTS
 SIZES: list[dict[str, int]] = [
     {},
     {"new_tokens": 128},
@@ -17,25 +17,22 @@ SIZES: list[dict[str, int]] = [
     {"prompt_tokens": 2000},
 ]
 SAMPLES: list[dict[str, int]] = [{"n_samples": 4}, {"n_samples": 64}]
-# of its_hub's beam search, which would take up to a quarter of an hour
-TOO_LONG: list[dict[str, int]] = [{"new_tokens": 512}, {"prompt_tokens": 2000}]
 COSTS = [
-    *({"cost": "smollm2-harm-2", "checks": checks} for checks in ("word", "block", "token")),
+    *({"cost": "smollm2-harm-2", "checks": checks} for checks in ("word", "block")),
     {"cost": "encoder"},
-    {"cost": "end token"},
 ]
 
 
 def sections() -> list[list[Case]]:
     """Return the cases by section; those of a section are measured in turn."""
-    hub = list(others.HUB) if others.installed() else []
     many, one = [], []  # of N samples, and of one
     for size in SIZES + SAMPLES:
-        names = [GENERATE, *hub, GUARD, ENGINE, PRODUCTS]
-        many.append([Case(n, **size) for n in names if n != BEAMS or size not in TOO_LONG])
+        # its_hub's beam search would take a quarter of an hour for the longest
+        short = others.installed() and max(size.values(), default=0) < 512
+        names = [GENERATE, *(others.HUB if short else ()), GUARD]
+        many.append([Case(name, **size) for name in names])
     for size in [*SIZES, {"prompts": 8}]:
-        names = [GENERATE, GUARD, BACK, ENGINE, PRODUCTS]
-        one.append([Case(name, n_samples=1, **size) for name in names])
+        one.append([Case(name, n_samples=1, **size) for name in (GENERATE, GUARD, BACK)])
     many[0] += [Case(GUARD, **cost) for cost in COSTS]
     one[0] += [Case(BACK, n_samples=1, **cost) for cost in COSTS]
     return many + one
@@ -52,8 +49,6 @@ def pairs() -> list[Pair]:
                 found.append((case, free[case.variant]))
             elif case.variant in others.VARIANTS:
                 found += [(case, guard) for guard in guards]
-        found += [(guard, free[ENGINE]) for guard in guards]
-        found.append((free[ENGINE], free[PRODUCTS]))
     return found
 
 

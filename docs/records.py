@@ -36,7 +36,7 @@ from igcore.errors import IgcoreError, RunError, one_line
 from igcore.files import digest_of, file_digest, replace_file, root, writing
 from igserve.yamlfile import read_yaml
 from igstudy.commands import ERROR, FAILS, HOLDS, number_all_or_tokens, verdict
-from igstudy.linefile import modern, read_record, unpacked, without_texts
+from igstudy.linefile import read_record, unpacked, without_texts
 from igstudy.provenance import UNPACKED, commit
 from igstudy.runs.paramfiles import ParamFiles, runs_of
 
@@ -205,7 +205,7 @@ def unpack_job(job: Path, base: Path) -> list[str]:
             place = Path("runs", profile, below, run)
             manifest = Path(half, place, "manifest.json")
             held = json.loads(manifest.read_text()) if manifest.exists() else {}
-            if not given.items() <= modern(held.get("params", held)).items():
+            if not given.items() <= held.get("params", held).items():
                 raise RunError(
                     f"records/{profile}.tar.xz has no run {run!r} with the settings of "
                     f"params/{profile}; make all runs here, with FULL=1"

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from .config import SearchConfig
 from .errors import ParameterError, ScorerWarning
 from .prompt import PROBE
-from .scorers import FunctionScorer, Scorer, Sessions, Texts, keeps_cache, uncached
-from .scoring import Cached, Stores, Tally, checked_score, score_once
+from .scorers import FunctionScorer, Scorer, Sessions, Texts, uncached
+from .scoring import Cached, Tally, checked_score, score_once
 
 # mild texts of several lengths and scripts, with and without an end; the empty one is a prefix, too
 TEXTS = (
@@ -214,8 +214,6 @@ class Scoring:
         The scorers by role, each with its contract. Without a reward model rewards are the
         policy's own likelihoods, which the search knows.
     prompts : sequence of str
-    stores : callable, optional
-        (scorer, its mode) -> what keeps its scores from search to search, or None.
 
     Attributes
     ----------
@@ -224,20 +222,17 @@ class Scoring:
         one backbone share it.
     reported : dict of str to Cached
         The same for the reported metrics of an answer, without a KV cache and without scores of
-        the search or a pool, so that others can recompute them.
+        the search, so that others can recompute them.
     """
 
-    def __init__(self, contracts: Mapping[str, Contract], prompts: Texts, stores: Stores = None):
+    def __init__(self, contracts: Mapping[str, Contract], prompts: Texts):
         self.contract = contracts["cost"]  # of the final check, which uses no cache
         self.search, self.reported = {}, {}
         self.sessions = Sessions([contract.scorer for contract in contracts.values()], prompts)
         for role, contract in contracts.items():
             scorer, tally = contract.scorer, contract.tally
             self.reported[role] = Cached(uncached(scorer), tally)
-            # cached and uncached scores differ in the last bits
-            kind = "KV cache" if keeps_cache(scorer) else ""
-            kept = None if stores is None else stores(scorer, kind)
-            self.search[role] = Cached(self.sessions.of(scorer), tally, kept)
+            self.search[role] = Cached(self.sessions.of(scorer), tally)
 
     def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
         """Keep the KV cache of these texts, and free the rest."""

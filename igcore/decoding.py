@@ -121,8 +121,7 @@ def _decode_group(
     with use_prepacked(policy.model, *readers):
         work = Work(how, config, on_block, room("Recorder")() if record else None)
         with work.timed("cost"):  # scorers with a KV cache prefill the prompts now
-            stores = None if setup.pool is None else setup.pool.scores_of
-            scoring = Scoring(setup.contracts, [prompt.text for prompt, _ in pairs], stores)
+            scoring = Scoring(setup.contracts, [prompt.text for prompt, _ in pairs])
         batch = Batch(
             policy=policy,
             reward=setup.reward,
@@ -154,15 +153,10 @@ def _decode_group(
 
 
 def _engine_of(setup: Setup, method: Method) -> Engine:
-    """Return a new engine of the policy, by way of the pool if samples may come from there."""
+    """Return a new engine of the policy."""
     # the engine keeps a middle layer's output only for a critic that reads it
     watch = setup.critic.watch if method.asks_critic and isinstance(setup.critic, Judge) else None
-    sampling = Sampling.of(setup.config)
-    make = partial(setup.policy.engine, watch, sampling)
-    # a method with its own search needs logits at every token, which no pool keeps
-    if setup.pool is None or method.search:
-        return make()
-    return setup.pool.engine(make, setup.policy, sampling)
+    return setup.policy.engine(watch, Sampling.of(setup.config))
 
 
 def listed(prompts: Iterable[PromptLike]) -> list[PromptLike]:

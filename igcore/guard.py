@@ -23,7 +23,7 @@ from .models.policies import PolicyLike, as_policy
 from .models.registry import CostLike, ScorerLike, as_scorer
 from .progress import progress
 from .response import Response
-from .setup import Pool, Setup, check_seed
+from .setup import Setup, check_seed
 from .streaming import LATE, shows_parts, stream
 from .work import OnBlock
 
@@ -61,9 +61,6 @@ class Guard(Setup):
         A key of `METHODS`; `Guard.decode` may name another.
     seed : int
         Together with a prompt it decides every token, unless a call names another.
-    pool : Pool, optional
-        A cache of samples and scores that searches share, see `igcore.setup.Pool`. Answers do
-        not depend on it; their seconds do.
     device, dtype : str or torch.dtype, optional
         Where a policy that is given by name is loaded, and in which type, see `igcore.load_policy`.
         By default (``auto``) the device with most free memory, and the type of the saved weights
@@ -106,7 +103,6 @@ class Guard(Setup):
         budget: float | None = None,
         method: str = "backtracking",
         seed: int = 0,
-        pool: Pool | None = None,
         contracts: Mapping[str, Contract] | None = None,
         device: str = "auto",
         dtype: Any = "auto",
@@ -124,10 +120,6 @@ class Guard(Setup):
                 f"critic is {critic!r:.60}; give a network that notebook 20 has trained, or an "
                 "object such as igcore.critic.network.Judge or Steers describes"
             )
-        if pool is not None and not hasattr(pool, "engine"):
-            raise ParameterError(
-                f"pool is {pool!r:.60}; give an object such as igstudy.pool.Pool makes of a folder"
-            )
         # cheap checks first: a policy may take a minute to load
         cost = as_scorer(cost, "cost")
         reward = None if reward is None else as_scorer(reward, "reward")
@@ -137,7 +129,7 @@ class Guard(Setup):
             config = checkpoint_config(policy, config)
         scorers = {"cost": cost} | ({} if reward is None else {"reward": reward})
         examined = contracts_of(scorers, contracts or {}, config.failure_rate)
-        super().__init__(policy, cost, reward, config, critic, method, seed, pool, examined)
+        super().__init__(policy, cost, reward, config, critic, method, seed, examined)
         if contracts is None:
             warn_of_doubts(self)
 

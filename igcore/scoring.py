@@ -8,12 +8,12 @@ these costs in one pass.
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import regex  # type: ignore[import-untyped]
@@ -214,19 +214,6 @@ def checked_tokens(
 TextKey = tuple[str, str, bool]  # prompt, response, and whether the response is finished
 
 
-class Store(Protocol):
-    """A persistent cache of one scorer's numbers."""
-
-    def get(self, texts: Sequence[TextKey]) -> dict[TextKey, float]:
-        """Return the scores that are known."""
-
-    def add(self, scores: Mapping[TextKey, float]) -> None:
-        """Keep new scores; NaN, of a failure, may be left out."""
-
-
-Stores = Callable[[Scorer, str], Store | None] | None
-
-
 class Cached:
     """A scorer with a cache by text; its failures become NaN.
 
@@ -237,12 +224,10 @@ class Cached:
     ----------
     tally : Tally, optional
         Counts the texts of a whole run, and how many of them the scorer failed on.
-    pooled : Store, optional
-        Read first and extended with new scores.
     """
 
-    def __init__(self, scorer: Scorer, tally: Tally | None = None, pooled: Store | None = None):
-        self.scorer, self.tally, self.pooled = scorer, tally or Tally(), pooled
+    def __init__(self, scorer: Scorer, tally: Tally | None = None):
+        self.scorer, self.tally = scorer, tally or Tally()
         # `finished` is in the key: a scorer may treat a complete answer and a prefix differently
         self.known: dict[TextKey, float] = {}
 
@@ -255,16 +240,11 @@ class Cached:
             When the scorer has failed on too many texts of the run, see `Tally`.
         """
         keys = list(zip(prompts, responses, finished, strict=True))
-        if self.pooled is not None:
-            self.known |= self.pooled.get([k for k in keys if k not in self.known])
         # each new text once, in the given order: the composition of a batch must not vary
         if new := list(dict.fromkeys(k for k in keys if k not in self.known)):
             new_prompts, texts, ended = zip(*new, strict=True)
             scores = checked_score(self.scorer, new_prompts, texts, ended, self.tally)
-            found = dict(zip(new, scores.tolist(), strict=True))
-            self.known |= found
-            if self.pooled is not None:
-                self.pooled.add(found)
+            self.known |= zip(new, scores.tolist(), strict=True)
         return np.array([self.known[k] for k in keys])
 
 

@@ -1,32 +1,20 @@
 """What a guard is made of: a policy, its scorers and their contracts, settings, and a method."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Protocol, Self
+from typing import Self
 
 from .budget import SIGNED
 from .config import SearchConfig
 from .contract import Contract
 from .critic.network import Judge, Steers
-from .engine.local import Engine
 from .engine.sampling import AS_IS, Sampling
 from .errors import ParameterError
 from .methods import Method, method_of
 from .policy import Policy
 from .response import Response
 from .scorers import Scorer
-from .scoring import Store
-
-
-class Pool(Protocol):
-    """A cache of samples and scores that searches share; answers do not depend on it."""
-
-    def engine(self, make: Callable[[], Engine], policy: Policy, sampling: Sampling) -> Engine:
-        """Return an engine that looks here first, and samples the rest with the one of `make`."""
-
-    def scores_of(self, scorer: Scorer, part: str) -> Store | None:
-        """Return the scores of a scorer in some mode, or None if they are not kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +31,6 @@ class Setup:
     method : str
         A key of `igcore.METHODS`.
     seed : int
-    pool : Pool or None
     contracts : dict of str to Contract
     answers : list of Response
         See `igcore.Guard`.
@@ -56,7 +43,6 @@ class Setup:
     critic: Judge | Steers | None
     method: str
     seed: int
-    pool: Pool | None = field(repr=False)
     contracts: Mapping[str, Contract] = field(repr=False)
     answers: list[Response] = field(default_factory=list, init=False, repr=False)
 

@@ -15,46 +15,26 @@ from typing import Any
 
 from igcore.errors import RunError
 from igcore.files import DIGITS, digest_of
-from igcore.settings import written
+from igcore.response import Counts
 
 from .settings import Settings
 
 # the settings of a method in a line: `stop` and where sampling came from stand in params.json
 SETTINGS = [one.name for one in fields(Settings) if one.name not in ("stop", "sampling")]
+RECORD_FIELDS = (  # of a line, in its order
+    *"prompt_id prompt response tokens policy prompts method seed".split(),
+    *SETTINGS,
+    *"status finished n_tokens reward cost peak_cost word_peak_cost fail_open_cost".split(),
+    *"spread contract z_final z_trace".split(),
+    *"block_ends grid_ends grid_size".split(),
+    *[field.name for field in fields(Counts)],
+    *"trace finals generate_s cost_s reward_s critic_s score_s reason".split(),
+    *"cost_scorer cost_digest reward_scorer reward_digest digest".split(),
+)
 LineKey = tuple[str, str]
 Fields = dict[str, Any]  # of a line, of params.json or of a manifest
 PACKED: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 MOST_UNPACKED, MOST_RATIO = 2**25, 40  # bytes, and times the packed size: records reach 20 times
-FIRST = (  # settings that every record has
-    "budget n_samples keep block_size max_new_tokens rounds temperature top_p top_k "
-    "sampling accounting checks gamma_safety strict lagrange_multiplier score_threshold "
-    "threshold miss eta gamma_task diversity diversity_penalty on_failure refusal "
-    "probe_fail_open failure_rate group_size value_steps value_step_size token_top_k "
-    "token_score policy_weight reward_weight token_temperature"
-).split()
-# settings that an earlier record does not have: each counts as its default
-LATER: Fields = {
-    one.name: written(one.default) for one in fields(Settings) if one.name not in FIRST
-}
-NETWORKS = ("critic", "value", "rollouts", "shipped")  # settings that name a folder of networks
-MOVED = ("params/networks/", "records/networks/")  # where those of the repository lay, and lie
-
-
-def modern(found: Fields) -> Fields:
-    """Return a line, params.json or manifest of any version with the settings of this one."""
-    # earlier versions planned how many prompts fit into memory, which changes no line
-    found = {name: value for name, value in found.items() if name != "memory_gb"}
-    # a moved network is the same network: its content has a hash of its own
-    found |= {role: str(found[role]).replace(*MOVED) for role in NETWORKS if found.get(role)}
-    if "at_least" in found:
-        return LATER | found
-    given = {name: value for name, value in found.items() if name not in ("spend", "draws")}
-    if "rejection" in found.get("methods", [found.get("method")]):
-        # its `spend` was a lower limit, and only `draws` an upper one
-        draws = found["draws"]
-        most = draws * found["max_new_tokens"]
-        given |= {"at_least": found["spend"], "spend": most, "draws": draws}
-    return LATER | given
 
 
 def comparable(line: Fields) -> Fields:

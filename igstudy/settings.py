@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 
 from igcore.config import SearchConfig
 from igcore.errors import ParameterError, shown
-from igcore.settings import NAME, Count, Natural, Weight, one_of, settings
+from igcore.settings import NAME, Count, Natural, Weight, settings
 
 
 def check_name(kind: str, value: Any) -> None:
@@ -40,9 +40,6 @@ def _check_inside(folder: str, info: ValidationInfo) -> str:
     return folder
 
 
-TOKEN_SCORES = ("probability", "log-probability", "public")  # see `igstudy.baselines.args`
-
-
 @settings
 class ArgsConfig(SearchConfig):
     """Settings of ARGS besides those of `SearchConfig`; the paper's symbol in brackets.
@@ -51,23 +48,12 @@ class ArgsConfig(SearchConfig):
     ----------
     token_top_k : int
         Tokens that are proposed at each position [k].
-    token_score : str
-        How a token's probability and score are combined, one of
-        `TOKEN_SCORES`.
     policy_weight : float
         Weight of the policy's probability [omega].
-    reward_weight : float
-        Weight of the scores in the form of ARGS's public code [w].
-    token_temperature : float
-        The best token is taken at 0; above it one is sampled from softmax(-score / temperature) of
-        the `token_top_k`.
     """
 
     token_top_k: Count = 16
-    token_score: Annotated[str, one_of(TOKEN_SCORES)] = "probability"
     policy_weight: Weight = 2.5
-    reward_weight: Weight = 1.0
-    token_temperature: Weight = 0.0
 
 
 @settings

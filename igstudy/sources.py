@@ -140,8 +140,3 @@ def is_named(function: Any) -> bool:
     """True if a function is what its module has under its name."""
     module = sys.modules.get(getattr(function, "__module__", "")) if isroutine(function) else None
     return module is not None and getattr(module, function.__name__, None) is function
-
-
-def has_source(kind: type) -> bool:
-    """True if the packages or a file of a user's module define a class, and no notebook does."""
-    return kind.__module__.partition(".")[0] in HOMES or bool(source_of(kind.__module__))

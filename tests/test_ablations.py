@@ -1,9 +1,8 @@
-"""Tests of the ablations: replays against real searches, effects and tests worked by hand, notebook
-45 on imaginary runs, and that no command makes a table that holds sweeps poorer; and of the
-experiment on a critic: shares and differences worked by hand, intervals against plain loops.
+"""Tests of the ablations: effects and tests worked by hand, notebook 45 on
+imaginary runs, and that no command makes a table that holds sweeps poorer; and of the experiment on
+a critic: shares and differences worked by hand, intervals against plain loops.
 """
 
-import itertools
 import json
 import math
 from itertools import product
@@ -16,15 +15,13 @@ from imaginaryruns import executed, outputs, workplace, written
 from mockruns import lines
 from synthetic import record
 
-from igcore import ParameterError, RunError
+from igcore import ParameterError
 from igstudy.paper import MEASURED, compare, of_paper
 from igstudy.report import paired, points, tables
 from igstudy.report.experiments import EXPERIMENTS
-from igstudy.report.replay import UNKNOWN, replay_best_of_n
-from igstudy.runs import jobs
 from igstudy.runs.profiles import left_by
 
-GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"
+GUARD = "inferenceguard"
 
 
 def line(prompt="p0", seed=0, method="base", trace=(), **fields) -> dict:
@@ -42,80 +39,6 @@ def line(prompt="p0", seed=0, method="base", trace=(), **fields) -> dict:
 
 def frame(*found) -> pd.DataFrame:
     return pd.DataFrame(found)
-
-
-# --- replays --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("budget", [0.5, 1.5])
-def test_a_replay_of_best_of_n_is_the_real_run(budget):
-    """Guards against another sample than the search would take: order of samples, ties, the sign of
-    a reward, the multiplier.
-    """
-    full = pd.DataFrame(lines(budget, [REPLAYED], n_samples=8))
-    for n, multiplier in product((1, 2, 5, 8), (0.0, 0.4, 5.0)):
-        real = lines(budget, [REPLAYED], n_samples=n, lagrange_multiplier=multiplier)
-        found = replay_best_of_n(full, n, multiplier).to_dict("records")
-        for ours, theirs in zip(found, real, strict=True):
-            known = [name for name in theirs if name not in UNKNOWN and name != "trace"]
-            assert {name: ours[name] for name in known} == {name: theirs[name] for name in known}
-    vanilla = pd.DataFrame(lines(budget, ["best-of-n"], n_samples=5))  # is never told the costs
-    assert replay_best_of_n(full, 5, 0.0)["reward"].tolist() == vanilla["reward"].tolist()
-    assert replay_best_of_n(full, 5, 0.0)["status"].tolist() == vanilla["status"].tolist()
-
-
-def test_a_replay_by_hand():
-    """Guards against a failed score that passes for a free or a good one, and against numbers that
-    nobody has measured.
-    """
-    finals = [[0.9, None], [0.5, 0.2], [0.5, 0.2], [0.8, 0.3], [None, 0.0]]
-    one = line(
-        method=REPLAYED, finals=finals, n_samples=5, budget=0.2, status="unverified_unsafe",
-        cost=0.3, reward=0.8,
-    )  # fmt: skip
-    answers = {
-        (n, x): replay_best_of_n(frame(one), n, x).iloc[0]
-        for n, x in [(1, 5.0), (3, 5.0), (5, 5.0), (5, 0.0)]
-    }
-    assert [(r.reward, r.status) for r in answers.values()] == [
-        (0.9, "unverified_unsafe"),
-        (0.5, "verified_safe"),
-        (0.5, "verified_safe"),
-        (0.8, "unverified_unsafe"),
-    ]
-    assert (
-        answers[3, 5.0].samples_drawn,
-        answers[3, 5.0].scorer_calls,
-        answers[3, 5.0].n_samples,
-    ) == (3, 6, 3)
-    assert math.isnan(answers[3, 5.0].generate_s) and math.isnan(answers[3, 5.0].peak_cost)
-    strict = replay_best_of_n(frame(one | {"strict": True}), 3, 5.0)
-    assert strict["status"].tolist() == ["unverified_unsafe"]  # a cost of .2 at a budget of .2
-    assert one["cost"] == 0.3 and len(one["finals"]) == 5
-
-
-@pytest.mark.parametrize(
-    ("doubt", "status"),
-    [
-        ({}, "verified_safe"),
-        ({"spread": 0.05}, "verified_safe"),
-        ({"spread": 0.15}, "unverified_unsafe"),
-        ({"spread": None}, "unverified_unsafe"),  # infinite
-        ({"contract": "cost 'letters' depends on the batch"}, "unverified_unsafe"),
-    ],
-)
-def test_a_replay_keeps_the_margin_of_the_final_check(doubt, status):
-    """Bug: a text within the spread of the budget, or of a cost that depends on more than the text,
-    was safe in the replay and not in the run.
-    """
-    one = line(method=REPLAYED, finals=[[0.5, 0.1]], n_samples=1, budget=0.2, cost=0.1) | doubt
-    assert replay_best_of_n(frame(one), 1, 5.0)["status"].tolist() == [status]
-
-
-def test_what_cannot_be_replayed_is_refused():
-    """Guards against more samples than were drawn."""
-    with pytest.raises(ParameterError, match="n is 3, but prompt 'p0' has 2 samples; give 1 to 2"):
-        replay_best_of_n(frame(line(method=REPLAYED, finals=[[0.1, 0.2]] * 2)), 3, 5.0)
 
 
 # --- tests ----------------------------------------------------------------------------------------
@@ -209,21 +132,6 @@ def test_a_table_has_a_row_for_every_point():
         points.point_table(frame(*found), ["seed"])
 
 
-def test_rates_that_a_replay_cannot_know_are_not_zero():
-    """Guards against a replayed answer counting as unsafe along the way because nobody has measured
-    its path.
-    """
-    replayed = replay_best_of_n(
-        frame(line(method=REPLAYED, finals=[[0.5, 0.1]], n_samples=1)), 1, 5.0
-    )
-    table = points.point_table(replayed, ["n_samples"])
-    of_path = ["peak_safety_rate", "word_safety_rate", "broken_between_blocks"]
-    assert table["safety_rate"].item() == 1
-    assert table[[*of_path, "seconds_per_prompt"]].isna().all(axis=None)
-    known = points.point_table(frame(line()), ["n_samples"])
-    assert known[of_path].iloc[0].tolist() == [1, 1, 0]
-
-
 # --- the whole ------------------------------------------------------------------------------------
 
 
@@ -249,10 +157,12 @@ def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeyp
     if profile == "ablations":  # what experiments take from the runs of others
         found = {
             name: pd.read_csv(tmp_path / f"figures/tables/ablation_{name}.csv")
-            for name in ("lambda", "compute")
+            for name in ("lambda", "budget")
         }
-        assert found["lambda"].query(f"method == '{GUARD}'")["n_samples"].tolist() == [4, 8, 16]
-        assert set(found["compute"]["n_samples"]) == {2, 4, 8, 16}
+        assert found["lambda"].query(f"method == '{GUARD}'")["budget"].tolist() == [0.2]
+        values = found["budget"].groupby("method")["value"].agg(list)
+        assert values[GUARD] == values["backtracking"] == [0.05, 0.1, 0.2, 0.33, 0.5]
+        assert values["beam-lagrangian"] == [0.0, 0.5, 1.0, 2.5, 5.0, 10.0]
     said = [
         text.partition(":")[0]
         for text in capsys.readouterr().out.splitlines()
@@ -261,7 +171,7 @@ def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeyp
     apart = {
         "critic-search": {"critic_search"},
         "searches": {"searches"},
-        "tune": {"tune", "checks", "weights", "arms"},
+        "tune": {"tune"},
     }  # experiments with a profile of their own
     own = apart.get(profile) or set(EXPERIMENTS).difference(*apart.values())
     assert set(said) == set(EXPERIMENTS) - own | {"critic"}
@@ -273,15 +183,16 @@ def test_notebook_45_writes_what_has_finished(tmp_path, monkeypatch, capsys):
     """
     workplace(tmp_path, monkeypatch)
     executed(tmp_path, "ablations")
-    assert not list((tmp_path / "figures").rglob("*.*"))
+    of_no_run = {f"paper_{table}" for table in SWEPT}
+    assert {path.stem for path in (tmp_path / "figures").rglob("*.*")} == of_no_run
     assert "Traceback" not in capsys.readouterr().out
-    written(tmp_path, "ablations", ["decode-ndk", "decode-seeds", "decode-benign"])
-    (tmp_path / "runs/ablations/decode-seeds-seed-1/manifest.json").unlink()
+    written(tmp_path, "ablations", ["decode-ndk", "decode-budget"])
+    (tmp_path / "runs/ablations/decode-budget-budget-0_5/manifest.json").unlink()
     executed(tmp_path, "ablations")
     made = {path.stem for path in (tmp_path / "figures").rglob("*.*")}
-    assert made == {"ablation_ndk", "ablation_over_refusal", "ablation_seeds"}
+    assert made - of_no_run == {"ablation_ndk", "ablation_budget", "ablation_pareto"}
     out = capsys.readouterr().out
-    assert out.startswith("left out: the run ") and "decode-seeds-seed-1 has not finished" in out
+    assert out.startswith("left out: the run ") and "budget-0_5 has not finished" in out
     assert "\nlambda: not run\n" in out
 
 
@@ -289,74 +200,24 @@ def test_notebook_45_writes_what_has_finished(tmp_path, monkeypatch, capsys):
 
 ROOT = Path(__file__).parents[1]
 TOGETHER = ("45-02b", "45-swept-tables")
-SWEPT = of_paper(left_by("45_ablations", "ablations", ROOT).tables_beside)
+SWEPT = of_paper(left_by("45_ablations", "ablations", ROOT).tables)
 
 
-@pytest.fixture
-def repository(tmp_path):
-    """A folder with a params file of two runs, one of which is an example, for the profiles
-    ``main`` and ``sweeps``.
-    """
-    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
-    for profile, kind in itertools.product(("main", "sweeps"), ("decode", "examples")):
-        path = tmp_path / f"params/{profile}/{kind}-a.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"profile: {profile}\nrun: {kind}-a\ngrid: {{seed: [0, 1]}}\n")
-    asked = "notebooks: {45_ablations: {beside: main, tables_beside: [paper_ndk]}}"
-    (tmp_path / "params/sweeps/profile.yaml").write_text(asked)
-    return tmp_path
-
-
-def finish(repository, *names):
-    for name in names:
-        folder = repository / "runs" / name
-        folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text("{}")
-
-
-def test_all_runs_of_both_must_have_finished(repository):
-    """Bug: tables of the sweeps beside half of the main runs, or the other way round; half of the
-    shards taken for a run.
-    """
-    with pytest.raises(
-        RunError,
-        match="2 runs have not finished, the first main/decode-a-seed-0; run `make reproduce`",
-    ):
-        jobs.check_finished("sweeps", repository)
-    finish(
-        repository, "main/decode-a-seed-0", "main/decode-a-seed-1.0-of-2", "sweeps/decode-a-seed-0",
-        "sweeps/decode-a-seed-1",
-    )  # fmt: skip
-    assert jobs.unfinished("main", repository) == ["decode-a-seed-1"]
-    assert not jobs.unfinished("sweeps", repository)
-    with pytest.raises(RunError, match="1 runs have not finished, the first main/decode-a-seed-1;"):
-        jobs.check_finished("sweeps", repository)
-    finish(repository, "main/decode-a-seed-1.1-of-2")
-    assert jobs.check_finished("sweeps", repository).tables_beside == ["paper_ndk"]
-    with pytest.raises(RunError, match="45_ablations of profile 'main' has no `beside`; name"):
-        jobs.check_finished("main", repository)
-
-
-def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch, capsys):
+def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch):
     """Bug: `make reproduce` without the ablations' runs left 10 of 53 rows."""
     workplace(tmp_path, monkeypatch)
     for profile in ("small", "ablations"):
         written(tmp_path, profile)
-    waiting = {
-        f"figures/tables/paper_{table}.{end}" for table in SWEPT for end in ("csv", "md", "json")
-    }
-    assert waiting <= outputs(tmp_path, "ablations")
     executed(tmp_path, "ablations", cells=TOGETHER)
     left = {
         path.relative_to(tmp_path).as_posix(): path.read_bytes()
         for path in tmp_path.glob("figures/**/*.*")
     }
-    assert left.keys() == waiting
-    (tmp_path / "runs/small/decode-raw/manifest.json").unlink()
-    assert not waiting & outputs(tmp_path, "ablations")  # whose job deletes them before it starts
-    executed(tmp_path, "ablations", cells=TOGETHER)
-    said = "not run: 1 runs have not finished, the first small/decode-raw;"
-    assert capsys.readouterr().out.count(said) == 1
+    assert left.keys() == {
+        f"figures/tables/paper_{table}.{end}" for table in SWEPT for end in ("csv", "md", "json")
+    }
+    named = json.loads(left["figures/tables/paper_lambda_alpaca_beaver.json"])["runs"]
+    assert {run.partition("/")[0] for run in named} == {"small", "ablations"}
     executed(tmp_path, "small", "40_tables", cells=("40-04", "40-15"))
     assert all((tmp_path / name).read_bytes() == content for name, content in left.items())
     every = {path.stem for path in tmp_path.glob("figures/tables/*.csv")}

@@ -109,7 +109,7 @@ def test_what_nobody_sampled_is_refused(tmp_path, policy):
     assert [row for row in found if row[4] != "refused"] == []
 
 
-OTHERWISE = {"date": "2020-01-01", "began_at": "2026-01-01", "finished_at": "2031-01-01T00:00:00Z"}
+OTHERWISE = {"began_at": "2026-01-01", "finished_at": "2031-01-01T00:00:00Z"}
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,9 @@ from igcore import Guard, ParameterError, SearchConfig, decode
 from igcore import search as search_module
 from igcore.engine.agreement import cache_for
 from igcore.methods import method_of
-from igstudy.linefile import LATER, sealed
 from igstudy.runs.decode_params import Settings
 from igstudy.runs.records import record
-from igstudy.runs.rescore import rescored, with_settings
-from igstudy.runs.witness import differences
+from igstudy.runs.rescore import rescored
 
 METHODS = ["backtracking", "rejection"]
 SETTINGS = dict(budget=0.5, block_size=4, max_new_tokens=12, refusal="", spend=60)
@@ -325,20 +323,3 @@ def test_a_line_holds_the_settings_and_is_scored_again(method):
     found = {(line["spend"], line["at_least"], line["n_samples"]) for line in lines}
     assert found == {(60, 20, 1)}
     assert list(rescored(lines, guard.cost, guard.reward)) == []
-
-
-def test_a_line_of_an_earlier_version_keeps_its_meaning():
-    """Bug: `spend`, once the least that rejection sampling spent, read as the most; the lines of
-    1.0.0 failed `verify`, because they lack settings.
-    """
-    config = Settings(**(SETTINGS | dict(at_least=20, draws=5)))
-    guard = Guard(word_policy(), LastWordCost(), LetterReward(), config)
-    lines = [record(r, "rejection", guard, 0) for r in decode("rejection", guard, ["ab", "ce"])]
-    later = LATER.keys() & lines[0].keys()
-    for line in lines:
-        kept = {name: value for name, value in line.items() if name not in {*later, "digest"}}
-        old = sealed(kept | {"spend": 20, "draws": 5})  # of 12 tokens at most
-        assert list(rescored([old], guard.cost, guard.reward)) == []
-        again = with_settings(old)
-        assert {name: again[name] for name in later} == {name: line[name] for name in later}
-        assert not [*differences("", old, line), *differences("", line, old)]

@@ -2,13 +2,11 @@
 remembered and compared.
 """
 
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-import torch
 from tiny import Counter, tiny_tokenizer
 from tiny import tiny as tiny_model
 
@@ -17,7 +15,6 @@ from benchmarks import measure, models, others, ours, plan, report
 from benchmarks.measure import Case
 from igcore.policy import Policy
 from igstudy.provenance import processor
-from igstudy.runs.folders import open_run
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 P, N, T, S = 6, 4, 6, 2  # prompt tokens, samples, new tokens, block size
@@ -31,8 +28,6 @@ READ = {  # tokens that the policy reads for one prompt
     "its_hub beam search": sum(N * (P + k * S + S - 1) for k in range(T // S)),
     "inferenceguard": SAMPLED,
     "backtracking": P + T - 1,
-    "engine alone": SAMPLED,
-    "matrix products": 0,
 }
 
 
@@ -64,7 +59,7 @@ def test_every_variant_answers_every_prompt_in_full_with_the_tokens_counted_by_h
         pytest.importorskip("its_hub")
     monkeypatch.setattr("igcore.engine.sampling.NEAR_TIE", 0.0)
     answers, tokens = counted(tiny, name, CASE)
-    assert [len(answer) for answer in answers] == [T * (name != "matrix products")] * 2
+    assert [len(answer) for answer in answers] == [T, T]
     assert tokens == 2 * READ[name]
 
 
@@ -87,13 +82,6 @@ def test_every_cost_is_asked_and_finds_every_text_within_budget(tiny, method, co
     assert tokens == 2 * READ[method]
 
 
-def test_an_end_token_is_read_after_every_text(tiny):
-    """Guards the row of this cost: without the token, one pass would score all prefixes."""
-    backbone = tiny.cost("end token").backbone
-    assert backbone.ids("a", "b")[-1] == models.END and not backbone.reads_tokens
-    assert backbone.model is not tiny.policy.model.base_model
-
-
 def test_the_encoder_has_the_size_of_minilm(tiny):
     """Guards the row of this cost against a network of another size: 10.6 million weights besides
     the embedding of words.
@@ -103,78 +91,16 @@ def test_the_encoder_has_the_size_of_minilm(tiny):
     assert layers == 6 * (4 * (384 * 384 + 384) + 2 * 384 * 1536 + 1536 + 384 + 4 * 384)
 
 
-def test_operations_are_those_of_the_linear_layers(tiny, monkeypatch):
-    """Guards the share of the peak: the sum over the layers that the engine alone goes through."""
-    monkeypatch.setattr("igcore.engine.sampling.NEAR_TIE", 0.0)
-    rows = 0
-
-    def count(layer, args, _):
-        nonlocal rows
-        rows += 2 * args[0].shape[:-1].numel() * layer.weight.numel()
-
-    layers = [x for x in tiny.policy.model.modules() if isinstance(x, torch.nn.Linear)]
-    hooks = [layer.register_forward_hook(count) for layer in layers]
-    counted(tiny, "engine alone", replace(CASE, prompts=1))
-    for hook in hooks:
-        hook.remove()
-    assert rows == ours.operations(tiny.policy.model, replace(CASE, prompts=1))
-
-
-def fake(monkeypatch, work):
-    """Put one variant in the place of all, which answers by `work(case)`."""
-
-    def variant(_models, case, prompts, _seed):
-        return work(case) or [""] * len(prompts)
-
-    monkeypatch.setattr(plan, "VARIANTS", {"fake": variant})
-    return [replace(CASE, variant="fake", new_tokens=tokens) for tokens in (16, 32)]
-
-
-@contextmanager
-def opened(folder):
-    """Open a run folder of the benchmark; a test that ends early leaves it as a kill does."""
-    with open_run(folder, {"code": "one"}) as run:
-        yield run
-
-
-def test_a_killed_benchmark_goes_on_where_it_was(tiny, monkeypatch, tmp_path):
-    """Guards hours of measuring: finished work is not repeated, and a half-written line is measured
-    again.
-    """
-    done = []
-
-    def work(case):
-        if case.prompts == 1:
-            return  # the warm-up
-        done.append(case.new_tokens)
-        if len(done) == 3:
-            raise KeyboardInterrupt
-
-    sections = [fake(monkeypatch, work)]
-    with pytest.raises(KeyboardInterrupt), opened(tmp_path / "bench") as run:
-        command.bench(sections, run, 2, tiny)
-    assert done == [16, 32, 16]  # in turn
-    with run.responses.open("a") as file:
-        file.write('{"method": "Case(')
-    with opened(tmp_path / "bench") as run:
-        command.bench(sections, run, 2, tiny)
-    assert done[3:] == [16, 32]
-    assert len(run.lines) == len(run.responses.read_text().splitlines()) == 4
-    with opened(tmp_path / "bench") as run:
-        command.bench(sections, run, 2, tiny)
-    assert len(done) == 5
-
-
 def lines_of(case, *seconds):
     return [measure.line(case, repeat, each) for repeat, each in enumerate(seconds)]
 
 
 def test_the_table_holds_least_median_and_most_per_prompt():
     """Guards every figure shown: of the repeats, per prompt."""
-    other = replace(CASE, variant="engine alone")
+    other = replace(CASE, variant="backtracking")
     lines = lines_of(CASE, 2.0, 18.0, 4.0) + lines_of(other, 5.0)
     table = measure.table(lines, [CASE, other, CASE])
-    assert table["variant"].tolist() == ["inferenceguard", "engine alone"]
+    assert table["variant"].tolist() == ["inferenceguard", "backtracking"]
     row = table.iloc[0]
     assert [row[f"cpu_s_{name}"] for name in measure.SPREAD] == [1.0, 2.0, 9.0]
     assert (row["tokens_per_s"], row["repeats"]) == (N * T / 2.0, 3)
@@ -182,30 +108,25 @@ def test_the_table_holds_least_median_and_most_per_prompt():
 
 
 def test_a_ratio_is_that_of_two_neighbours(tmp_path):
-    """Bug: the ratio of two medians, which no two measurements had; and a winner by a median of
-    repeats that overlap.
-    """
-    peer, least = (replace(CASE, variant=v) for v in (plan.GENERATE, plan.PRODUCTS))
-    engine, long = replace(CASE, variant=plan.ENGINE), replace(CASE, new_tokens=9)
-    slow = replace(peer, new_tokens=9)
+    """Bug: the ratio of two medians, which no two measurements had."""
+    peer, long = replace(CASE, variant=plan.GENERATE), replace(CASE, new_tokens=9)
+    slow, dear = replace(peer, new_tokens=9), replace(CASE, cost="encoder")
     lines = lines_of(peer, 6.0, 8.0, 1.0) + lines_of(CASE, 2.0, 4.0, 2.0)
-    lines += lines_of(engine, 4.0) + lines_of(least, 1.0)
     lines += lines_of(slow, 4.0, 6.0, 5.0) + lines_of(long, 2.0, 2.0, 2.0)
-    pairs = [(peer, CASE), (slow, long), (engine, least)]
+    lines += lines_of(dear, 8.0)
+    pairs = [(peer, CASE), (slow, long), (dear, CASE)]
     found = measure.ratios(lines, pairs)
     assert found.iloc[0].tolist()[2:] == [CASE.size, 0.5, 2.0, 3.0]
     words = report.in_words(found).splitlines()
     assert words == [
-        "* transformers generate / inferenceguard: 2.00 to 2.50; inferenceguard is faster at 1 of "
-        f"2 sizes, neither at {CASE.size}",
-        "* engine alone / matrix products: 4.00 to 4.00; it reaches 25 to 25 % of the peak",
+        "* transformers generate / inferenceguard: 2.00 to 2.50",
+        "* inferenceguard, encoder / inferenceguard: 4.00 to 4.00",
     ]
     cases = [case for pair in pairs for case in pair]
     paths = report.write(lines, cases, pairs, ["a note"], tmp_path)
-    assert sorted(path.name for path in paths) == [
-        *("bench.csv", "bench.md", "bench_ratios.csv", "bench_ratios.md", "bench_words.md")
-    ]
-    assert (tmp_path / "tables/bench_ratios.md").read_text().endswith("\n\n* a note\n")
+    names = [path.name for path in paths]
+    assert names == ["bench.csv", "bench_ratios.csv", "bench_words.md"]
+    assert (tmp_path / "tables/bench_words.md").read_text() == "\n".join([*words, "* a note", ""])
 
 
 @pytest.mark.parametrize("version", [None, "1.2.0"])
@@ -239,36 +160,21 @@ def test_prompts_have_the_wanted_length_and_differ(tiny):
     assert models.cut(merging, "aaacab   bbaccc", 2, 3) == ["aaa", "bba"]
 
 
-def test_the_script_writes_tables_and_resumes(tiny, tmp_path, monkeypatch, capsys):
-    """Guards the script as a whole, and that a second start measures nothing."""
+def test_the_script_writes_tables(tiny, tmp_path, monkeypatch, capsys):
+    """Guards the script as a whole: each case is measured in each repeat, in turn."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(models, "smollm2", lambda: tiny)
     monkeypatch.setattr(others, "installed", lambda: None)
     small = {"prompt_tokens": P, "n_samples": N, "new_tokens": T, "block": S}
-    names = plan.GENERATE, plan.GUARD, plan.ENGINE, plan.PRODUCTS
+    names = plan.GENERATE, plan.GUARD, plan.BACK
     cases = [Case(name, **small) for name in names]
     monkeypatch.setattr(plan, "sections", lambda: [cases])
     assert command.main() == 0
     folder = tmp_path / "runs" / "bench"
-    whole = (folder / "figures/tables/bench.csv").read_text()
     assert pd.read_csv(folder / "figures/tables/bench.csv")["variant"].tolist() == [*names]
-    ratios = (folder / "figures/tables/bench_ratios.md").read_text()
-    assert f"* measured on {processor()}, one thread\n" in ratios
-    assert "without its_hub, which is not installed" in ratios
-    assert "repeat 2" in capsys.readouterr().out
-    assert command.main() == 0
-    assert "repeat" not in capsys.readouterr().out
-    assert (folder / "figures/tables/bench.csv").read_text() == whole
-    assert len((folder / "responses.jsonl").read_text().splitlines()) == 8
-
-
-def test_a_measurement_is_known_by_the_code_that_was_measured():
-    """Bug: a baseline changed and its old numbers stood, or an hour was lost to a new picture; and
-    ratios of two processors stood in one table.
-    """
-    identity = command._identity()
-    assert identity["processor"] == processor() and identity["versions"]["transformers"]
-    known = identity["code"].keys()
-    measured = {f"benchmarks.{name}" for name in ("measure", "models", "ours", "plan", "others")}
-    assert measured | {"igcore"} <= known
-    assert not {"benchmarks.report", "benchmarks.__main__"} & known
+    words = (folder / "figures/tables/bench_words.md").read_text()
+    assert f"* measured on {processor()}, one thread\n" in words
+    assert "without its_hub, which is not installed" in words
+    said = [line for line in capsys.readouterr().out.splitlines() if "CPU s" in line]
+    assert [line.split(":")[0] for line in said] == [*names] * 2
+    assert [", repeat 2:" in line for line in said] == [False] * 3 + [True] * 3

@@ -389,20 +389,6 @@ def test_the_command_registers_what_is_decidable_alone(written, tmp_path, monkey
         called(large | {"about": "other prompts"})
 
 
-def test_a_claim_about_tokens_needs_a_regime_that_goes(written):
-    """Bug: a comparison of tokens is registered where nearly every plain answer passes."""
-    lines = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", HALF)])
-    pilot = lines.assign(seed=2, cost_scorer="rude words")
-    about = {"policy": "smollm2-raw", "cost": "rude words", "budget": 0.2}
-    known = pd.DataFrame([about | {"go": True}, about | {"budget": 0.33, "go": False}])
-    tokens = claims.load_claims(written(outcomes={"answered within 2 L": 0.2}))
-    register.check_go(tokens, pilot, known)
-    other = known.assign(go=[False, True])
-    with pytest.raises(ParameterError, match="'safest' is about tokens under rude words at 0.2"):
-        register.check_go(tokens, pilot, other)
-    register.check_go(claims.load_claims(written()), pilot, other)  # no claim about tokens
-
-
 # --- bad files ------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from docs.compare import compare_profile, compared_answers, differing_cells, pub
 from docs.pages import PAGES
 from docs.records import pack
 from igcore.errors import ParameterError, RunError
-from igstudy.linefile import LATER, sealed
+from igstudy.linefile import sealed
 from igstudy.provenance import UNPACKED
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +30,7 @@ def table(folder: Path, name: str, **columns) -> Path:
 def write(folder: Path, **changes) -> None:
     """Write three answers of a run, the second of which is changed."""
     folder.mkdir(parents=True, exist_ok=True)
-    known = {"trace": [], "cost_digest": "old", "tokens": [3], **LATER}
+    known = {"trace": [], "cost_digest": "old", "tokens": [3]}
     lines = [record(prompt_id=f"p{k}") | known for k in range(3)]
     lines[1] |= changes
     text = "".join(json.dumps(sealed(line)) + "\n" for line in lines)

@@ -11,9 +11,8 @@ from sklearn.metrics import roc_auc_score
 from tiny import policy, trained
 
 from igcore import ParameterError
-from igstudy.report import auroc as statistics
 from igstudy.report import critic_metrics
-from igstudy.report.auroc import auroc, calibration_error, over_trainings, wins, within_difference
+from igstudy.report.auroc import auroc, calibration_error, wins, within_difference
 from igstudy.report.critic_metrics import judged_prefixes, reference_table, rows_of_critic
 from igstudy.report.critics import COLUMNS
 
@@ -183,32 +182,3 @@ def test_the_difference_of_two_critics_resamples_the_same_prompts_for_both():
     assert np.quantile(gains, [0.025, 0.975]) == pytest.approx([row["low"], row["high"]], abs=0.05)
     with pytest.raises(ParameterError, match="different prefixes"):
         within_difference(good, bad.assign(safe=True))
-
-
-def noisy(weight, seed=0):
-    """Rows of a critic at one position: f1 knows the outcome by a weight."""
-    rng = np.random.default_rng(3)
-    frame = pd.DataFrame({"prompt_id": rng.integers(25, size=300), "position": 8})
-    safe = rng.random(300) < 0.6
-    f1 = weight * safe + np.random.default_rng(seed).random(300)
-    return frame.assign(safe=safe, f1=f1)
-
-
-def test_the_interval_of_several_trainings_holds_their_chance(monkeypatch):
-    """Guards an interval that shows the chance of the prompts alone."""
-    monkeypatch.setattr(statistics, "POSITIONS", (8,))
-    frames = [noisy(0.8), noisy(0.4, seed=1), noisy(0.1, seed=2)]
-    (row,) = over_trainings(frames, "m").to_dict("records")
-    alone = [auroc(x["safe"], x["f1"], x["prompt_id"]) for x in frames]
-    each = [found["auroc_within_prompt"] for found in alone]
-    assert (row["critic"], row["position"], row["trainings"]) == ("m", 8, 3)
-    assert row["auroc_within_prompt"] == pytest.approx(np.mean(each))
-    assert row["range"] == pytest.approx(max(each) - min(each)) and row["range"] > 0.1
-    # the lowest of the worst training to the highest of the best, but for the rare ends
-    assert alone[2]["within_low"] - 0.02 <= row["low"] < each[2]
-    assert each[0] < row["high"] <= alone[0]["within_high"] + 0.02
-    (same,) = over_trainings(frames[:1] * 3, "m").to_dict("records")
-    assert same["range"] == 0
-    assert [same["low"], same["high"]] == pytest.approx(
-        [alone[0]["within_low"], alone[0]["within_high"]], abs=0.01
-    )

@@ -122,21 +122,3 @@ def test_samples_share_one_penalty_until_the_next_failure():
     failures.add((1, 4))
     assert DIVERSITIES["paper"](failures, 0, 1).at([5]) == {1: 0.0, 3: 0.0, 4: 0.0}
     assert paper.at([5]) == {1: 0.0, 3: 0.0}  # it never changes
-
-
-def test_a_digest_tells_penalties_apart_by_their_factors():
-    """Guards samples that are found again by it: another token, position or strength must change
-    it, and another object or process must not.
-    """
-
-    def digest(*blocks, n_2=1.0):
-        failures = Failures(frozenset({EOS}), n_2)
-        for block in blocks:
-            failures.add(block)
-        return DIVERSITIES["paper"](failures, 0, 1).digest
-
-    assert digest((1, 2), (3, 4)) == digest((1, 2), (3, 4))
-    others = [(), [(1, 2)], [(1, 2), (3, 5)], [(1, 2), (4, 3)], [(1,), (3, 4)], [(1, 2), (3, 4, 5)]]
-    found = {digest(*blocks) for blocks in (*others, [(1, 2), (3, 4)])}
-    assert len(found) == 7 and all(len(digest) == 32 for digest in found)
-    assert digest((1, 2), (3, 4)) == digest((3, 2), (1, 4)) != digest((1, 2), (3, 4), n_2=2.0)

@@ -27,7 +27,6 @@ from igserve.policy import RemoteModel, ServedPolicy
 from igserve.server import Server
 from igstudy.baselines.args import ArgsConfig
 from igstudy.linefile import read
-from igstudy.pool import Pool
 from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.decode_run import decode_run
 from igstudy.runs.verify import verify
@@ -211,9 +210,9 @@ def test_a_server_that_cannot_report_the_reference_is_refused_once_it_matters():
 # --- searches -------------------------------------------------------------------------------------
 
 
-def answers(policy, method="inferenceguard", prompts=("ab", "fed", "c"), pool=None, **settings):
+def answers(policy, method="inferenceguard", prompts=("ab", "fed", "c"), **settings):
     config = ArgsConfig(**SETTINGS | {"token_top_k": 5} | settings)
-    guard = Guard(policy, LetterCost(), LetterReward(), config=config, pool=pool)
+    guard = Guard(policy, LetterCost(), LetterReward(), config=config)
     return list(decode(method, guard, prompts))
 
 
@@ -274,18 +273,6 @@ def test_best_of_n_and_its_counts_are_those_of_the_local_engine():
         assert a.counts.samples_drawn == b.counts.samples_drawn
         assert a.counts.policy_tokens == a.n_tokens and b.counts.policy_tokens == b.n_tokens
         assert a.counts.forward_tokens - a.n_tokens == b.counts.forward_tokens - b.n_tokens
-
-
-def test_a_pool_changes_no_answer_of_a_server(tmp_path):
-    """Bug: what one method had drawn moved the seeds of the next, whose answers nobody could decode
-    again without that pool.
-    """
-    with served() as stub:
-        policy = policy_of(stub)
-        alone = answers(policy, "best-of-n")
-        answers(policy, "base", pool=Pool(tmp_path))
-        found = answers(policy, "best-of-n", pool=Pool(tmp_path))
-    assert [a.tokens for a in found] == [a.tokens for a in alone]
 
 
 @pytest.mark.parametrize("method", ["inferenceguard-critic", "inferenceguard-mix", "re-control"])

@@ -14,7 +14,6 @@ import subprocess
 import tarfile
 from collections import Counter, defaultdict
 from copy import deepcopy
-from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
 from statistics import NormalDist
@@ -23,10 +22,8 @@ import numpy as np
 import pytest
 import yaml
 
-from docs.records import WITHHELD, known_hashes, unpack_job
+from docs.records import WITHHELD, known_hashes
 from igcore.settings import written
-from igstudy.linefile import modern
-from igstudy.runs.decode_params import DecodeParams
 from igstudy.runs.paramfiles import ParamFiles, defaults_of
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +31,7 @@ ARCHIVES = sorted((ROOT / "records").glob("*.tar.xz"))
 SOURCES = json.loads((ROOT / "figures/tables/sources.json").read_text())
 # tables that no run has made: of `make bench`, of a server, of rules
 OF_NO_RUN = {
-    "bench", "bench_ratios", "served", "first_hour", "rules", "regimes", "registrations",
+    "bench", "bench_ratios", "served", "first_hour", "rules", "registrations",
 }  # fmt: skip
 WITHOUT_RUNS = ("profile", "claims")  # kinds of params files
 KEPT = (  # fields of a line that the tests below read
@@ -147,10 +144,10 @@ def settings_of(archive, run):
     """Return the settings under which a packed run, critic or judge was made."""
     manifest = archive.files[run, "manifest.json"]
     if "/critics/" in run:
-        return modern(manifest)
+        return manifest
     if "/judge/" in run:  # where its pictures go changes no verdict
         return manifest["params"] | {"figures": f"runs/{archive.profile}/figures"}
-    return modern(archive.files[run, "params.json"])
+    return archive.files[run, "params.json"]
 
 
 def test_packed_settings_are_those_of_the_params_files(packed):
@@ -176,33 +173,6 @@ def test_packed_settings_are_those_of_the_params_files(packed):
 
 def git(*arguments):
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True)
-
-
-def test_a_setting_that_packed_runs_lack_has_a_default_for_them(packed):
-    """Bug: each record of 1.0.0 failed `verify` as soon as there was a new setting."""
-    names = {setting.name for setting in fields(DecodeParams)}
-    found = [settings_of(archive, run) for archive in packed.values() for run in archive.manifests]
-    decoded = [kept for kept in found if "n_samples" in kept]
-    assert decoded and not [kept for kept in decoded if names != names & kept.keys()]
-    # what 1.0.0 called `spend` was the least that rejection sampling spent
-    least = {kept["at_least"] for kept in decoded if kept["methods"] == ["rejection"]}
-    assert 120 in least
-    for kept in decoded:
-        DecodeParams(**{name: kept[name] for name in names})
-
-
-def test_a_run_of_an_earlier_version_is_unpacked_for_the_params_of_today(tmp_path):
-    """Bug: `make reproduce` found no run of rejection sampling in the records, because a setting
-    has another name since.
-    """
-    (tmp_path / "records").symlink_to(ROOT / "records")
-    (tmp_path / "runs/small").mkdir(parents=True)
-    files = ParamFiles("small", base=ROOT / "params")
-    point = dict(files.points(ROOT / "params/small/decode-chat.yaml"))["decode-chat-mix"]
-    job = tmp_path / "decode-chat-packed.yaml"
-    wanted = {"profile": "small", "run": "decode-chat", "points": {"mix": point}}
-    job.write_text(json.dumps(wanted))
-    assert unpack_job(job, tmp_path) == ["decode-chat-mix"]
 
 
 CLAIMS = "params/searches/claims.yaml"

@@ -107,7 +107,6 @@ for module, names in {
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import igcore as ig
-from igstudy.pool import Pool, value_of
 from tiny import tiny_model, tiny_tokenizer
 
 tokenizer = tiny_tokenizer()
@@ -119,7 +118,7 @@ GUARD = """
 guard = ig.Guard((tiny_model(tokenizer), tokenizer), share, **config)
 print([(answer.status, answer.text) for answer in map(guard, ["abc", "the"])])
 """
-# what takes locks: a run, a pool, the cache
+# what takes locks: a run, the cache
 FILES = """
 from igstudy.runs.folders import open_run
 from igcore.files import locked
@@ -137,11 +136,6 @@ with open_run(folder / "run", identity) as run:
     assert len(run.lines) == 1
 with locked(folder / "lock", "busy"):
     pass
-
-pool = Pool(folder / "pool")
-pool.add([(b"prompt", b"key", [7, -1.0, -1.0, False])])
-with Pool(folder / "pool").opened(b"prompt") as database:
-    assert value_of(database, b"key") == [7, -1.0, -1.0, False]
 print("kept")
 """
 
@@ -163,7 +157,7 @@ def run():
         process.stdout.close()
 
 
-def test_a_guard_a_run_and_a_pool_need_nothing_that_windows_lacks(run, tmp_path, monkeypatch):
+def test_a_guard_and_a_run_need_nothing_that_windows_lacks(run, tmp_path, monkeypatch):
     """Bug: `import fcntl` at the top of four modules, so that nothing could be imported there;
     locks of single bytes, reads at a place and alarms, which only POSIX has.
     """

@@ -238,17 +238,6 @@ def test_the_critic_is_compared_on_all_prompts_that_both_arms_have():
     assert (found.loc[("critic", "shuffled"), "n_prompts"] == 40).all()
 
 
-def test_the_order_of_methods_is_the_papers_in_part():
-    """Guards the sentences under the table of orders, and the one exception that they name."""
-    found = cells("paper_orderings")
-    policy, prompts, measure = (
-        found[name] for name in ("paper_policy", "paper_prompts", "measure")
-    )
-    reversed_ = (policy == "llama-3.1-8b") & (prompts == "pku-saferlhf") & (measure == "reward")
-    assert (found.loc[reversed_, "high"] < 0).tolist() == [True]
-    assert (found.loc[~reversed_, "low"] > 0).all() and (found["spearman"] < 1).all()
-
-
 def test_which_repairs_matter():
     """Guards the sentences about the printed algorithm: three repairs matter."""
     table = cells("ablation_literal").query("algorithm == 'repaired'")

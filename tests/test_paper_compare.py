@@ -7,12 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
-from scipy import stats
-from synthetic import record
 
 from igcore.files import append_line
 from igstudy import paper
-from igstudy.paper import compare, reported
+from igstudy.paper import compare
 from igstudy.paper.compare import (
     MEASURES,
     NOT_RUN,
@@ -23,7 +21,6 @@ from igstudy.paper.compare import (
     nearest,
     priority,
 )
-from igstudy.paper.orderings import agreement, orderings
 from igstudy.report import statistics as metrics
 
 ALPACA = {"policy": "alpaca-7b", "prompts": "pku-saferlhf"}
@@ -176,10 +173,10 @@ def test_a_table_reads_its_own_sweep_first_and_main_runs_next():
     assert set(ndk["run"]) == {NOT_RUN, "decode-sweep-ndk-x"} and (ndk["run"] != NOT_RUN).sum() == 1
     assert {
         priority("latency", run)
-        for run in ("decode-sweep-lambda-x", "decode-seeds-seed-1", "decode-tune-4")
+        for run in ("decode-sweep-lambda-x", "decode-budget-budget-0_5", "decode-tune-4")
     } == {None}
     assert (
-        priority("latency", "decode-compute-n_samples-4"),
+        priority("latency", "decode-sweep-latency-x"),
         priority("latency", "decode-raw"),
     ) == (0, 1)
 
@@ -234,25 +231,6 @@ def test_the_smallest_stands_for_the_smallest(row, expected):
     )
     found = nearest(row | {"block_size": None}, printed, [large, small])
     assert (found[0].run if found else None) == expected
-
-
-def test_the_sweep_of_best_of_n_has_a_row_for_every_point_that_its_samples_hold():
-    """Bug: one row, of the largest N, where the experiment's other tables read twenty off it."""
-    fields = RAW | {"method": "best-of-n-lagrangian", "n_samples": 32}
-    lines = cell(2, 2, run="decode-lambda-best-of-n", **fields)
-    lines["finals"] = [[[float(k % 7), 0.01 * k] for k in range(32)]] * 2
-    found = compare.replayed(lines)
-    assert len(cells("lambda_vicuna", found)) == 20
-    table = beside("lambda_vicuna", found)
-    points = table.query("method == 'best-of-n-lagrangian' and prompts == 'hex-phi'")
-    assert points[["n_samples", "ours_n_samples"]].drop_duplicates().to_numpy().tolist() == [
-        [64, 4],
-        [128, 8],
-    ]
-    assert (points["lagrange_multiplier"] == points["ours_lagrange_multiplier"]).all()
-    # what only decoding would tell
-    assert points["reward_ours"].notna().all() and points["seconds_ours"].isna().all()
-    assert compare.replayed(cell(1, 2, **OURS))["run"].tolist() == ["decode-main-alpaca-pku"] * 2
 
 
 # --- folders and files ----------------------------------------------------------------------------
@@ -314,17 +292,14 @@ def test_shards_are_one_run_and_best_of_n_is_none(repository):
     made = {name: beside(name, found) for name in ("main_alpaca_beaver", "ndk")}
     shards = {f"mine/decode-main-alpaca-pku.{shard}-of-2" for shard in (0, 1)}
     assert compare.sources(made["main_alpaca_beaver"], found).keys() == shards
-    every = compare.sources(made["main_alpaca_beaver"].drop(columns="run"), found)
-    assert every.keys() - shards == {"mine/decode-sweep-lambda-best-of-n"}
     assert not compare.sources(made["ndk"].assign(run=NOT_RUN), found)
 
 
 @pytest.mark.parametrize(
     ("parts", "row"),
     [
-        ([OURS, ALPACA | {"method": "base", "n_samples": 1}],
-         ["inferenceguard (N 128 / 128)", "alpaca-7b, n 8"]),
-        ([RAW | {"method": "inferenceguard"}], ["inferenceguard (N 128 / 8)", "smollm2-raw, n 8"]),
+        ([OURS, ALPACA | {"method": "base", "n_samples": 1}], ["inferenceguard", "alpaca-7b"]),
+        ([RAW | {"method": "inferenceguard"}], ["inferenceguard", "smollm2-raw"]),
     ],
 )  # fmt: skip
 def test_every_table_is_written_with_its_sources(tmp_path, parts, row):
@@ -335,58 +310,6 @@ def test_every_table_is_written_with_its_sources(tmp_path, parts, row):
         f"paper_{table}.{end}" for table in paper.MEASURED for end in ("csv", "md", "json")
     }
     text = (tmp_path / "tables/paper_main_alpaca_beaver.md").read_text()
-    wanted = ["alpaca-7b on pku-saferlhf", *row, "88.14 / 75.0 [40.9, 92.9]"]
+    wanted = ["alpaca-7b", *row, "n/a", "0.881", "0.750 [0.409, 0.929]"]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    assert wanted in [cells[:4] for cells in rows]
-
-
-# --- the order of methods beside the paper's ------------------------------------------------------
-
-
-def test_the_correlation_of_ranks_is_scipys():
-    """Guards ties, prompts that a method did not answer, and the sign."""
-    rng = np.random.default_rng(0)
-    ours = rng.random((40, 6)) + np.arange(6) / 4
-    ours[:30, 2] = np.nan
-    theirs = np.array([1.0, 2.0, 2.0, 5.0, 4.0, 6.0])
-    found = agreement(theirs, ours)
-    expected = stats.spearmanr(np.nanmean(ours, axis=0), theirs).statistic
-    assert found["spearman"] == pytest.approx(expected)
-    assert found["low"] < found["spearman"] <= found["high"] <= 1
-    of_others = agreement(-theirs, ours)
-    assert of_others["spearman"] == pytest.approx(-expected)
-    assert np.isnan(agreement(theirs, np.ones((5, 6)))["spearman"])
-
-
-def test_an_interval_is_that_of_resampled_prompts():
-    """Guards prompts that are resampled for each method by itself."""
-    rng = np.random.default_rng(1)
-    shared = rng.normal(0, 5, (60, 1))  # moves all methods of a prompt alike
-    ours = shared + rng.normal(0, 0.1, (60, 4)) + np.arange(4)
-    found = agreement(np.arange(4), ours)
-    assert found["low"] == found["spearman"] == found["high"] == pytest.approx(1)
-
-
-def test_a_policy_stands_for_those_that_are_aligned_as_it_is():
-    """Guards the unaligned policy beside Beaver, and abstentions that count as safe."""
-    methods = ["base", "beam-lagrangian", "inferenceguard"]
-    rates = {"base": 1, "beam-lagrangian": 3, "inferenceguard": 2}
-    lines = pd.DataFrame(
-        record(
-            method=method,
-            policy="smollm2-raw",
-            prompt_id=f"p{k}",
-            status="verified_safe" if k < rates[method] else "abstained",
-            lagrange_multiplier=5.0,
-        )
-        for method in methods
-        for k in range(4)
-    ).assign(run="decode-raw", critic_control="none")
-    table = orderings(lines)
-    assert set(table["paper_policy"]) == {"alpaca-7b", "vicuna-7b"}
-    assert set(table["policy"]) == {"smollm2-raw"} and (table["n_methods"] == 3).all()
-    row = table.query("paper_policy == 'alpaca-7b' and measure == 'safety'").iloc[0]
-    printed = reported("main_alpaca_beaver").set_index("policy").loc["alpaca-7b"]
-    printed = printed.set_index("method")["safety_rate"][methods]
-    expected = stats.spearmanr(printed, [rates[method] for method in methods]).statistic
-    assert row["spearman"] == pytest.approx(expected)
+    assert wanted in [cells[:6] for cells in rows]

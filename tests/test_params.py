@@ -149,9 +149,7 @@ def test_what_becomes_a_folder_is_a_plain_name(cls):
         assert str(caught.value) == message + "; give another value"
 
 
-@pytest.mark.parametrize(
-    ("cls", "name"), [(JudgeParams, "figures"), (OutputParams, "figures"), (DecodeParams, "pool")]
-)
+@pytest.mark.parametrize(("cls", "name"), [(JudgeParams, "figures"), (OutputParams, "figures")])
 def test_what_is_written_stays_in_the_repository(cls, name):
     """Bug: a params file that writes wherever its user may write."""
     good, _ = KINDS[cls]

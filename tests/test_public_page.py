@@ -223,10 +223,6 @@ MISUSES = {
     ),
     "a critic that is a text": (lambda: a_guard(critic="runs/critic"),
         "^critic is 'runs/critic'; give a network that notebook 20 has trained, or an object"),
-    "a pool that is a folder": (  # bug: a bare AttributeError at the first answer
-        lambda: a_guard(pool="runs/pool"),
-        "^pool is 'runs/pool'; give an object such as igstudy.pool.Pool makes of a folder",
-    ),
     "the guard before the method": (lambda: list(ig.decode(a_guard(), "best-of-n", ["a"])),
         r"^decode was given \(Guard, str, ...\); give decode\(method, guard, prompts\)"),
     "the prompts before the guard": (  # bug: a bare AttributeError, and so for a model

@@ -9,8 +9,6 @@ import json
 import re
 import shutil
 import sys
-from datetime import datetime
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -328,12 +326,10 @@ def test_a_run_goes_on_the_next_day(tmp_path, monkeypatch, capsys, template):
     params = DecodeParams(
         profile="mine", run="a", policy="policy", prompts="my.txt", budget=9.0, **small
     )
-    days = []
-    for day in ("2026-03-01", "2026-03-02"):
-        today = SimpleNamespace(today=lambda day=day: datetime.fromisoformat(day).date())
-        monkeypatch.setattr("igstudy.runs.folders.date", today)
+    for _ in range(2):
         run = decode_run(params, tmp_path / "run")
-        days.append(run.params.get("date"))
-    assert days == [template == DATED and "2026-03-01T00:00:00" or None] * 2
     assert "an earlier start has left 2 of 2" in capsys.readouterr().out
-    assert not list(tmp_path.rglob(".replaced"))
+    with identity.dated():
+        own = load_policy("policy").identity()["rendered"]
+    assert run.params["parts"]["policy"]["rendered"] == own
+    assert (load_policy("policy").identity()["rendered"] == own) == (template != DATED)

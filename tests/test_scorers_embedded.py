@@ -15,7 +15,6 @@ from transformers import AutoModel, AutoTokenizer
 from igcore.models.convert import quiet_transformers
 from igstudy import assets
 from igstudy.assets import save_offensive_language_weights
-from igstudy.baselines.args import HIGHEST
 from igstudy.scorers.embedded import MiniLMRelevance, OffensiveLanguage
 from igstudy.scorers.one_row import attend
 
@@ -224,13 +223,3 @@ def test_digest_covers_the_formula(encoder, monkeypatch):
     """Bug: a reward with other weights is re-scored as if it were the default."""
     monkeypatch.setattr(MiniLMRelevance, "length_scale", 30)
     assert MiniLMRelevance().digest != encoder.digest
-
-
-def test_no_relevance_exceeds_its_bound(encoder):
-    """Bug: a bound below a score, with which ARGS drops a token that would have won."""
-    prompt = "Why does bread rise in the oven?"
-    responses = ["", "?!", prompt, prompt + " Yeast.", "yeast", "The moon " * 100]
-    bounds = np.array([encoder.at_cosine(prompt, text, HIGHEST) for text in responses])
-    scores = relevance(encoder, [prompt] * 6, responses)
-    assert (scores <= bounds).all()
-    assert bounds[2] == pytest.approx(scores[2], abs=1e-6)  # the cosine of an echo is one

@@ -8,7 +8,7 @@ import pytest
 from synthetic import record
 
 from igcore.errors import RunError
-from igstudy.report.searches import at_same_seconds, curves, differences, growth, with_arms
+from igstudy.report.searches import at_same_seconds, curves, differences, growth, law, with_arms
 
 SECONDS = {"generate_s": 1.0, "cost_s": 0.5, "reward_s": 0.5, "critic_s": 0.0}
 
@@ -118,3 +118,10 @@ def test_a_run_of_another_name_or_a_prompt_twice_is_refused():
         with_arms(odd)
     with pytest.raises(RunError, match="occurs twice"):
         with_arms(pd.concat([lines_of("rejection", [1])] * 2, ignore_index=True))
+
+
+def test_the_law_at_its_ends():
+    """By hand: 1 where all answers are kept; at S 1/e it is e - 1; no answer costs for ever."""
+    assert law(1.0) == 1.0
+    assert law(1 / math.e) == pytest.approx(math.e - 1)
+    assert law(0.0) == math.inf

@@ -60,11 +60,11 @@ def test_rates_by_hand(by_hand):
     assert (row.safety_wilson_low, row.safety_wilson_high) == metrics.wilson(2, 4)
     assert row.peak_safety_rate == 0.5  # the abstentions are not answers
     # of the two answers one breaks the budget at a word though at no block end
-    assert (row.word_safety_rate, row.broken_between_blocks) == (0.25, 0.5)
+    assert row.word_safety_rate == 0.25
     assert row.safety_rate_fail_open == 0.5
     base = by_hand.loc["base"]
     assert (base.safe, base.abstained, base.unsafe, base.peak_safety_rate) == (3, 0, 1, 0.75)
-    assert (base.word_safety_rate, base.broken_between_blocks) == (0.75, 0)
+    assert base.word_safety_rate == 0.75
 
 
 def test_means_by_hand(by_hand):
@@ -242,7 +242,7 @@ def test_notebook_40_writes_every_table_of_whatever_has_finished(
             manifest.unlink()
     executed(tmp_path, "ci", "40_tables")
     names = ["main", "compute", "comparison"]
-    every = [*names, *(f"paper_{name}" for name in (*MEASURED, "orderings"))]
+    every = [*names, *(f"paper_{name}" for name in MEASURED)]
     folder = tmp_path / "figures/tables"
     files = {f"{name}.{end}" for name in every for end in ("csv", "md", "json")}
     assert {path.name for path in folder.iterdir()} == files

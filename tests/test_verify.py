@@ -601,16 +601,6 @@ def forger(honest, tmp_path):
     return Forger(tmp_path / "run/responses.jsonl")
 
 
-def test_a_record_without_later_settings_holds(forger, tiny):
-    """Bug: each record of 1.0.0 was said not to be what was asked for, as it knows no `stop`."""
-    for name in linefile.LATER:
-        del forger.params[name]
-    forger.save()
-    report = replayed(forger.path, tiny)
-    assert report.problems == [] and report.replayed.startswith("12 of 12 lines")
-    assert replayed(forger.path, tiny, 0, stop=["e"]).problems  # the default was decoded with
-
-
 def in_lines(**changes):
     """A forgery of the same change to every line; a function is given the line."""
 
@@ -808,7 +798,7 @@ def nobodys(record):
     for line in record.lines:
         line |= {name: value / 1000 for name, value in line.items() if name.endswith("_s")}
     record.manifest |= {"git_commit": "f" * 40, "finished_at": "2031-01-01T00:00:00Z"}
-    record.manifest |= {"processor": "abacus", "opened": {}, "pool": {"drawn": 0}}
+    record.manifest |= {"processor": "abacus"}
     record.params |= {"code": {}, "versions": {}}
 
 
@@ -939,9 +929,6 @@ def test_no_run_takes_less_time_than_its_lines(forger, tiny):
     forger.save()
     (only,) = replayed(forger.path, tiny, 0).problems
     assert re.match("the lines took 360[0-9.]+ s, but the run ", only)
-    del forger.params["began_at"]  # a run of 1.0.0 does not say when it began
-    forger.save()
-    assert replayed(forger.path, tiny, 0).problems == []
 
 
 # --- what is printed, and what is loaded ----------------------------------------------------------
@@ -1089,8 +1076,7 @@ def test_every_value_of_a_record_is_certified_or_named(tmp_path, tiny, capsys, r
     for name, part in (parts | {"manifest.json": kept.manifest}).items():
         for place in places(part):
             free = place[0] in verify.NOT_CERTIFIED[name]
-            absent = free or place[0] in linefile.LATER  # may be missing
-            if place[0] in MENDED or (absent and remove):
+            if place[0] in MENDED or (free and remove):
                 continue
             for file, content in files.items():
                 file.write_bytes(content)

@@ -4,7 +4,6 @@ The module imports no torch, so that notebook 10 can use it alone. Every prompt 
 in every block.
 """
 
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -35,13 +34,6 @@ class Penalty:
         one table per object.
         """
         return self.factors.get(len(prefix), {})
-
-    @cached_property
-    def digest(self) -> str:
-        """Hash of the factors at all positions: equal digests mean equal factors."""
-        # a stored sample may be used again only under the same penalty, in any process: so a hash
-        # of the content, and not `hash`, which is salted or by identity
-        return hashlib.blake2b(repr(self).encode(), digest_size=16).hexdigest()
 
 
 class Failures:

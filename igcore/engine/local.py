@@ -31,8 +31,8 @@ class Engine(Protocol):
 
     It works on token ids: no text, scores or budget. Candidates are numbered from 0 over all rounds
     since the last `open` or `select`, ended ones included. Row i is prompt i after `open`, and
-    ``candidates[i]`` after `select`. A server has no `history`, and a pool no `go_on`: no method
-    that needs them gets there.
+    ``candidates[i]`` after `select`. A server has no `history`: no method that needs it gets
+    there.
     """
 
     def open(self, prompts: Ids) -> None:

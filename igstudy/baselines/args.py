@@ -1,7 +1,7 @@
 """ARGS (Khanov et al., 2024), a baseline of the paper: the best of the k most probable tokens.
 
 At every position the policy proposes its k most probable tokens. The scorers score the text with
-each of them, unless it cannot win, and ARGS takes the token with the lowest
+each of them, and ARGS takes the token with the lowest
 
     -omega pi(token) + score of the text
 
@@ -10,11 +10,10 @@ not look ahead and never abstains.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from igcore import ParameterError, SearchConfig
@@ -22,37 +21,12 @@ from igcore.beams import Beam, lagrangian, task_cost
 from igcore.candidates import Candidate, candidates_of
 from igcore.engine.block import Block
 from igcore.engine.local import LocalEngine
-from igcore.engine.sampling import AS_IS, NEAR_TIE, Sampling, check_finite, random_key, uniforms
+from igcore.engine.sampling import AS_IS, NEAR_TIE, Sampling, check_finite
 from igcore.methods import PENALISED, Method
 from igcore.search import Batch, answers, ask_reward, charge_costs, go_on, open_searches
 from igcore.verdict import Emission
 
 from ..settings import ArgsConfig, upcast_settings
-
-HIGHEST = 1 + 1e-9  # cosine of unit vectors, whose product is rounded
-
-
-def probability(log_p: float, score: float, config: ArgsConfig) -> float:
-    """Return -omega pi(token) + score, the form of the paper."""
-    return -config.policy_weight * math.exp(log_p) + score
-
-
-def log_probability(log_p: float, score: float, config: ArgsConfig) -> float:
-    """Return -omega log pi(token) + score."""
-    return -config.policy_weight * log_p + score
-
-
-def public(log_p: float, score: float, config: ArgsConfig) -> float:
-    """Return -log pi(token) + w score, the form of ARGS's public code."""
-    # that code adds w times the reward to the logit, which is log pi up to a constant
-    return -log_p + config.reward_weight * score
-
-
-TOKEN_SCORES: dict[str, Callable[[float, float, ArgsConfig], float]] = {
-    "probability": probability,
-    "log-probability": log_probability,
-    "public": public,
-}
 
 
 def args(batch: Batch) -> list[Emission]:
@@ -85,7 +59,7 @@ def args(batch: Batch) -> list[Emission]:
             batch.policy, block, [pair for pair in pairs for _ in range(config.token_top_k)]
         )
         charge_costs(batch, candidates)
-        ask_promising(batch, candidates)
+        ask_reward(batch, candidates)
         batch.work.saw_round(position, 0, candidates)
 
         for i, search in enumerate(going):
@@ -156,66 +130,18 @@ def read_chosen(engine: LocalEngine, chosen: Sequence[Beam], k: int) -> None:
         beam.row = block.first + c
 
 
-def ask_promising(batch: Batch, candidates: Sequence[Candidate]) -> None:
-    """Ask for the rewards of the tokens that can win; the others count as infinitely bad.
-
-    A reward model may have a method ``at_cosine(prompt, response, cosine)`` that rises with the
-    cosine of their embeddings, as `igstudy.scorers.embedded.MiniLMRelevance` has it: with the
-    highest cosine no reward exceeds it. A token that would lose even with that reward is not
-    scored. The choice is the same.
-    """
-    at_cosine = getattr(batch.reward, "at_cosine", None)
-    if at_cosine is None or not batch.method.reward:
-        ask_reward(batch, candidates)
-        return
-    for candidate in candidates:
-        prompt, beam = candidate.search.prompt.text, candidate.beam
-        beam.reward = at_cosine(prompt, beam.text, HIGHEST)
-    promises = [weigh(batch, candidate) for candidate in candidates]
-    for candidate in candidates:
-        candidate.beam.reward = -math.inf  # until it is asked for
-
-    assert isinstance(batch.config, ArgsConfig)
-    k = batch.config.token_top_k
-    firsts = []  # of each prompt the token that promises most
-    for at in range(0, len(candidates), k):
-        own = promises[at : at + k]
-        firsts.append(candidates[at + own.index(min(own))])
-    ask_reward(batch, firsts)
-    to_beat = [weigh(batch, first) for first in firsts for _ in range(k)]
-    rest = [
-        candidate
-        for candidate, promise, least in zip(candidates, promises, to_beat, strict=True)
-        if promise <= least and not any(candidate is first for first in firsts)
-    ]
-    ask_reward(batch, rest)
-
-
 def weigh(batch: Batch, candidate: Candidate) -> float:
-    """Return the score by which a token is chosen: lower is better, infinite if there is none."""
-    # a scorer failed, or was not asked; not left to the sum, where 0 * inf would be NaN
-    if candidate.beam.broken or candidate.beam.reward == -math.inf:
+    """Return -omega pi(token) + score, by which a token is chosen: lower is better.
+
+    It is infinite where a scorer failed.
+    """
+    if candidate.beam.broken:  # not left to the sum, where 0 * inf would be NaN
         return math.inf
     config = batch.config
     assert isinstance(config, ArgsConfig)  # see `one_token`
     score: Any = batch.method.score(candidate.beam, config)  # none of the tuples of others
-    weighed = TOKEN_SCORES[config.token_score](candidate.log_p[0], score, config)
-    if not config.token_temperature:
-        return weighed
-    # The best score with Gumbel noise is a sample from the softmax (the Gumbel-max trick). The
-    # noise depends on the token and not on its rank, which a near tie may change.
-    position = len(candidate.parent.tokens)
-    key = random_key(batch.seed, candidate.search.prompt.id, 0, candidate.tokens[0], position)
-    return weighed - config.token_temperature * gumbel(key)
-
-
-def gumbel(key: int) -> float:
-    """Return a standard Gumbel number.
-
-    With such a number added to each of some scores, the highest is a sample from their softmax.
-    """
-    u = uniforms([key])[0, 0]
-    return float(-np.log(-np.log(u)))
+    weighed: float = score - config.policy_weight * math.exp(candidate.log_p[0])
+    return weighed
 
 
 # --- methods --------------------------------------------------------------------------------------
@@ -231,7 +157,7 @@ def one_token(config: SearchConfig) -> ArgsConfig:
     if Sampling.of(config) != AS_IS:
         raise ParameterError(
             "ARGS does not sample with temperature, top_p and top_k; leave them out, and set "
-            "token_temperature and token_top_k, the number of its proposals"
+            "token_top_k, the number of its proposals"
         )
     own: ArgsConfig = upcast_settings(ArgsConfig, config)
     return replace(own, n_samples=own.token_top_k, block_size=1, keep=1, rounds=1)

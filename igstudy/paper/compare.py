@@ -14,9 +14,8 @@ from typing import Any
 import pandas as pd
 
 from ..report import tables
-from ..report.experiments import EXPERIMENTS, LAMBDAS, SIZES, matches
+from ..report.experiments import EXPERIMENTS, RunPatterns, matches
 from ..report.load import each_finished
-from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import Source, of_runs
 from ..report.statistics import bootstrap_mean, wilson
 from . import IDENTITY, INTEGER_TYPES, PAPER_SETTINGS, contents, measured, reported
@@ -31,9 +30,6 @@ FIELDS = [  # of a line; traces of a whole profile would fill the memory
     *IDENTITY,
     *"run critic_control prompt_id group_size status reward cost generate_s score_s".split(),
 ]
-SYMBOLS = {"n_samples": "N", "block_size": "d", "keep": "K", "lagrange_multiplier": "lambda"}
-# start of a table's name -> experiment that sweeps as it does
-SWEEPS = {"lambda": "lambda", "ndk": "ndk", "latency": "compute"}
 
 
 # --- which of our runs belongs to which row -------------------------------------------------------
@@ -77,10 +73,9 @@ def priority(table: str, run: str) -> int | None:
     0 for a sweep made for it, 1 for a run of no experiment, None for all others.
     """
     kind = table.partition("_")[0]
-    if kind in SWEEPS:
-        sweep = EXPERIMENTS[SWEEPS[kind]]
-        if matches(run, [f"decode-sweep-{kind}-*", *sweep.runs, *sweep.borrowed]):
-            return 0
+    sweep = EXPERIMENTS.get(kind, RunPatterns([]))  # an experiment that sweeps as the table does
+    if matches(run, [f"decode-sweep-{kind}-*", *sweep.runs, *sweep.borrowed]):
+        return 0
     of_experiments = [pattern for each in EXPERIMENTS.values() for pattern in each.runs]
     return None if matches(run, ["decode-sweep-*", "decode-curve-*", *of_experiments]) else 1
 
@@ -94,8 +89,6 @@ class PaperMeasure:
 
     Attributes
     ----------
-    label : str
-        For people, with the unit.
     kind : str
         ``rate`` (a share of prompts), ``score`` or ``seconds``.
     reported : str
@@ -104,7 +97,6 @@ class PaperMeasure:
         Names of the fields of our records whose sum it is.
     """
 
-    label: str
     kind: str
     reported: str
     fields: str
@@ -135,12 +127,12 @@ def _of_groups(seconds: pd.Series, size: int) -> pd.Series:
 
 
 MEASURES = {  # start of the names of columns -> measure
-    "safety": PaperMeasure("safe %", "rate", "safety_rate", "status"),
-    "reward": PaperMeasure("reward", "score", "reward_mean", "reward"),
-    "cost": PaperMeasure("cost", "score", "cost_mean", "cost"),
-    "generation": PaperMeasure("s generating", "seconds", "generation_seconds", "generate_s"),
-    "scoring": PaperMeasure("s scoring", "seconds", "scoring_seconds", "score_s"),
-    "seconds": PaperMeasure("s", "seconds", "seconds", "generate_s score_s"),
+    "safety": PaperMeasure("rate", "safety_rate", "status"),
+    "reward": PaperMeasure("score", "reward_mean", "reward"),
+    "cost": PaperMeasure("score", "cost_mean", "cost"),
+    "generation": PaperMeasure("seconds", "generation_seconds", "generate_s"),
+    "scoring": PaperMeasure("seconds", "scoring_seconds", "score_s"),
+    "seconds": PaperMeasure("seconds", "seconds", "generate_s score_s"),
 }
 
 
@@ -250,79 +242,29 @@ def nearest(row: dict[str, Any], printed: pd.DataFrame, candidates: list[Cell]) 
 def load(*profiles: str) -> pd.DataFrame:
     """Return the lines of the finished runs of profiles, and print why others are left out.
 
-    The lines have the columns ``profile`` and ``run``, and neither texts nor traces. Of Best-of-N's
-    sweep it returns every point.
+    The lines have the columns ``profile`` and ``run``, and neither texts nor traces.
     """
     parts = [
-        replayed(lines).reindex(columns=FIELDS).assign(profile=name)
+        lines.reindex(columns=FIELDS).assign(profile=name)
         for name in profiles
         for lines in each_finished(name)
     ]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def replayed(lines: pd.DataFrame) -> pd.DataFrame:
-    """Return a run as all the points that are read off it.
-
-    Only the experiment that reads the sweep of Best-of-N off one run has several; any other is
-    returned as it is.
-    """
-    of_sweep = matches(lines["run"].iloc[0], EXPERIMENTS["lambda"].runs)
-    sizes = [n for n in SIZES if n <= lines["n_samples"].min()]
-    if not (of_sweep and sizes and set(lines["method"]) == {REPLAYED}):
-        return lines
-    points = [replay_best_of_n(lines, n, multiplier) for n in sizes for multiplier in LAMBDAS]
-    return pd.concat(points, ignore_index=True)
-
-
 # --- the tables, and how people read them ---------------------------------------------------------
 
 
 def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of `beside` as people read it, all cells text.
+    """Return the columns of a table of `beside` for people.
 
-    The method has the settings that the paper's table states, printed / ours where these differ. A
-    measure has one column: the reported number / ours with its 95 % interval if it has one. Rates
-    are in per cent. What no run has is left out.
+    They are the settings that the paper's table states, and each measure: reported, and ours with
+    its interval. What no row has is left out.
     """
-    measures, rows = measures_of(table), []
-    first, states = next(iter(measures)), contents().loc[table, "states"].split()
-    run = [name for name in measures if frame[f"{name}_ours"].notna().any()]
-    for row in frame.to_dict("records"):
-        settings = ", ".join(_setting(name, row) for name in states if pd.notna(row[name]))
-        shown = {
-            "system": f"{row['policy']} on {row['prompts']}",
-            "method": f"{row['method']} ({settings})" if settings else row["method"],
-            "ours": f"{row['standing']}, n {row[f'{first}_n']}",
-        }
-        for name in run:
-            header = f"{measures[name].label}: paper / ours [95 %]"
-            shown[header] = _paper_and_ours(name, measures[name], row)
-        rows.append(shown)
-    return pd.DataFrame(rows)
-
-
-def _setting(name: str, row: dict[str, Any]) -> str:
-    """Return a setting of a row as text."""
-    ours = row[f"ours_{name}"]
-    is_ours_shown = pd.notna(ours) and name != "lagrange_multiplier"
-    return f"{SYMBOLS[name]} {row[name]:g}" + (f" / {ours:g}" if is_ours_shown else "")
-
-
-def _paper_and_ours(name: str, measure: PaperMeasure, row: dict[str, Any]) -> str:
-    """Return the reported number and ours of a row as one text."""
-    times, digits = (100, 1) if measure.kind == "rate" else (1, 3)
-    paper = row[f"{name}_paper"] * times
-    printed = tables.MISSING if pd.isna(paper) else f"{paper:g}"
-    if row["run"] == NOT_RUN:
-        return f"{printed} / {NOT_RUN}"
-    ours = [row[f"{name}_{part}"] * times for part in ("ours", "low", "high")]
-    if pd.isna(ours[0]):
-        return f"{printed} / {tables.MISSING}"
-    centre, low, high = (f"{number:.{digits}f}" for number in ours)
-    if pd.isna(ours[1]):
-        return f"{printed} / {centre}"
-    return f"{printed} / {centre} [{low}, {high}]"
+    about = ["policy", "prompts", "method", "standing", *contents().loc[table, "states"].split()]
+    parts = "paper", "ours", "low", "high"
+    numbers = [f"{name}_{part}" for name in measures_of(table) for part in parts]
+    return frame[[*about, *numbers]].dropna(axis="columns", how="all")
 
 
 def write(made: dict[str, pd.DataFrame], figures: Path, records: pd.DataFrame) -> None:
@@ -338,11 +280,10 @@ def write(made: dict[str, pd.DataFrame], figures: Path, records: pd.DataFrame) -
 def sources(frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, Source]:
     """Return the runs behind a table, see `igstudy.report.sources.of_runs`.
 
-    They are those that it names, or all where it names none, as a table of orders does.
+    They are those that it names.
     """
     records = records.reindex(columns=["profile", "run"]).drop_duplicates()
-    if "run" in frame:
-        records = records[records["run"].isin(frame["run"])]
+    records = records[records["run"].isin(frame["run"])]
     result: dict[str, Source] = {}
     for profile, rows in records.groupby("profile"):
         result |= of_runs(profile, rows["run"])

@@ -5,7 +5,6 @@ Intervals resample whole prompts.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -122,23 +121,3 @@ def within_difference(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         difference = float(gain.sum() / pairs.sum()) if pairs.sum() else math.nan
         rows.append([position, difference, low, high])
     return pd.DataFrame(rows, columns=["position", "difference", "low", "high"])
-
-
-def over_trainings(frames: Sequence[pd.DataFrame], name: str) -> pd.DataFrame:
-    """Return the mean AUROC within prompts of several trainings of one critic by position.
-
-    The interval resamples prompts and trainings.
-    """
-    rows = []
-    for position in POSITIONS:
-        parts = [frame[frame["position"] == position] for frame in frames]
-        each = [wins(part["safe"], part["f1"], part["prompt_id"]) for part in parts]
-        won = np.stack([np.diag(won) for won, _ in each])  # (trainings, P)
-        pairs = np.diag(each[0][1])  # the same for all: a prefix counts by its cost, not its critic
-        draws = resamples(len(pairs))
-        drawn = np.random.default_rng(1).integers(len(frames), size=len(draws))
-        low, high = percentiles((draws * won[drawn]).sum(1), draws @ pairs)
-        found = won.sum(1) / pairs.sum() if pairs.sum() else np.full(len(won), math.nan)
-        rows.append([name, position, len(frames), found.mean(), low, high, np.ptp(found)])
-    columns = "critic position trainings auroc_within_prompt low high range".split()
-    return pd.DataFrame(rows, columns=columns)

@@ -21,12 +21,12 @@ from igcore.methods import METHODS
 from igcore.settings import Budget, Count, Options, Positive, one_of, settings
 from igserve.yamlfile import read_yaml
 
-from ..linefile import SETTINGS
+from ..linefile import RECORD_FIELDS
 from ..prompts import SPLITS
 from ..settings import FolderName
 from . import paired
-from .load import LINE_FIELDS
 
+COLUMNS = (*RECORD_FIELDS, "run", "critic_control")  # of the lines of runs
 MOST_CLAIMS = 6  # primary claims: each one more makes all others harder to resolve
 
 
@@ -200,7 +200,9 @@ def load_claims(path: Path) -> ClaimsFile:
         for label, arm in regime.arms.items():
             named = f"arm {label!r} of regime {name!r}:"
             for column in arm:
-                _check_known(f"column of {named}", column, (*LINE_FIELDS, *SETTINGS))
+                _check_known(
+                    f"column of {named}", column, (*RECORD_FIELDS, "run", "critic_control")
+                )
             _check_known(f"method of {named}", arm.get("method"), METHODS)
     for name, claim in (claims | estimates).items():
         for where in claim.regimes:

@@ -16,19 +16,13 @@ class RunPatterns(NamedTuple):
 
 
 OURS = "inferenceguard"  # the method that others are compared with
-LAMBDAS = (0.0, 1.0, 2.5, 5.0, 10.0)
-SIZES = (4, 8, 16, 32)  # N of Best-of-N, read off one run
 EXPERIMENTS = {
-    "lambda": RunPatterns(["decode-lambda-*"], ["decode-ndk-*-block_size-8-keep-2"]),
+    "lambda": RunPatterns(["decode-lambda-*"], ["decode-budget-budget-0_2"]),
+    "budget": RunPatterns(["decode-budget-*"], ["decode-lambda-lagrange_multiplier-*"]),
     "ndk": RunPatterns(["decode-ndk-*"]),
     "strict": RunPatterns(["decode-strict-*"]),
     "literal": RunPatterns(["decode-literal-*"]),
-    "seeds": RunPatterns(["decode-seeds-*"]),
-    "compute": RunPatterns(["decode-compute-*"]),
-    "over_refusal": RunPatterns(["decode-benign"]),
     "tune": RunPatterns(["decode-tune-*"]),
-    "checks": RunPatterns(["decode-checks-*"]),
-    "weights": RunPatterns(["decode-weight-*"]),
     "searches": RunPatterns(["regime-*"]),
     "critic_search": RunPatterns(["decode-finals-*", "decode-shuffled-*", "decode-intermediate-*"]),
 }

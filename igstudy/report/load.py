@@ -1,7 +1,6 @@
 """Finished runs as tables: the lines of all folders of a profile, shards joined."""
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -12,30 +11,20 @@ import pandas as pd
 from igcore import METHODS, RunError
 from igcore.files import root
 
-from ..linefile import SETTINGS, read
+from ..linefile import RECORD_FIELDS, read
 
 # how the names of runs begin that belong to no table of methods: their answers are shown, or claims
 # compare them
 EXCLUDED_PREFIX = "regime"
 # in tables the baselines come first
 ORDER = sorted(METHODS, key=lambda name: name.startswith("inferenceguard"))
-# the fields of a line that the report reads, besides the settings of a method
-LINE_FIELDS = (
-    "prompt_id prompt response policy prompts method seed status reason n_tokens reward cost "
-    "peak_cost word_peak_cost spread contract fail_open_cost z_trace grid_ends grid_size trace "
-    "finals samples_drawn policy_tokens forward_tokens rounds_used near_ties scorer_tokens "
-    "scorer_calls cost_scorer cost_digest reward_digest generate_s cost_s reward_s critic_s "
-    "score_s run critic_control"
-).split()
-SECONDS = [name for name in LINE_FIELDS if name.endswith("_s")]
 
 
 def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.DataFrame:
     """Return the lines of all finished runs of a profile, shards joined, in the order of methods.
 
     The lines of a run and method are in the order of their prompts' ids, however they were decoded:
-    a bootstrap depends on it. Besides the columns of `igstudy.runs.records`, each has its ``run``
-    and ``critic_control``. A run with a pool has no seconds (NaN).
+    a bootstrap depends on it. Besides `RECORD_FIELDS`, each has its ``run`` and ``critic_control``.
 
     Parameters
     ----------
@@ -67,8 +56,6 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
         }
         shard = params.get("n_shards", 1), params.get("shard", 0)
         shards.setdefault(source["run"], []).append(shard)
-        # what a method found in a pool took it no time
-        source |= dict.fromkeys(SECONDS, math.nan) if params.get("pool") else {}
         lines += [line | source for line in read(folder / "responses.jsonl")]
     _check_shards(shards)
     frame = pd.DataFrame(lines)
@@ -91,12 +78,11 @@ def _folders(base: Path, pattern: str) -> list[Path]:
 def load_finished(profile: str, pattern: str = "*") -> pd.DataFrame:
     """Return the lines of all finished runs, and print a sentence for each run that is left out.
 
-    Without a finished run the table is empty, with the columns `LINE_FIELDS` and
-    `SETTINGS`.
+    Without a finished run the table is empty, with all its columns.
     """
     parts = list(each_finished(profile, pattern))
     if not parts:
-        return pd.DataFrame(columns=[*LINE_FIELDS, *SETTINGS])
+        return pd.DataFrame(columns=[*RECORD_FIELDS, "run", "critic_control"])
     return by_method(pd.concat(parts, ignore_index=True))
 
 

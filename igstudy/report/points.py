@@ -5,7 +5,6 @@ A main table has a row for every point.
 
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 
 from ..linefile import SETTINGS
@@ -30,13 +29,5 @@ def point_table(lines: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
         point = dict(zip(varied, values, strict=True))
         more = {name: value for name, value in point.items() if name not in tables.MAIN_COLUMNS}
         parts.append(tables.main_table(of_point).assign(**more))
-    table = below(*parts).astype(dict.fromkeys(tables.INTEGER_SETTINGS, "Int64"))
-    # a replay has no peak costs
-    of_path = ["peak_safety_rate", "word_safety_rate", "broken_between_blocks"]
-    table.loc[table["peak_cost_mean"].isna(), of_path] = np.nan
-    return by_method(table)
-
-
-def below(*frames: pd.DataFrame) -> pd.DataFrame:
-    """Return frames below one another; a value that one of them lacks is None."""
-    return pd.DataFrame([line for frame in frames for line in frame.to_dict("records")])
+    rows = [row for part in parts for row in part.to_dict("records")]
+    return by_method(pd.DataFrame(rows).astype(dict.fromkeys(tables.INTEGER_SETTINGS, "Int64")))

@@ -13,7 +13,7 @@ import pandas as pd
 
 from igcore.errors import RunError
 
-from . import paired, regimes
+from . import paired
 from . import statistics as metrics
 
 RUN = r"regime-(?P<regime>[a-z]+)-(?P<arm>.+?)(?:-\d{2,})?"
@@ -157,6 +157,17 @@ SEARCHES = ("rejection", "backtracking")
 RESAMPLES = 2_000
 
 
+def law(share: float) -> float:
+    """Return the price of rejection sampling, in L, if breaches come at a constant rate.
+
+    With S the share of plain answers within budget and x = -ln S it is (e^x - 1) / x.
+    """
+    if share in (0, 1):
+        return 1.0 if share else math.inf
+    x = -math.log(share)
+    return math.expm1(x) / x
+
+
 # a resample without a safe answer has an infinite x or cost, and one of both no ratio
 @np.errstate(divide="ignore", invalid="ignore")
 def growth(lines: pd.DataFrame) -> pd.DataFrame:
@@ -164,9 +175,9 @@ def growth(lines: pd.DataFrame) -> pd.DataFrame:
 
     ``S`` is the share of plain answers within budget, of the arm ``plain``, whose seed is its own;
     ``x`` is -ln S. ``cost`` is the tokens per answer of a search, in L, the mean tokens of its
-    answers, with a 95 % bootstrap interval over prompts; ``law`` is `igstudy.report.regimes.law` of
-    S, and ``log_ratio`` the logarithm of their ratio. In a row whose length is ``all`` it is its
-    slope against x over all cells of rejection sampling: 0 if tokens grow as the law says.
+    answers, with a 95 % bootstrap interval over prompts; ``law`` is `law` of S, and
+    ``log_ratio`` the logarithm of their ratio. In a row whose length is ``all`` it is its slope
+    against x over all cells of rejection sampling: 0 if tokens grow as the law says.
     """
     cells = [(about, cell) for about, cell in lines.groupby(CELL) if {*SEARCHES} < {*cell["arm"]}]
     cells = [(about, cell) for about, cell in cells if "plain" in set(cell["arm"])]
@@ -177,7 +188,7 @@ def growth(lines: pd.DataFrame) -> pd.DataFrame:
         prompts = by_arm["plain"].index
         index = _resampled(len(prompts))
         share = by_arm["plain"]["answers"].to_numpy(float)[index].mean(axis=1)
-        x, expected = -np.log(share), np.array([regimes.law(each) for each in share])
+        x, expected = -np.log(share), np.array([law(each) for each in share])
         for name in SEARCHES:
             cost = _cost(by_arm[name].loc[prompts], index)
             away = np.log(cost / expected)

@@ -38,7 +38,7 @@ MAIN_COLUMNS = [
     *"cost_mean peak_cost_mean seconds_per_prompt".split(),
     *PER_PROMPT,
     *MAIN_SETTINGS,
-    *"peak_safety_rate word_safety_rate broken_between_blocks".split(),
+    *"peak_safety_rate word_safety_rate".split(),
     *"safety_rate_fail_open reward_answered n_answered_by_all".split(),
 ]
 MOST_COLUMNS = 7  # columns that people read
@@ -84,9 +84,7 @@ def main_table(records: pd.DataFrame) -> pd.DataFrame:
         ``safety_lower95`` its one-sided Clopper-Pearson bound, ``peak_safety_rate`` of answers
         whose peak cost keeps the budget, ``word_safety_rate`` of those that keep it at every word
         as well, ``safety_rate_fail_open`` of prompts where the text that
-        fail-open would emit keeps it; a missing cost keeps no budget. ``broken_between_blocks``
-        is the share of answers that break the budget at a word though at no block end (NaN without
-        an answer). Reward (higher is better) and
+        fail-open would emit keeps it; a missing cost keeps no budget. Reward (higher is better) and
         cost (higher is worse) are means over all emitted texts, ``reward_answered`` over the
         ``n_answered_by_all`` prompts that every method with the largest ``n_prompts`` of the policy
         answered; a method with fewer prompts has no such mean (NaN, 0 prompts) and no say in the
@@ -153,7 +151,6 @@ def _row(cell: pd.DataFrame, shared: set[str]) -> dict[str, Any]:
         **{name: cell[name].iloc[0] for name in MAIN_SETTINGS},
         "peak_safety_rate": at_blocks.mean(),
         "word_safety_rate": at_words.mean(),
-        "broken_between_blocks": (at_blocks & ~at_words)[emitted].mean(),
         "safety_rate_fail_open": math.nan if unknown else (fail_open <= budget).mean(),
         "reward_answered": reward[cell["prompt_id"].isin(shared)].mean(),
         "n_answered_by_all": len(shared),
@@ -166,8 +163,7 @@ def _row(cell: pd.DataFrame, shared: set[str]) -> dict[str, Any]:
 def pretty(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table as people read it: all cells text, numbers rounded.
 
-    A main table has fewer columns, in which an interval stands beside its centre. Seconds that no
-    row has are left out.
+    A main table has fewer columns, in which an interval stands beside its centre.
     """
     if not len(table):
         columns = list(table.columns) or ["table"]
@@ -175,15 +171,8 @@ def pretty(table: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(nothing, columns=columns).rename(columns=_header)
     if list(table.columns) == MAIN_COLUMNS:
         return pd.DataFrame([_main_row(row) for row in table.itertuples(index=False)])
-    as_objects = _timed(table).astype(object)  # an integer that may be missing stays one
+    as_objects = table.astype(object)  # an integer that may be missing stays one
     return as_objects.map(rounded).rename(columns=_header)
-
-
-def _timed(table: pd.DataFrame) -> pd.DataFrame:
-    """Leave out seconds that no row has: those of runs with a pool."""
-    timed = [name for name in table.columns if "seconds" in str(name)]
-    silent = [name for name in timed if table[name].isna().to_numpy().all()]
-    return table.drop(columns=silent) if len(table) else table
 
 
 def _main_row(row: Any) -> dict[str, str]:
@@ -211,7 +200,7 @@ def for_people(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     Of what is then too much, `DISPENSABLE` columns go first, and after them the last ones.
     """
     main = list(table.columns) == MAIN_COLUMNS
-    shown = pretty(table) if main else _with_intervals(_timed(table))
+    shown = pretty(table) if main else _with_intervals(table)
     same = [
         name
         for name in ([] if main or len(shown) < 2 or shown.columns.duplicated().any() else shown)
@@ -270,7 +259,6 @@ def _header(name: object) -> str:
 
 def markdown(table: pd.DataFrame) -> str:
     """Return a table as Markdown, rounded, numbers to the right; see `pretty`."""
-    table = _timed(table)
     sides = ["right" if is_numeric_dtype(dtype) else "left" for dtype in table.dtypes]
     shown = pretty(table).replace({"\n": " ", r"\|": r"\\|"}, regex=True)
     text: str = shown.to_markdown(index=False, colalign=sides, disable_numparse=True)

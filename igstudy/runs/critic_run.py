@@ -38,7 +38,7 @@ from ..training.config import TrainingConfig
 from ..training.critic import SharedSources, names_of, train
 from ..training.rollouts import Rollout
 from .critic_params import CriticParams
-from .folders import first_start, open_run
+from .folders import open_run
 from .identity import code_of, dated
 from .rollout_run import load_rollouts, roll_out
 
@@ -93,7 +93,7 @@ def critic_run(params: CriticParams) -> CriticRun:
     """
     torch.set_num_threads(params.threads)
     folder = root() / "runs" / params.profile / "critics" / params.run
-    with dated(first_start(folder / "rollouts-train")):
+    with dated():
         return _trained(params, folder)
 
 

@@ -15,7 +15,7 @@ from igcore.prompt import Prompt
 from igcore.settings import Count, Named, Natural, Threads, settings
 
 from ..prompts import check_prompts
-from ..settings import FolderName, InsideFolder, Settings, project_settings
+from ..settings import FolderName, Settings, project_settings
 from .folders import groups_of
 
 # network that a method needs -> the parameter that names its folder
@@ -90,9 +90,6 @@ class DecodeParams(Settings, RunParams):
         that it steers.
     seed : int
         Seed of every random number.
-    pool : str, optional
-        Folder that keeps samples and scores for all runs, seen from `igcore.files.root`; see
-        `igstudy.pool.Pool`. Tables show no seconds of such a run: they are not the method's own.
     shard, n_shards : int
         This run decodes the groups whose number is `shard` modulo `n_shards`.
     """
@@ -106,7 +103,6 @@ class DecodeParams(Settings, RunParams):
     critic_control: Literal["none", "shuffled"] = "none"
     value: str | None = None
     seed: int = 0
-    pool: InsideFolder | None = None
     shard: Natural = 0
     n_shards: Count = 1
 

@@ -19,12 +19,11 @@ from igcore.methods import method_of
 from igcore.settings import written
 
 from ..linefile import Fields
-from ..pool import Pool, pool_at
 from ..prompts import load_prompts
 from ..scorers import scoring_options
 from ..sources import loaded
 from .decode_params import DecodeParams, network_of
-from .folders import Run, first_start, open_run
+from .folders import Run, open_run
 from .identity import dated, file_stamps, models_identity
 from .networks import Networks, load_networks
 from .records import record
@@ -99,7 +98,7 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
         if params.n_shards > 1:
             name += f".{params.shard}-of-{params.n_shards}"
         folder = root() / "runs" / params.profile / name
-    with dated(first_start(folder)):
+    with dated():
         return _decoded(params, folder)
 
 
@@ -113,10 +112,7 @@ def _decoded(params: DecodeParams, folder: Path) -> Run:
     identity = identity_of(experiment, weights)
     with open_run(folder, identity) as run:
         run.fill(experiment.work, experiment.lines_of)
-        manifest = summary(run.lines) | {"params": run.params}
-        if isinstance(guard.pool, Pool):  # of this start alone
-            manifest["pool"] = {"drawn": guard.pool.drawn, "reused": guard.pool.reused}
-        run.finish(manifest)
+        run.finish(summary(run.lines) | {"params": run.params})
     return run
 
 
@@ -137,7 +133,6 @@ def guard_of(params: DecodeParams) -> Guard:
         cost=loaded(params.cost),
         reward=loaded(params.reward, "reward"),
         config=config,
-        pool=pool_at(params.pool),
     )
     files = file_stamps(guard.policy)
     # not one without a digest, nor one in a server, which may change

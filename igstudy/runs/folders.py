@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import date, datetime
 from pathlib import Path
 
 from igcore import Prompt, RunError
@@ -146,13 +145,6 @@ def open_run(folder: Path, identity: Fields) -> Iterator[Run]:
             _write_json(folder / "params.json", run.params)
             run.lines = sound_lines(run.responses)  # what an earlier start has finished
         yield run
-
-
-def first_start(folder: Path) -> datetime:
-    """Return the date of a run, for templates that write one: of its first start, or today."""
-    with suppress(RunError, LookupError, TypeError, ValueError):
-        return datetime.fromisoformat(read_mapping(folder / "params.json")["date"])
-    return datetime.fromisoformat(date.today().isoformat())
 
 
 def _began_at(folder: Path) -> str:

@@ -9,8 +9,7 @@ import ast
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
+from datetime import date
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from ..sources import all_parts, identified, module_digests, package_digest, tre
 
 # modules and folders of igstudy that make records or decide how a line is stored
 RECORDING = ("runs", "scorers", "prompts", "baselines", "training", "sources", "linefile")
+DATE = date(2025, 2, 3)  # that chat templates write: the day of the paper
 
 
 def code_of(*modules: str) -> dict[str, str]:
@@ -46,33 +46,14 @@ def notebook_digest(path: Path | str) -> str:
     return tree_digest(ast.parse("\n".join(python)))
 
 
-@dataclass
-class Clock:
-    """The date that chat templates write, and whether one of them has written it."""
-
-    now: datetime
-    asked: bool = False
-
-    def __call__(self, form: str) -> str:
-        """Return the date in a form, and note that it was asked for."""
-        self.asked = True
-        return self.now.strftime(form)
-
-
 @contextmanager
-def dated(now: datetime) -> Iterator[None]:
-    """Have chat templates write one date inside the block: a run of days has that of its start."""
-    before = STRFTIME.set(Clock(now))
+def dated() -> Iterator[None]:
+    """Have chat templates write `DATE` inside the block, so that no answer depends on the day."""
+    before = STRFTIME.set(DATE.strftime)
     try:
         yield
     finally:
         STRFTIME.reset(before)
-
-
-def date_written() -> dict[str, str]:
-    """Return the date inside `dated` if a template has written it, as a field of an identity."""
-    clock = STRFTIME.get()
-    return {"date": clock.now.isoformat()} if isinstance(clock, Clock) and clock.asked else {}
 
 
 def prompts_digest(prompts: Iterable[Prompt]) -> Fields:
@@ -122,7 +103,6 @@ def models_identity(
         "dtype": str(model.dtype),
         "device": str(model.device),
         "chosen": prompts_digest(prompts),
-        **date_written(),
     }
 
 

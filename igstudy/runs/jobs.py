@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from igcore.errors import ParameterError, RunError, shown, unknown_name
+from igcore.errors import ParameterError, shown, unknown_name
 from igcore.files import file_digest, locked, replace_file
 from igcore.models.registry import first_on_path
 from igserve.trust import admitted, named_modules
@@ -28,7 +28,7 @@ from ..provenance import UNPACKED, versions
 from ..sources import package_digest
 from .identity import code_of, notebook_digest
 from .paramfiles import Given, ParamFiles
-from .profiles import SWEEPS, Made, Profile, left_by
+from .profiles import Profile
 
 # the keys after --config: texts, and numbers
 TEXT_KEYS = ("profile", "with", "hub", "allow")
@@ -213,49 +213,3 @@ def lock(folder: Path) -> AbstractContextManager[object]:
     path = folder / ".snakemake/run.lock"
     busy = f"another Snakemake runs in {folder}; wait for it, or stop it first"
     return locked(path, busy)
-
-
-def check_finished(profile: str, base: Path) -> Made:
-    """Return what notebook 45 leaves of a profile of sweeps, once all runs that it needs are there.
-
-    Parameters
-    ----------
-    base : Path
-        The folder that holds ``params``, ``notebooks`` and ``runs``.
-
-    Raises
-    ------
-    RunError
-        Unless its runs and those of the profile `Made.beside` have finished.
-    """
-    asked = left_by(SWEEPS, profile, base)
-    if asked is None or asked.beside is None:
-        raise RunError(f"{SWEEPS} of profile {profile!r} has no `beside`; name the main profile")
-    for of in (asked.beside, profile):
-        if missing := unfinished(of, base):
-            raise RunError(
-                f"{len(missing)} runs have not finished, the first {of}/{missing[0]}; run "
-                "`make reproduce` and then `make ablations`"
-            )
-    return asked
-
-
-def finished(profile: str | None, base: Path) -> list[str]:
-    """Return the signs of success of a profile's decode runs, once all of them have finished."""
-    if profile is None or unfinished(profile, base):
-        return []
-    return sorted(map(str, (base / "runs" / profile).glob("decode-*/manifest.json")))
-
-
-def unfinished(profile: str, base: Path) -> list[str]:
-    """Return the names of a profile's decode runs that have not finished, whole or in shards."""
-    files = ParamFiles(profile, base=base / "params")
-    missing = []
-    for file in files.files("decode"):
-        for run, _ in files.points(file):
-            folder = base / "runs" / profile
-            shards = [path.parent.name for path in folder.glob(f"{run}.*-of-*/manifest.json")]
-            in_shards = bool(shards) and len(shards) == int(shards[0].rpartition("-")[2])
-            if not in_shards and not (folder / run / "manifest.json").exists():
-                missing.append(run)
-    return missing

@@ -16,8 +16,8 @@ from igserve.yamlfile import read_yaml
 from ..settings import FolderName, InsideFolder
 from .paramfiles import Given, ParamFiles, figures_of
 
-# a profile's own file, and the notebooks that decide claims and read sweeps
-FILE, CLAIMS, SWEEPS = "profile.yaml", "80_claims", "45_ablations"
+# a profile's own file, and the notebook that decides claims
+FILE, CLAIMS = "profile.yaml", "80_claims"
 
 
 @settings(kw_only=True)
@@ -31,26 +31,17 @@ class Made:
     given : mapping
         Its settings, besides profile and folder of figures.
     beside : str, optional
-        Another profile. Once all runs of that one have finished, the notebook also leaves
-        `tables_beside`.
-    tables_beside : list of str
+        Another profile, whose finished runs it reads, too.
     """
 
     tables: list[str] = field(default_factory=list)
     pictures: list[str] = field(default_factory=list)
     given: Options = field(default_factory=dict)
     beside: FolderName | None = None
-    tables_beside: list[str] = field(default_factory=list)
 
-    def files(self, figures: str, with_other: bool) -> Iterator[str]:
-        """Yield the paths of its files in a folder of figures.
-
-        Parameters
-        ----------
-        with_other : bool
-            Whether the runs of the profile `beside` have finished.
-        """
-        for name in (*self.tables, *(self.tables_beside if with_other else ())):
+    def files(self, figures: str) -> Iterator[str]:
+        """Yield the paths of its files in a folder of figures."""
+        for name in self.tables:
             # its numbers, the same for people, and its sources
             yield from (f"{figures}/tables/{name}.{end}" for end in ("csv", "md", "json"))
         yield from (f"{figures}/{name}.png" for name in self.pictures)

@@ -4,25 +4,14 @@ A record is the step between decoding and the run folder: `igstudy.runs.decode_r
 it, `igstudy.runs.folders.Run` appends it. Nothing is read or written here.
 """
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 
 from igcore.guard import Guard
 from igcore.methods import method_of
-from igcore.response import Counts, Response
+from igcore.response import Response
 
-from ..linefile import SETTINGS, Fields, sealed
+from ..linefile import RECORD_FIELDS, Fields, sealed
 from ..settings import Settings, upcast_settings
-
-RECORD_FIELDS = (
-    *"prompt_id prompt response tokens policy prompts method seed".split(),
-    *SETTINGS,
-    *"status finished n_tokens reward cost peak_cost word_peak_cost fail_open_cost".split(),
-    *"spread contract z_final z_trace".split(),
-    *"block_ends grid_ends grid_size".split(),
-    *[field.name for field in fields(Counts)],
-    *"trace finals generate_s cost_s reward_s critic_s score_s reason".split(),
-    *"cost_scorer cost_digest reward_scorer reward_digest digest".split(),
-)
 
 
 def record(response: Response, method: str, guard: Guard, seed: int) -> Fields:

@@ -11,17 +11,12 @@ import json
 import sys
 from pathlib import Path
 
-import pandas as pd
-
 from igcore.errors import IgcoreError, ParameterError, RunError
-from igcore.files import replace_file, root
+from igcore.files import replace_file
 
 from ..report.claims import ClaimsFile, load_claims
 from ..report.decidable import check_decidable, decidable
-from ..report.deciding import lines_of
 from ..report.load import load_finished
-
-REGIMES = "figures/tables/regimes.csv"  # seen from `root`
 
 
 def register(file: ClaimsFile, folder: Path) -> None:
@@ -68,41 +63,14 @@ def check_pilots(file: ClaimsFile) -> None:
             )
 
 
-def check_go(file: ClaimsFile, pilot: pd.DataFrame, known: pd.DataFrame) -> None:
-    """Raise ``ParameterError`` for a claim about tokens where searches cannot be told apart.
-
-    Its outcomes are in L. The policy, cost and budget of its regimes must *go*, see
-    `igstudy.report.regimes`.
-
-    Parameters
-    ----------
-    pilot : DataFrame
-        Lines of the pilot runs.
-    known : DataFrame
-        The table of `igstudy.report.regimes.go_or_no_go`.
-    """
-    go = {tuple(row) for row in known[known["go"]][["policy", "cost", "budget"]].to_numpy()}
-    pilots = file.pilot().regimes
-    for name, claim in file.claims.items():
-        for where in claim.regimes if any(x.endswith(" L") for x in claim.outcomes) else ():
-            line = lines_of(pilots[where], claim.arm, pilot).iloc[0]
-            about = line["policy"], line["cost_scorer"], line["budget"]
-            if about not in go:
-                raise ParameterError(
-                    f"claim {name!r} is about tokens under {about[1]} at {about[2]} with "
-                    f"{about[0]}, which does not go in {REGIMES}; choose a regime that does, or "
-                    "make it an estimate"
-                )
-
-
 def register_decidable(path: Path, profile: str, folder: Path | None = None) -> None:
     """Print what imagined arms would get, and register the claims in a folder.
 
     Raises
     ------
     ParameterError
-        For a file that cannot be read, a pilot on the prompts of a claim, a regime that does not
-        go, or a claim that cannot go either way.
+        For a file that cannot be read, a pilot on the prompts of a claim, or a claim that cannot go
+        either way.
     RunError
         When another file was registered in the folder, or the pilot lacks lines.
     """
@@ -111,7 +79,6 @@ def register_decidable(path: Path, profile: str, folder: Path | None = None) -> 
         check_registered(file, folder)
     check_pilots(file)
     pilot = load_finished(profile, "?*")
-    check_go(file, pilot, pd.read_csv(root() / REGIMES))
     table = decidable(file, pilot)
     print(table.drop(columns="why").to_string(index=False))
     for claim, why in table.groupby("claim", sort=False)["why"].first().items():

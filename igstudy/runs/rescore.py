@@ -5,7 +5,7 @@ The caller provides the scorers, see `igstudy.runs.verify`.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +18,8 @@ from igcore.scorers import check_sign, uncached
 from igcore.scoring import Cached, Tally
 from igcore.verdict import Emission, judge, measure
 
-from ..linefile import LATER, SETTINGS, Fields, has_texts, line_digest, modern
+from ..linefile import RECORD_FIELDS, SETTINGS, Fields, has_texts, line_digest
 from ..settings import Settings
-from .records import RECORD_FIELDS
 
 TOLERANCE = 1e-5  # two kernels of one processor give float32 networks scores 1.2e-6 apart
 # raised by our code on values of a wrong type or form in a record
@@ -73,9 +72,9 @@ def remembering(scorer: Scorer) -> Any:
 
 
 def odd_fields(lines: Sequence[Fields]) -> str:
-    """Say which line has other fields than one of any version; return "" if none has."""
+    """Say which line has other fields than a line should; return "" if none has."""
     for number, line in enumerate(lines, start=1):
-        if odd := sorted((line.keys() ^ {*RECORD_FIELDS}) - LATER.keys()):
+        if odd := sorted(line.keys() ^ {*RECORD_FIELDS}):
             return f"line {number}: its fields are not those of a line, see {', '.join(odd[:4])}"
     return ""
 
@@ -179,20 +178,8 @@ def _contract(line: Fields, known: Contract) -> Contract:
 
 
 def settings_in(line: Fields) -> Settings:
-    """Return the settings that a line of any version names."""
-    given = modern(line)
-    return Settings(**{name: given[name] for name in SETTINGS})
-
-
-def with_settings(line: Fields) -> Fields:
-    """Return a line of any version with the settings of this one, as its method makes them."""
-    later = LATER.keys() & set(SETTINGS)
-    if later <= line.keys():
-        return line
-    made = asdict(method_of(line["method"]).settings_under(settings_in(line)))
-    values = {name: made[name] for name in later}
-    # what 1.0.0 called `spend` is another setting today
-    return values | line if "at_least" in line else line | values
+    """Return the settings that a line names."""
+    return Settings(**{name: line[name] for name in SETTINGS})
 
 
 def differing_fields(

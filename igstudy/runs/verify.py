@@ -1,10 +1,10 @@
 """Check a run against the params file that asks for it, without trusting whoever made the record.
 
 The params file is the request, and the record is only an answer: nothing in it decides what is
-loaded, compared, decoded again or excused, but for the date that chat templates write. Every
-setting is compared with the request, and `rescore` scores every line again. The policy is the
-`witness`: it is asked whether it gave every token, or decodes random groups again. The report says
-what was certified and what was not, and claims no more.
+loaded, compared, decoded again or excused. Every setting is compared with the request, and
+`rescore` scores every line again. The policy is the `witness`: it is asked whether it gave every
+token, or decodes random groups again. The report says what was certified and what was not, and
+claims no more.
 """
 
 import math
@@ -23,15 +23,14 @@ from igcore.methods import method_of
 from igcore.prompt import Prompt
 from igserve.trust import admit
 
-from ..linefile import SETTINGS, Fields, LineKey, Record, has_texts, key, modern, read_record
+from ..linefile import SETTINGS, Fields, LineKey, Record, has_texts, key, read_record
 from ..prompts import load_prompts
 from ..sources import loaded
 from .decode_params import DecodeParams
 from .decode_run import settings_of, summary, with_sampling
-from .folders import first_start
 from .identity import dated, part_identity, prompts_digest
 from .paramfiles import read_recipe, runs_of
-from .rescore import RECORD_ERRORS, differing_fields, odd_fields, rescored, with_settings
+from .rescore import RECORD_ERRORS, differing_fields, odd_fields, rescored
 from .witness import UNCERTAIN, Witness
 
 TOKENS: Literal["tokens"] = "tokens"  # the policy is asked, and groups are decoded where it must be
@@ -49,13 +48,10 @@ SERVED = (
     "the params file names a policy in a server, which gives no probabilities of all tokens and, "
     "without `batch_invariant: true`, does not promise the same tokens again"
 )
-EARLIEST = "2025-02-03T00:00:00Z"  # when the paper appeared: no run has begun before
 # file -> fields that cannot be checked afterwards
 NOT_CERTIFIED = {
-    "params.json": {"began_at", "code", "date", "versions"},
-    "manifest.json": {
-        *"seconds pool opened git_commit versions processor finished_at root_with_texts".split()
-    },
+    "params.json": {"began_at", "code", "versions"},
+    "manifest.json": {*"seconds git_commit versions processor finished_at root_with_texts".split()},
     "responses.jsonl": UNCERTAIN,
 }
 
@@ -135,7 +131,7 @@ def verify(path: Path, request: DecodeParams, replay: Replay = 0) -> Report:
             f"{request.run!r}; give the params file of that run"
         )
     try:
-        with dated(first_start(path.parent)):  # which the record says, as a part of its prompts
+        with dated():
             _check(found, request, replay, report)
     except IgcoreError:
         raise
@@ -204,7 +200,7 @@ def _sampled(request: DecodeParams, prompts: list[Prompt], replay: Replay) -> se
 
 def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) -> Iterator[str]:
     """List where lines, settings and manifest differ from the request, or disagree."""
-    given = modern(found.params)
+    given = found.params
     # what a checkpoint sets a replay compares
     params = with_sampling(request, given) if request.sampling else request
     policy = given["parts"]["policy"]["name"]  # which a replay compares
@@ -223,7 +219,7 @@ def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) 
             expected["prompts"] = prompt.set_name
             if has_texts(line):  # else the id, a hash of the prompt, stands for it
                 expected["prompt"] = prompt.text
-            yield from differing_fields(f"line {number}", with_settings(line), expected)
+            yield from differing_fields(f"line {number}", line, expected)
     expected = settings_of(params) | {"chosen": prompts_digest(prompts)}
     # parts and device depend on the policy
     yield from _compared("params.json", given, expected, "parts", "device")
@@ -246,7 +242,7 @@ def impossible_seconds(found: Record) -> Iterator[str]:
             if not 0 <= line[name] < math.inf:
                 yield f"line {number}: {name} is {line[name]!r:.60}, which is no time"
         total += line["generate_s"] + line["score_s"]
-    times = found.params.get("began_at", EARLIEST), found.manifest["finished_at"]
+    times = found.params["began_at"], found.manifest["finished_at"]
     began, finished = (datetime.fromisoformat(time).timestamp() for time in times)
     lasted = finished - began + 1  # both are in whole seconds
     if not total <= lasted:

@@ -20,15 +20,14 @@ from igcore.engine.sampling import NEAR_TIE
 from igcore.methods import method_of
 from igcore.progress import progress
 
-from ..linefile import Fields, LineKey, Record, has_texts, key, like, modern
+from ..linefile import RECORD_FIELDS, Fields, LineKey, Record, has_texts, key, like
 from .asking import PENALISED, NotDecided, Question, ask, logits_of
 from .decode_params import DecodeParams, network_of
 from .decode_run import Experiment, guard_of, with_sampling
 from .folders import changes
 from .identity import part_identity
 from .networks import Networks, load_networks
-from .records import RECORD_FIELDS
-from .rescore import TOLERANCE, close, differing_fields, with_settings
+from .rescore import TOLERANCE, close, differing_fields
 
 TAKEN = ("temperature", "top_p", "top_k")  # which a request may leave to the checkpoint
 # fields of a line that cannot be checked afterwards
@@ -68,14 +67,13 @@ class Witness:
     def of(cls, found: Record, request: DecodeParams, prompts: list[Prompt]) -> "Witness":
         """Load the policy of a request; it is a problem if it is not the one of the record."""
         torch.set_num_threads(request.threads)  # on which float sums depend
-        # a pool may hold samples of others
-        guard = guard_of(replace(request, pool=None))
+        guard = guard_of(request)
         witness = cls(found, with_sampling(request, vars(guard.config)), guard, prompts)
         witness.compare({"policy": part_identity(guard.policy)})
         taken = {name: getattr(witness.params, name) for name in TAKEN}
         if request.device != "auto":
             taken["device"] = str(guard.policy.model.device)
-        witness.problems += differing_fields("params.json", modern(found.params), taken)
+        witness.problems += differing_fields("params.json", found.params, taken)
         return witness
 
     def compare(self, parts: Fields) -> None:
@@ -172,7 +170,6 @@ def differences(where: str, line: Fields, again: Fields) -> Iterator[str]:
     Hashes are left out, because those of scorers change with their code. Where one of the two has
     no texts, only their digests are compared.
     """
-    line, again = with_settings(line), with_settings(again)
     line = like(again, line)
     expected = {
         name: value
@@ -188,7 +185,7 @@ def allow_for_batch(found: Sequence[Fields], again: Sequence[Fields], block_size
 
     A batch moves logits by up to `NEAR_TIE`, and so a log-probability by up to twice that. It moves
     neither tokens nor scores: near ties are settled by a draw alone. But perplexity and KL are made
-    of log-probabilities, and a pool holds those of the batch that drew first.
+    of log-probabilities.
     """
     for old, new in zip(found, again, strict=False):
         slack = {"kl": 4 * NEAR_TIE * block_size}  # log q and log p of each token of a block

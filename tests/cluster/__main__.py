@@ -59,8 +59,7 @@ def make_place(place: Path, runs: dict[str, dict] = RUNS) -> Path:
     (place / "own.txt").write_text("The weather today\nShe opened the door and\n", encoding="utf-8")
     given = yaml.safe_load((root() / "params/ci/decode-raw.yaml").read_text(encoding="utf-8"))
     for run, changes in runs.items():
-        # without a pool, so that every digit must be that of a local run
-        settings = given | {"profile": PROFILE, "run": run, "pool": None} | changes
+        settings = given | {"profile": PROFILE, "run": run} | changes
         if "prompts" in changes:
             settings["limit"] = None
         (params / f"{run}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
