@@ -49,8 +49,8 @@ help:
 	@echo "                SOFTWARE=llama.cpp takes one of them"
 	@echo "make clients-test  clients of OpenAI's interface, LiteLLM, LangChain, FastAPI and a web page in front of a served guard (about three minutes)"
 	@echo "make machines-test  the routes of docs/machines.md for a file of prompts: Ray Data, which it installs, and Snakemake (a few minutes)"
-	@echo "make lowest-test  fast tests with the lowest versions that pyproject.toml allows, make newest-test with the newest; each installs some 7 GB,"
-	@echo "                with CUDA, into an environment of its own (about ten minutes on one core)"
+	@echo "make lowest-test  fast tests with the lowest versions that pyproject.toml allows, make newest-test with the newest; each installs up to 8 GB,"
+	@echo "                with CUDA, into an environment of its own (under ten minutes on one core)"
 	@echo "make audit      a million answers under hostile scorers, checked again independently (about ten minutes on two cores);"
 	@echo "                and 2,000 searches with steps back and 10,000 texts under the rules, beside second implementations"
 	@echo "make serve-audit  igserve serve under slow, leaving, many and hostile clients, with every byte on the loopback recorded (as root, some fifteen minutes)"
@@ -164,13 +164,14 @@ machines-test: assets
 clients-test: assets
 	@$(BIN)/python -m tests.clients
 
+# the lowest or the newest versions inside the bounds, on Linux with PyPI's CUDA; no part of `make test`
 LOWEST = s/^ *"([a-z0-9_-]+)>=([0-9.]+).*/\1==\2/p
 RANGE  = response search verdict engine scorers streaming receipts
 
 lowest-test newest-test: %-test:
 	@$(PYTHON) -m venv .venv-$*
 	@sed -nE $(if $(filter lowest,$*),'$(LOWEST)',d) pyproject.toml igserve/pyproject.toml > .venv-$*/constraints.txt
-	@.venv-$*/bin/python -m pip install --disable-pip-version-check --constraint .venv-$*/constraints.txt --editable '.[test]' --editable igserve --editable igstudy
+	@.venv-$*/bin/python -m pip install --disable-pip-version-check --upgrade --upgrade-strategy eager --constraint .venv-$*/constraints.txt --editable '.[test]' --editable igserve --editable igstudy
 	@.venv-$*/bin/python -m pytest --numprocesses $(CORES) -o addopts= $(RANGE:%=tests/test_%.py)
 
 serve-audit: assets
@@ -214,7 +215,7 @@ readme: $(VENV)/installed
 	@$(BIN)/python -m docs.pages
 	@$(BIN)/python -m docs.rejudge
 
-# uv installs nothing here, and pip reads no lock that way on Python 3.11
+# uv writes the lock and installs nothing, because it does not read the settings of pip
 lock: $(VENV)/installed
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check uv
 	@printf -- '-e %s\n' '.[cluster,notebooks,test]' igserve igstudy | $(BIN)/uv pip compile - --constraint constraints.txt --universal --generate-hashes \
