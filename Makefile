@@ -19,7 +19,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search searches networks harm-cost rehearsal dry-run test served-test clients-test machines-test serve-audit slurm-test audit mutants bench lab docs readme publish records verify assets clean
+.PHONY: help reproduce quick ablations critic-search searches networks harm-cost rehearsal dry-run test served-test clients-test machines-test serve-audit slurm-test lowest-test newest-test audit mutants bench lab docs readme publish records verify lock assets clean
 
 help:
 	@echo "make reproduce  reads the packed records, decodes again the searches for answers of at most 64 tokens and twelve prompts of the main runs, and"
@@ -41,6 +41,8 @@ help:
 	@echo "make served-test  the guard with vLLM on this processor, compared with the local engine (installs it)"
 	@echo "make clients-test  clients of OpenAI's interface, LiteLLM, LangChain, FastAPI and a web page in front of a served guard (about three minutes)"
 	@echo "make machines-test  the routes of docs/batch.md for a file of prompts: Ray Data, which it installs, and Snakemake (a few minutes)"
+	@echo "make lowest-test  fast tests with the lowest versions that pyproject.toml allows, make newest-test with the newest; each installs up to 8 GB,"
+	@echo "                with CUDA, into an environment of its own (under ten minutes on one core)"
 	@echo "make audit      a million answers under hostile scorers, checked again independently (about ten minutes on two cores);"
 	@echo "                and 2,000 searches with steps back and 10,000 texts under the rules, beside second implementations"
 	@echo "make serve-audit  igserve serve under slow, leaving, many and hostile clients, with every byte on the loopback recorded (as root, some fifteen minutes)"
@@ -52,14 +54,16 @@ help:
 	@echo "make verify     score every text of these records again, and ask the policy for every token (REPLAY=3: decode three groups of every run again);"
 	@echo "                it continues where it was stopped, and RUNS=12 takes twelve runs, chosen by a hash"
 	@echo "make docs       the site of the committed pages, notebooks, pictures and tables, into site/ (no network)"
+	@echo "make lock       for maintainers: write pylock.toml from constraints.txt, with the files that PyPI has"
 	@echo "make publish    for maintainers: copy the tables and pictures of a profile into figures, pack its records, then make readme"
 	@echo "make readme     write the numbers of figures/tables, and the searches of records/trees.jsonl, into the pages"
 
-$(VENV)/installed: pyproject.toml igserve/pyproject.toml igstudy/pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml igserve/pyproject.toml igstudy/pyproject.toml pylock.toml
 	@echo "igcore: installing packages into $(VENV); README says how many megabytes and minutes that takes"
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; set PYTHON=") if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[notebooks,cluster,test]' --editable igserve --editable igstudy
+	@$(BIN)/python docs/lock.py
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable . --editable igserve --editable igstudy
 	@mkdir -p $(VENV)/etc/ipython && printf '%s\n' $(KERNEL) > $(VENV)/etc/ipython/ipython_kernel_config.py
 	@touch $@
 
@@ -136,6 +140,16 @@ machines-test: assets
 clients-test: assets
 	@$(BIN)/python -m tests.clients
 
+# the lowest or the newest versions inside the bounds, on Linux with PyPI's CUDA; no part of `make test`
+LOWEST = s/^ *"([a-z0-9_-]+)>=([0-9.]+).*/\1==\2/p
+RANGE  = response search verdict engine scorers streaming receipts
+
+lowest-test newest-test: %-test:
+	@$(PYTHON) -m venv .venv-$*
+	@sed -nE $(if $(filter lowest,$*),'$(LOWEST)',d) pyproject.toml igserve/pyproject.toml > .venv-$*/constraints.txt
+	@.venv-$*/bin/python -m pip install --disable-pip-version-check --upgrade --upgrade-strategy eager --constraint .venv-$*/constraints.txt --editable '.[test]' --editable igserve --editable igstudy
+	@.venv-$*/bin/python -m pytest --numprocesses $(CORES) -o addopts= $(RANGE:%=tests/test_%.py)
+
 serve-audit: assets
 	@PYTHONPATH=tests $(BIN)/python -m tests.serving
 	@$(BIN)/python tests/batches.py
@@ -176,6 +190,12 @@ publish: $(VENV)/installed
 readme: $(VENV)/installed
 	@$(BIN)/python -m docs.pages
 	@$(BIN)/python -m docs.rejudge
+
+# uv writes the lock and installs nothing, because it does not read the settings of pip
+lock: $(VENV)/installed
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check uv
+	@printf -- '-e %s\n' '.[cluster,notebooks,test]' igserve igstudy | $(BIN)/uv pip compile - --constraint constraints.txt --universal --generate-hashes \
+	  --no-emit-package igcore --no-emit-package igserve --no-emit-package igstudy --custom-compile-command 'make lock' --quiet --output-file pylock.toml
 
 # the raw records behind the committed tables, for `python -m igstudy verify`; offensive texts in them are not masked
 records: $(VENV)/installed

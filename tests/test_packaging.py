@@ -19,6 +19,7 @@ from copiedcode import edit
 from imaginaryruns import snakemake
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from tiny import saved, tiny_model, tiny_tokenizer
 
 import igcore
@@ -35,6 +36,7 @@ BESIDE = {  # distributions that lie beside igcore
     name: tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"]
     for name in ("igserve", "igstudy")
 }
+LOCK = tomllib.loads((ROOT / "pylock.toml").read_text())["packages"]
 EXTRAS = PROJECT["optional-dependencies"] | {"served": BESIDE["igserve"]["dependencies"]}
 CONDA_NAMES = {"torch": "pytorch"}
 UNCHANNELLED = {"sphinx-mathjax-offline"}  # which pip installs, with the package
@@ -108,21 +110,29 @@ def test_a_remedy_names_packages_that_an_index_has():
     assert not re.search(r"\bigcore\[[a-z]", "".join(texts))
 
 
-def test_constraints_pin_every_dependency_inside_its_bounds():
+def test_the_constraints_and_the_lock_pin_every_dependency_inside_its_bounds():
     """Guards the tested versions: a pin outside the bounds makes the install fail, a missing one
-    lets it drift.
+    lets it drift, and two files with two versions are two environments.
     """
-    lines = [
-        line
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if not line.startswith("#")
-    ]
-    pins = {
-        Requirement(line).name.lower(): next(iter(Requirement(line).specifier)) for line in lines
-    }
-    assert all(pin.operator == "==" for pin in pins.values())
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    tested = {canonicalize_name(pin.name): str(pin.specifier) for pin in pins}
+    locked = {package["name"]: f"=={package['version']}" for package in LOCK}
+    assert locked.items() <= tested.items()
     for requirement in requirements(*EXTRAS):
-        assert pins[requirement.name.lower()].version in requirement.specifier
+        version = locked[canonicalize_name(requirement.name)].removeprefix("==")
+        assert version in requirement.specifier, requirement
+
+
+def test_the_lock_names_files_of_the_public_index_alone():
+    """Bug: a lock that was written beside a mirror or a folder has files that nobody else finds."""
+    assert "torch" in {package["name"] for package in LOCK}
+    for package in LOCK:
+        files = [*package.get("wheels", ()), *filter(None, [package.get("sdist")])]
+        assert files and "directory" not in package and "index" not in package
+        for file in files:
+            assert file["url"].startswith("https://files.pythonhosted.org/packages/")
+            assert len(file["hashes"]["sha256"]) == 64
 
 
 def test_the_pinned_versions_install_under_the_first_python_that_is_allowed():

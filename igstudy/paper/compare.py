@@ -77,7 +77,7 @@ def priority(table: str, run: str) -> int | None:
     if matches(run, [f"decode-sweep-{kind}-*", *sweep.runs, *sweep.borrowed]):
         return 0
     of_experiments = [pattern for each in EXPERIMENTS.values() for pattern in each.runs]
-    return None if matches(run, ["decode-sweep-*", "decode-curve-*", *of_experiments]) else 1
+    return None if matches(run, ["decode-sweep-*", *of_experiments]) else 1
 
 
 # --- what is measured -----------------------------------------------------------------------------
