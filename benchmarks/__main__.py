@@ -16,7 +16,7 @@ from benchmarks import measure, models, others, plan, report
 from benchmarks.measure import Case
 from benchmarks.models import Models
 from igcore.errors import IgcoreError
-from igcore.files import root
+from igstudy.files import root
 from igstudy.provenance import processor, versions
 
 REPEATS = 2  # of each case

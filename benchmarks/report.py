@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.measure import Case, Pair, ratios, table
-from igcore.files import replace_file
+from igstudy.files import replace_file
 
 
 def in_words(found: pd.DataFrame) -> str:

@@ -21,7 +21,7 @@ import pandas as pd
 
 from docs.pages import BLOCK, PAGES
 from igcore.errors import IgcoreError, RunError, unknown_name
-from igcore.files import replace_file, root
+from igstudy.files import replace_file, root
 from igstudy.linefile import key, like, read, unpacked
 from igstudy.provenance import UNPACKED
 from igstudy.runs.rescore import TOLERANCE

@@ -27,7 +27,7 @@ import pandas as pd
 
 from docs import fidelity
 from igcore.errors import IgcoreError, RunError
-from igcore.files import replace_file, root
+from igstudy.files import replace_file, root
 from igstudy.report import claims, deciding, searches
 from igstudy.report.statistics import clopper_pearson
 

@@ -33,9 +33,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from igcore.errors import IgcoreError, RunError, one_line
-from igcore.files import digest_of, file_digest, replace_file, root, writing
+from igcore.files import digest_of, file_digest, writing
 from igserve.yamlfile import read_yaml
 from igstudy.commands import ERROR, FAILS, HOLDS, number_all_or_tokens, verdict
+from igstudy.files import replace_file, root
 from igstudy.linefile import read_record, unpacked, without_texts
 from igstudy.provenance import UNPACKED, commit
 from igstudy.runs.paramfiles import ParamFiles, runs_of

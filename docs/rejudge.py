@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from igcore import Guard, IgcoreError, Response, SearchConfig
-from igcore.files import replace_file, root
+from igstudy.files import replace_file, root
 
 PAGE, RECORD = "docs/rejudge.html", "records/trees.jsonl"
 DATA = re.compile(r'(?<=<script type="application/json" id="searches">\n).*?(?=</script>)', re.S)

@@ -7,7 +7,7 @@ the same model does, with the same questions and seed. The rule's cost of the wh
 import pandas as pd
 
 import igcore as ig
-from igcore.files import replace_file, root
+from igstudy.files import replace_file, root
 
 N = 20  # questions
 ENDING = "I hope this helps."

@@ -17,7 +17,7 @@ from typing import Any
 from bs4 import BeautifulSoup
 
 from igcore.errors import IgcoreError, RunError, needs
-from igcore.files import root
+from igstudy.files import root
 
 FRONT = "README"
 # a value with its interval in a table, which no line may break

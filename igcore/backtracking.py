@@ -214,9 +214,8 @@ def advance(batch: Batch, walks: Sequence[Walk]) -> None:
     texts = [draft.parent.tokens + draft.tokens for draft in drafts]
     keys = [keys_of(batch.seed, walk, len(text)) for walk, text in zip(walks, texts, strict=True)]
     rows = [walk.root.row for walk in walks]
-    length, step = batch.config.max_new_tokens, walks[0].step
     with batch.work.timed("generate"):
-        block = batch.engine.go_on(rows, texts, keys, length, step)
+        block = batch.engine.go_on(rows, texts, keys, batch.config.max_new_tokens)
     for c, draft in enumerate(drafts):
         walks[c].spent += len(block.tokens[c])
         draft.tokens += block.tokens[c]

@@ -1,4 +1,4 @@
-"""Files: the project's root, digests, atomic writing and locks.
+"""Files: digests, lines that are added, and locks.
 
 A file is written whole or not at all, and an error of the disk becomes one sentence.
 """
@@ -18,15 +18,6 @@ from .errors import RunError
 
 DIGITS = 16  # hex digits of the digests of modules, prompts and lines
 PART = ".part"  # of a file that is being written
-
-
-def root() -> Path:
-    """Return the project: the nearest folder upwards with ``notebooks`` and ``params``, or here."""
-    current = Path.cwd()
-    for folder in (current, *current.parents):
-        if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
-            return folder
-    return current
 
 
 def digest_of(value: object) -> str:
@@ -50,26 +41,6 @@ def writing(path: Path) -> Iterator[None]:
             f"cannot write in {path} ({error.strerror or error}); free some space or make it "
             "writable, or choose another folder, and run again to resume"
         ) from error
-
-
-def replace_file(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all, and make its folders.
-
-    Raises
-    ------
-    RunError
-        When it cannot be written, as on a full disk; what was there stays.
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            part.write_bytes(content.encode() if isinstance(content, str) else content)
-            part.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                part.unlink()
-            raise
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:

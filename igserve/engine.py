@@ -119,12 +119,12 @@ class ServedEngine:
         return block
 
     def go_on(
-        self, rows: Sequence[int], texts: Sequence[list[int]], keys: Keys, depth: int, step: int
+        self, rows: Sequence[int], texts: Sequence[list[int]], keys: Keys, depth: int
     ) -> Block:
         """Sample tokens after texts, one for each of their keys, or up to an end token.
 
-        See `igcore.engine.local.Engine.go_on`; `depth` and `step` are ignored, because the
-        server keeps its own cache. Nothing of a text counts as read here.
+        See `igcore.engine.local.Engine.go_on`; `depth` is ignored, because the server
+        keeps its own cache. Nothing of a text counts as read here.
         """
         whole = [[0] * len(text) + list(own) for text, own in zip(texts, keys, strict=True)]
         block = self.sample_block(rows, whole, known=texts)

@@ -3,9 +3,7 @@
 Importing it adds the policies, baselines, scorers and prompt sets of the paper to igcore's tables.
 """
 
-from igcore.catalog import METHODS, POLICIES, PROMPT_SETS, SCORERS, extend
-
-extend()  # judges and endpoints are in igserve
+from igcore.catalog import METHODS, POLICIES, PROMPT_SETS, SCORERS
 
 POLICIES |= {
     "qwen-0.5b": "igstudy.policies:QWEN",

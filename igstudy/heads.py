@@ -17,7 +17,6 @@ import pandas as pd
 import torch
 import yaml
 
-from igcore.files import replace_file, root
 from igcore.models.assets import sound
 from igcore.models.backbone import Backbone
 from igcore.models.head import Probe, cut
@@ -26,6 +25,7 @@ from igcore.prompt import Prompt, as_prompt
 from igcore.scorers import COST
 
 from . import harm
+from .files import replace_file, root
 from .harm import LENGTH, WEIGHTS, Embed, without_near
 from .linefile import Fields
 from .plain import plain_answers, plain_guard

@@ -24,10 +24,10 @@ def plain_guard(policy: Any, length: int, **settings: Any) -> Guard:
     return Guard(policy, cost=_nothing, budget=1.0, **settings)
 
 
-def plain_answers(guard: Guard, prompts: Sequence[Prompt], seed: int = 0) -> Iterator[Response]:
+def plain_answers(guard: Guard, prompts: Sequence[Prompt]) -> Iterator[Response]:
     """Yield one answer to each prompt, with progress."""
-    with progress(len(prompts), f"{guard.policy.name}, seed {seed}") as bar:
-        for answer in decode("base", guard, prompts, seed=seed):
+    with progress(len(prompts), guard.policy.name) as bar:
+        for answer in decode("base", guard, prompts):
             yield answer
             bar.update()
 

@@ -19,7 +19,6 @@ from pydantic import Field
 
 from igcore.catalog import PROMPT_SETS
 from igcore.errors import AssetError, ParameterError, needs, one_line, unknown_name
-from igcore.files import root
 from igcore.models import prompts as reading
 from igcore.models.hub import snapshot
 from igcore.prompt import Chat, Prompt, as_prompt
@@ -28,6 +27,7 @@ from igcore.scoring import checked_score
 from igcore.settings import Count, Named, Natural, one_of, settings
 
 from .assets import sound
+from .files import root
 
 # upper edge of each split's share: critics learn from `train`, settings are chosen on `tune`,
 # `calibrate` is left for thresholds of your own, and what is reported comes from `test`
@@ -69,7 +69,7 @@ class PromptOptions:
     ----------
     only : str, optional
         A text file with the ids of the prompts that are taken, one a line; # begins a comment. Seen
-        from `igcore.files.root`.
+        from `igstudy.files.root`.
     column : str
         Of a file or a data set: the column that holds the prompts.
     revision, subset, part : str, optional

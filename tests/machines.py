@@ -27,7 +27,7 @@ from scipy import stats
 from tiny import saved, tiny, tiny_tokenizer
 
 from igcore.errors import IgcoreError, RunError
-from igcore.files import root
+from igstudy.files import root
 from igstudy.prompts import load_prompts
 from tests.served.software import running
 

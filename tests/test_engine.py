@@ -191,7 +191,7 @@ def test_a_text_that_was_cut_goes_on_as_if_it_were_read_alone(name, cache, monke
     with Counter(model) as counter:
         for call, (rows, texts) in enumerate(asks(random.Random(3))):
             keys, before = numbers(len(rows), 1, f"call {call}"), counter.tokens
-            block = engine.go_on(rows, [texts[row] for row in rows], keys, 12, 4)
+            block = engine.go_on(rows, [texts[row] for row in rows], keys, 12)
             assert counter.tokens - before == sum(block.encoded)
             counted += sum(block.encoded)
             cut += max(block.encoded) > 1
@@ -483,7 +483,7 @@ def test_near_ties_are_read_again_in_float32_alone(cache, dtype, monkeypatch):
     with Counter(model) as counter:
         blocks = [
             engine.sample_block([0, 1, 2], numbers(3, 4), last=True),
-            engine.go_on([0, 1, 2], [[]] * 3, numbers(3, 1), 4, 4),
+            engine.go_on([0, 1, 2], [[]] * 3, numbers(3, 1), 4),
             propose(engine, [0, 1, 2], 1),
         ]
     assert all(all(map(all, block.near)) for block in blocks)

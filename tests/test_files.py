@@ -11,8 +11,9 @@ import pytest
 import torch
 from tiny import untrained
 
-from igcore import RunError, files
+from igcore import RunError
 from igstudy.figures import style
+from igstudy.files import replace_file
 from igstudy.report import tables
 from igstudy.runs.jobs import request
 from igstudy.training.loop import _Trainer, save_network
@@ -66,8 +67,8 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, name):
 def test_what_was_there_stays_when_a_new_file_cannot_be_written(tmp_path, monkeypatch):
     """Bug: an old result emptied by a write that fails."""
     path = tmp_path / "a.csv"
-    files.replace_file(path, "old\n")
+    replace_file(path, "old\n")
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(30, "Read-only")))
     with pytest.raises(RunError, match=r"a\.csv \(Read-only\); .* make it writable"):
-        files.replace_file(path, "new\n")
+        replace_file(path, "new\n")
     assert [path.read_text(), *tmp_path.iterdir()] == ["old\n", path]

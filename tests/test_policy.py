@@ -204,7 +204,7 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
     """Bug: half a run, which tables then wait for, of a model that was never there."""
     (tmp_path / "hub").mkdir()
     monkeypatch.setenv("IGCORE_HUB", str(tmp_path / "hub"))
-    monkeypatch.setattr("igcore.files.root", lambda: tmp_path / "work")
+    monkeypatch.setattr("igstudy.files.root", lambda: tmp_path / "work")
     params = DecodeParams(
         profile="tiny", run="one", policy="vicuna-7b", methods=["base"], budget=0.2, prompts="mild",
         limit=2,

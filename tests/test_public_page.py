@@ -153,10 +153,6 @@ MISUSES = {
         r"^config is a dict; write SearchConfig\(\*\*config\)"),
     "misspelt setting": (lambda: ig.Guard(pair(), cost=capitals, budget=1.0, n_sample=3),
         "unknown parameter 'n_sample'; did you mean 'n_samples'"),
-    "an option of loading": (
-        lambda: ig.Guard("owner/name", capitals, budget=1.0, load_in_8bit=True),
-        "^unknown parameter 'load_in_8bit'",
-    ),
     "no folder": (lambda: ig.Guard("./nomodel", capitals, budget=1), "^there is no folder ./nomod"),
     "no folder at home": (lambda: ig.Guard("~/x", capitals, budget=1), "^there is no folder ~/x"),
     "a name without owner": (lambda: ig.Guard("gpt2", capitals, budget=1),

@@ -127,15 +127,12 @@ def test_costs_are_the_logit_gaps_of_transformers(hub, family, side):
 
 
 def test_a_probability_is_that_of_the_unsafe_labels(hub):
-    """Bug: the unit changes only the name of the scale, or the self-check's boundary stays 0."""
+    """Bug: the unit changes only the name of the scale."""
     texts = PROMPTS[:2], RESPONSES[:2], [True] * 2
     gap, probability = load(hub("llama")), load(hub("llama"), unit="probability")
     assert probability.unit == "probability" and gap.digest != probability.digest
     expected = 1 / (1 + np.exp(-gap.score(*texts)))
     assert probability.score(*texts) == pytest.approx(expected, **EXACT)
-    options = PLAIN | {"repo": "here", "unit": "probability"}
-    assert GenerativeGuard(**options).boundary == 0.5
-    assert GenerativeGuard(**PLAIN, repo="here").boundary == 0
 
 
 def test_a_prefix_stands_before_the_verdict(hub):

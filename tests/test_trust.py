@@ -62,7 +62,7 @@ def project(tmp_path, monkeypatch):
 FOREIGN = """
     statistics:mean pickle:loads builtins:exec posixpath:os.popen in_parent:f in_project:f
     house.in_house:f installed_here:f kit.led_away:f torch:load pydantic:create_model
-    igcore.files:replace_file nowhere:f
+    igcore.files:append_line nowhere:f
 """
 
 

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from igcore import AssetError
-from igcore.files import root
 from igstudy import xstest
+from igstudy.files import root
 from igstudy.report import outside
 
 

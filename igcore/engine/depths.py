@@ -2,8 +2,7 @@
 
 A search with steps back asks for the next token of a text that it has cut. The KV cache is then cut
 to what the text shares with what was read; the last token of that is read again, because its logits
-are needed. A sliding window or a recurrent state cannot be cut, so copies of earlier states are
-kept, `STATES` for each sequence, and what lies behind them is read again.
+are needed. A sliding window or a recurrent state cannot be cut, so such a text is read again.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ from torch import Tensor
 from .kv_cache import Rows
 from .prefix_cache import SharedRows
 
-STATES = 4  # copies for a sequence
 Read = tuple[Tensor, list[int]]  # logits (R, V) after each text, and the tokens read for each
 
 
@@ -78,49 +76,29 @@ class DynamicDepths:
     ----------
     root : Rows
         The prompts, a row each.
-    step : int
-        A state is kept after every so many tokens.
     """
 
-    def __init__(self, root: Rows, step: int):
-        self.root, self.step = root, step
+    def __init__(self, root: Rows):
+        self.root = root
         self.live: dict[int, tuple[list[int], Rows]] = {}  # row -> its text and state
-        self.kept: dict[int, list[tuple[list[int], Rows]]] = {}  # the deepest last
 
     def read(self, rows: Sequence[int], texts: Sequence[list[int]]) -> Read:
         """Read what is new in the texts of these rows; the states of other rows are freed."""
         self.live = {row: self.live[row] for row in rows if row in self.live}
-        self.kept = {row: self.kept.get(row, []) for row in rows}
         counts = []
         for row, text in zip(rows, texts, strict=True):
-            read, state = self._nearest(row, text)
+            read, state = self.live.get(row, ([], None))
+            if state is None or text[: len(read)] != read:
+                read, state = [], self.root.gather([(self.root, row)])
             for token in text[len(read) :]:
                 state = state.step([0], [token])
             self.live[row] = text, state
             counts.append(len(text) - len(read))
-            if text and len(text) % self.step == 0 and counts[-1]:
-                copied = state.gather([(state, 0)])
-                self.kept[row] = [*self.kept[row], (text, copied)][-STATES:]
         return torch.cat([self.live[row][1].logits for row in rows]), counts
 
-    def _nearest(self, row: int, text: list[int]) -> tuple[list[int], Rows]:
-        """Return the longest text of a row that is known and begins this one, and its state."""
-        if row in self.live and _begins(self.live[row][0], text):
-            return self.live[row]
-        self.kept[row] = [known for known in self.kept[row] if _begins(known[0], text)]
-        if not self.kept[row]:
-            return [], self.root.gather([(self.root, row)])
-        read, state = self.kept[row][-1]
-        return read, state.gather([(state, 0)])  # a copy, because a state grows in place
 
-
-def _begins(known: list[int], text: list[int]) -> bool:
-    """True if a text begins with the known one."""
-    return text[: len(known)] == known
-
-
-def depths_of(root: Rows, depth: int, step: int) -> SharedDepths | DynamicDepths:
+def depths_of(root: Rows, depth: int) -> SharedDepths | DynamicDepths:
     """Return the sequences of prompts that were opened, before their first token."""
     if isinstance(root, SharedRows):
         return SharedDepths(root, depth)
-    return DynamicDepths(root, step)
+    return DynamicDepths(root)

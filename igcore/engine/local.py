@@ -77,7 +77,7 @@ class Engine(Protocol):
         """
 
     def go_on(
-        self, rows: Sequence[int], texts: Sequence[list[int]], keys: Keys, depth: int, step: int
+        self, rows: Sequence[int], texts: Sequence[list[int]], keys: Keys, depth: int
     ) -> Block:
         """Sample the next token of texts, each of which follows the prompt of its row.
 
@@ -90,8 +90,8 @@ class Engine(Protocol):
         keys : sequence of R sequences of int
             The first key of each decides its token. An engine may use more of them, and then
             sample as many tokens.
-        depth, step : int
-            Most tokens of a text, and after how many a text may be cut; the same in all calls.
+        depth : int
+            Most tokens of a text; the same in all calls.
         """
 
     def history(self, candidates: Sequence[int], keys: bool = True) -> History:
@@ -191,11 +191,10 @@ class LocalEngine:
         Parameters
         ----------
         known : sequence of R sequences of int, optional
-            The first tokens of each candidate, where they have been sampled before; the model reads
-            them, and their logprobs here are NaN. No end token is among them.
+            The first tokens of each candidate, as many of each; the model reads them, and their
+            logprobs are NaN. No end token is among them.
         """
         penalties = penalties or [None] * len(rows)
-        known = known or [()] * len(rows)
         length = len(keys[0])
         # 1. copy the rows, so that they stay unchanged for a retry. `reserve` makes space for
         # the whole block, so that steps can write in place
@@ -206,12 +205,12 @@ class LocalEngine:
         # ends, and the numbers of candidates never change
         live = list(range(len(rows)))
         # 2. read the first tokens, which are known for every candidate, without sampling
-        n_known = min(map(len, known))
+        n_known = len(known[0]) if known else 0
+        for c, tokens in enumerate(known):
+            for token in tokens:
+                block.append(c, token, math.nan, math.nan, False)
         if n_known:
-            for c, tokens in enumerate(known):
-                for token in tokens[:n_known]:
-                    block.append(c, token, math.nan, math.nan, False)
-            state = state.read([tokens[:n_known] for tokens in known])
+            state = state.read(known)
         for step in range(n_known, length):
             # 3. sample the next token of each row
             factors: dict[int, Factors] = {}  # none in a first round, which is then cheaper
@@ -220,13 +219,9 @@ class LocalEngine:
                     factors[i] = penalty.at(block.tokens[c])
             tokens, log_p, log_q, near = self.draw_next(state, u[live, step], factors)
             for i, c in enumerate(live):
-                # a stored token takes the place of the sampled one; its logprobs are stored, too
-                if step < len(known[c]):
-                    tokens[i], near[i] = known[c][step], False
-                    log_p[i] = log_q[i] = math.nan
                 # logits differ by some 1e-5 between batches; near an edge of the CDF that decides.
-                # Read alone the sequence gives the same token whatever batch it was in
-                elif near[i] and self.redraws:
+                # Read alone the sequence gives the same token in every batch
+                if near[i] and self.redraws:
                     tokens[i], log_p[i], log_q[i] = self._draw_alone(
                         rows[c], block.tokens[c], u[c, step], factors.get(i)
                     )
@@ -250,7 +245,7 @@ class LocalEngine:
         return block
 
     def go_on(
-        self, rows: Sequence[int], texts: Sequence[list[int]], keys: Keys, depth: int, step: int
+        self, rows: Sequence[int], texts: Sequence[list[int]], keys: Keys, depth: int
     ) -> Block:
         """Sample the next token of texts, see `Engine.go_on`.
 
@@ -258,7 +253,7 @@ class LocalEngine:
         one token. Rows that a call leaves out lose their cache.
         """
         if self._depths is None:
-            self._depths = depths_of(self.rows, depth, step)
+            self._depths = depths_of(self.rows, depth)
         logits, encoded = self._depths.read(rows, texts)
         u = torch.from_numpy(uniforms([first for first, *_ in keys]))  # (R, WORDS)
         tokens, log_p, log_q, near = draw(logits, u, {}, self.sampling)

@@ -30,7 +30,7 @@ FINAL = ("final_logit_softcapping", "logits_scaling")
 
 @settings(kw_only=True)
 class GenerativeGuard(Wording, Checkpoint):
-    r"""A generative guard; higher is worse, and above `boundary` unsafe is more likely than safe.
+    r"""A generative guard; higher is worse.
 
     .. math:: C(x, y) = \log \sum_{u \in \mathrm{unsafe}} e^{z_u} - \log \sum_{s \in \mathrm{safe}}
     e^{z_s}
@@ -62,11 +62,6 @@ class GenerativeGuard(Wording, Checkpoint):
     """
 
     unit: Literal["logit gap", "probability"] = "logit gap"
-
-    @property
-    def boundary(self) -> float:
-        """The score at which both verdicts are equally likely."""
-        return 0.5 if self.unit == "probability" else 0
 
     def scorer(self) -> LMScorer:
         """Return the scorer, unchecked.

@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from igcore.errors import RunError
-from igcore.files import replace_file
+
+from ..files import replace_file
 
 RC = str(files("igstudy") / "data/pictures.mplstyle")  # whether they are drawn or written
 METADATA = {"Software": None}  # matplotlib would write its own version by itself

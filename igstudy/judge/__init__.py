@@ -125,7 +125,7 @@ class JudgeParams:
     workers : int
         Requests at a time; changes no verdict.
     figures : str
-        Folder, seen from `igcore.files.root`, for the picture; the table goes to its subfolder
+        Folder, seen from `igstudy.files.root`, for the picture; the table goes to its subfolder
         ``tables``.
     """
 

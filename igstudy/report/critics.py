@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from igcore.files import root
 from igcore.settings import Named
 
+from ..files import root
 from .tables import by_prompt_set
 
 # of ``critic.csv``: how well f1 tells safe from unsafe, a row per critic and position

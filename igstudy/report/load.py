@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 
 from igcore import METHODS, RunError
-from igcore.files import root
 
+from ..files import root
 from ..linefile import RECORD_FIELDS, read
 
 # how the names of runs begin that belong to no table of methods: their answers are shown, or claims

@@ -9,8 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from igcore.files import root
-
+from ..files import root
 from ..provenance import UNPACKED, commit, processor, versions
 from .load import EXCLUDED_PREFIX
 

@@ -11,8 +11,7 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from igcore.files import replace_file
-
+from ..files import replace_file
 from . import statistics as metrics
 from .sources import Source, sidecar
 

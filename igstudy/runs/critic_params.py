@@ -68,10 +68,10 @@ class CriticParams(RolloutConfig, RunParams):
     limit, test_limit : int, optional
         Maximum number of prompts of each split.
     rollouts : str, optional
-        Folder of another run of notebook 20, seen from `igcore.files.root`, whose rollouts are
+        Folder of another run of notebook 20, seen from `igstudy.files.root`, whose rollouts are
         reused; by default new ones are sampled.
     shipped : str, optional
-        Folder of networks of the same names, seen from `igcore.files.root`, that the critics are
+        Folder of networks of the same names, seen from `igstudy.files.root`, that the critics are
         compared with.
     reward : str or dict
         See `igcore.load_scorer`.

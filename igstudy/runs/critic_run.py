@@ -25,11 +25,12 @@ from igcore import ParameterError, Policy, Prompt, Scorer, load_policy
 from igcore.critic.files import Network
 from igcore.critic.network import Critic, load_critic
 from igcore.engine.prepack import use_prepacked
-from igcore.files import digest_of, replace_file, root
+from igcore.files import digest_of
 from igcore.settings import written
 
 from ..baselines.re_control import ValueNetwork, load_value
 from ..baselines.value_training import train_value
+from ..files import replace_file, root
 from ..linefile import read_mapping
 from ..prompts import load_prompts
 from ..provenance import UNPACKED, made_by, versions

@@ -80,13 +80,13 @@ class DecodeParams(Settings, RunParams):
     reward : str or dict, optional
         See `igcore.load_scorer`. Without one, answers rank by the policy's own likelihood.
     critic : str, optional
-        Folder of a trained critic, seen from `igcore.files.root`; needed by the methods that use
+        Folder of a trained critic, seen from `igstudy.files.root`; needed by the methods that use
         one.
     critic_control : str
         ``shuffled`` permutes the critic's verdicts at random among the candidates of a prompt: a
         control search that the critic cannot have helped.
     value : str, optional
-        Folder of a trained value network, seen from `igcore.files.root`; needed by the methods
+        Folder of a trained value network, seen from `igstudy.files.root`; needed by the methods
         that it steers.
     seed : int
         Seed of every random number.

@@ -14,13 +14,12 @@ from typing import Any
 
 from igcore import Guard, Prompt, decode
 from igcore.catalog import found
-from igcore.files import root
 from igcore.methods import method_of
 from igcore.settings import written
 
+from ..files import root
 from ..linefile import Fields
 from ..prompts import load_prompts
-from ..scorers import scoring_options
 from ..sources import loaded
 from .decode_params import DecodeParams, network_of
 from .folders import Run, open_run
@@ -77,7 +76,7 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     Parameters
     ----------
     folder : Path, optional
-        By default ``runs/<profile>/<run>`` under `igcore.files.root`, with the shard's number
+        By default ``runs/<profile>/<run>`` under `igstudy.files.root`, with the shard's number
         appended when there are several.
 
     Returns
@@ -147,12 +146,6 @@ def with_sampling(params: DecodeParams, taken: Fields) -> DecodeParams:
     return replace(params, **own)
 
 
-def settings_of(params: DecodeParams) -> Fields:
-    """Return the settings of a run as JSON values, without the addresses of scorers."""
-    scorers = {"cost": scoring_options(params.cost), "reward": scoring_options(params.reward)}
-    return {**written(params), **written(scorers)}
-
-
 def identity_of(experiment: Experiment, weights: Mapping[str, str]) -> Fields:
     """Return the identity of a run, as JSON values: settings, models, code and prompts by content.
 
@@ -169,7 +162,7 @@ def identity_of(experiment: Experiment, weights: Mapping[str, str]) -> Fields:
     known = models_identity(guard.policy, guard.cost, guard.reward, prompts, *modules)
     known["parts"] |= weights
     known["dtype"] = experiment.params.dtype
-    return settings_of(experiment.params) | known
+    return {**written(experiment.params), **known}
 
 
 def summary(lines: Sequence[Fields]) -> Fields:

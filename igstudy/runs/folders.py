@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from igcore import Prompt, RunError
-from igcore.files import PART, append_line, locked, replace_file, whole_lines, writing
+from igcore.files import PART, append_line, locked, whole_lines, writing
 from igcore.progress import progress
 
+from ..files import replace_file
 from ..linefile import Fields, key, line_digest, read_mapping, root_of, sealed
 from ..provenance import UNPACKED, made_by, now
 

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import load_file
 
-from igcore.files import root
 from igcore.prompt import as_prompt
 
 from ..assets import sound
+from ..files import root
 from ..harm import (
     ABOUT_HARM,
     DATA,

@@ -19,11 +19,12 @@ from typing import Any
 import yaml
 
 from igcore.errors import ParameterError, shown, unknown_name
-from igcore.files import file_digest, locked, replace_file
+from igcore.files import file_digest, locked
 from igcore.models.registry import first_on_path
 from igserve.trust import admitted, named_modules
 from igserve.yamlfile import read_yaml
 
+from ..files import replace_file
 from ..provenance import UNPACKED, versions
 from ..sources import package_digest
 from .identity import code_of, notebook_digest

@@ -11,10 +11,11 @@ from dataclasses import asdict
 
 import pandas as pd
 
-from igcore.files import append_line, root
+from igcore.files import append_line
 from igcore.progress import progress
 from igcore.settings import written
 
+from ..files import root
 from ..judge import Judge, JudgeParams, load_judge
 from ..judge.spec import ASPECTS, Question
 from ..linefile import line_digest

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from igcore.critic.network import Critic, load_critic
-from igcore.files import digest_of, file_digest, root
+from igcore.files import digest_of, file_digest
 from igcore.guard import Guard
 
 from ..baselines.re_control import ValueNetwork, load_value
+from ..files import root
 from ..linefile import read_mapping
 from .decode_params import DecodeParams
 

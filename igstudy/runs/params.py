@@ -26,7 +26,7 @@ class OutputParams:
     profile : str
         Folder of ``runs`` whose finished runs are read.
     figures : str
-        Folder, seen from `igcore.files.root`, for pictures; tables go to its subfolder
+        Folder, seen from `igstudy.files.root`, for pictures; tables go to its subfolder
         ``tables``.
     pattern : str
         Glob pattern for the names of the runs that are read.
@@ -49,11 +49,11 @@ class ClaimsParams:
     profile, figures : str
         See `OutputParams`.
     claims : str
-        Claims file, seen from `igcore.files.root`, see `igstudy.report.claims`.
+        Claims file, seen from `igstudy.files.root`, see `igstudy.report.claims`.
     pilot : bool
         Whether the runs are those from which power is computed; nothing is decided then.
     power_table : str, optional
-        Where that power is written and read, seen from `igcore.files.root`; it need not be there.
+        Where that power is written and read, seen from `igstudy.files.root`; it need not be there.
         By default it is among the tables of `figures`.
     suffix : str
         How the names of its tables end, where two profiles have some.

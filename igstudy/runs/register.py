@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from igcore.errors import IgcoreError, ParameterError, RunError
-from igcore.files import replace_file
 
+from ..files import replace_file
 from ..report.claims import ClaimsFile, load_claims
 from ..report.decidable import check_decidable, decidable
 from ..report.load import load_finished

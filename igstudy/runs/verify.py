@@ -21,13 +21,14 @@ from typing import Literal
 from igcore.errors import IgcoreError, RunError, unknown_name
 from igcore.methods import method_of
 from igcore.prompt import Prompt
+from igcore.settings import written
 from igserve.trust import admit
 
 from ..linefile import SETTINGS, Fields, LineKey, Record, has_texts, key, read_record
 from ..prompts import load_prompts
 from ..sources import loaded
 from .decode_params import DecodeParams
-from .decode_run import settings_of, summary, with_sampling
+from .decode_run import summary, with_sampling
 from .identity import dated, part_identity, prompts_digest
 from .paramfiles import read_recipe, runs_of
 from .rescore import RECORD_ERRORS, differing_fields, odd_fields, rescored
@@ -220,7 +221,7 @@ def contradictions(found: Record, request: DecodeParams, prompts: list[Prompt]) 
             if has_texts(line):  # else the id, a hash of the prompt, stands for it
                 expected["prompt"] = prompt.text
             yield from differing_fields(f"line {number}", line, expected)
-    expected = settings_of(params) | {"chosen": prompts_digest(prompts)}
+    expected = written(params) | {"chosen": prompts_digest(prompts)}
     # parts and device depend on the policy
     yield from _compared("params.json", given, expected, "parts", "device")
     expected = summary(found.lines) | {"params": found.params, "root": found.root}

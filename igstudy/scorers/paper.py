@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -98,7 +97,6 @@ class BeaverCost(Checkpoint):
     """
 
     repo: str = "PKU-Alignment/beaver-7b-unified-cost"
-    boundary: ClassVar[float | None] = 0
 
     def scorer(self) -> LMScorer:
         """Return the scorer, unchecked."""

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from igcore import ParameterError, Policy
 from igcore.critic.files import Network
-from igcore.files import DIGITS, digest_of, replace_file
+from igcore.files import DIGITS, digest_of
 from igcore.progress import progress
 
+from ..files import replace_file
 from .config import TrainingConfig
 from .latents import ENCODE, Source
 from .rollouts import Rollout, split_by_prompt

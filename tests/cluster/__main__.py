@@ -19,8 +19,8 @@ from pathlib import Path
 import yaml
 
 from igcore.errors import IgcoreError, RunError
-from igcore.files import root
 from igstudy.commands import differences
+from igstudy.files import root
 from igstudy.linefile import read
 from tests import machines
 from tests.cluster.node import ENDS, call, one_node

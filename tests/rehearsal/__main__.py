@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from igcore.errors import IgcoreError
-from igcore.files import root
+from igstudy.files import root
 from igstudy.runs.paramfiles import ParamFiles
 from tests.rehearsal.checkpoints import build_checkpoints
 from tests.rehearsal.data import build_data

@@ -20,8 +20,8 @@ import torch
 
 import igcore as ig
 from igcore import IgcoreError, Policy, PolicyError, Prompt
-from igcore.files import replace_file, root
 from igserve.policy import ServedPolicy
+from igstudy.files import replace_file, root
 from igstudy.linefile import read
 from igstudy.prompts import load_prompts
 from igstudy.provenance import processor
