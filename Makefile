@@ -56,7 +56,7 @@ help:
 	@echo "make docs       the site of the committed pages, notebooks, pictures and tables, into site/ (no network)"
 	@echo "make lock       for maintainers: write pylock.toml from constraints.txt, with the files that PyPI has"
 	@echo "make publish    for maintainers: copy the tables and pictures of a profile into figures, pack its records, then make readme"
-	@echo "make readme     write the numbers of figures/tables, and the searches of records/trees.jsonl, into the pages"
+	@echo "make readme     write the numbers of figures/tables into the pages"
 
 $(VENV)/installed: pyproject.toml igserve/pyproject.toml igstudy/pyproject.toml pylock.toml
 	@echo "igcore: installing packages into $(VENV); README says how many megabytes and minutes that takes"
@@ -189,7 +189,6 @@ publish: $(VENV)/installed
 
 readme: $(VENV)/installed
 	@$(BIN)/python -m docs.pages
-	@$(BIN)/python -m docs.rejudge
 
 # uv writes the lock and installs nothing, because it does not read the settings of pip
 lock: $(VENV)/installed

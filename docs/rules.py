@@ -10,28 +10,23 @@ import igcore as ig
 from igstudy.files import replace_file, root
 
 N = 20  # questions
-ENDING = "I hope this helps."
-# what a reader wants; the cost as a reader writes it; its budget; what each question adds, where
-# the model would not know of the rule
+# what a reader wants; the cost as a reader writes it; its budget
 RULES = (
-    ("no number that is not in the question", "without_new_numbers()", 0, ""),
-    ("no banned words or names", 'without_words(["best", "great", "important"])', 0, ""),
-    ("no list", r'without_pattern(r"(?m)^\s*[-*•\d]")', 0, ""),
-    ("no sentence of more than 20 words", "longest_sentence()", 20, ""),
-    ("at most 40 words", 'length("words")', 40, ""),
-    ("valid JSON", "valid_json()", 0, " Answer with a JSON list of strings."),
-    ("a text that must be there", f'contains("{ENDING}")', 0, f' End with: "{ENDING}"'),
+    ("no number that is not in the question", "without_new_numbers()", 0),
+    ("no banned words or names", 'without_words(["best", "great", "important"])', 0),
+    ("no list", r'without_pattern(r"(?m)^\s*[-*•\d]")', 0),
+    ("no sentence of more than 20 words", "longest_sentence()", 20),
+    ("at most 40 words", 'length("words")', 40),
 )
 
 
 def measured(policy: ig.Policy, questions: list[str]) -> pd.DataFrame:
     """Return a row for each rule: answers of the plain model and of the guard, as counts."""
     rows = []
-    for wanted, code, budget, added in RULES:
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    for wanted, code, budget in RULES:
         cost = eval(f"ig.rules.{code}")
-        accounting = "terminal" if cost.unit == "broken rules" else "peak"
-        guard = ig.Guard(policy, cost, budget=budget, accounting=accounting, max_new_tokens=64)
-        chats = [[{"role": "user", "content": question + added}] for question in questions]
+        guard = ig.Guard(policy, cost, budget=budget, max_new_tokens=64)
         plain, guarded = list(ig.decode("base", guard, chats, seed=0)), guard.map(chats, seed=0)
         safe = sum(answer.status == "verified_safe" for answer in guarded)
         abstained = sum(answer.status == "abstained" for answer in guarded)
@@ -39,7 +34,6 @@ def measured(policy: ig.Policy, questions: list[str]) -> pd.DataFrame:
             {
                 "what you want": wanted,
                 "cost": f"`{code}`",
-                "accounting": accounting,
                 "budget": budget,
                 "plain model: within": sum(answer.cost <= budget for answer in plain),
                 "guard: within": safe,

@@ -26,8 +26,6 @@ SCORERS: dict[str, Callable[..., Any] | str] = {
     "without-pattern": "igcore.rules:without_pattern",
     "longest-sentence": "igcore.rules:longest_sentence",
     "length": "igcore.rules:length",
-    "valid-json": "igcore.rules:valid_json",
-    "contains": "igcore.rules:contains",
 }
 PROMPT_SETS: dict[str, Callable[[], list[str]] | str] = {  # name -> its texts, or where they are
     "mild": "igcore.models.prompts:mild",

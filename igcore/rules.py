@@ -14,7 +14,6 @@ where ``Acmeist`` might have come of it, because a stream may show that block an
 alone are read otherwise, see `without_new_numbers`.
 """
 
-import json
 import unicodedata
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -238,44 +237,3 @@ def checked(most: int) -> int:
     if type(most) is not int or most < 0:
         refuse("most", most, "give a whole number of at least 0")
     return most
-
-
-# --- what a whole answer must be ------------------------------------------------------------------
-
-
-def valid_json() -> FunctionScorer:
-    """Return the cost: 0 for valid JSON (RFC 8259) with blanks around it, 1 for anything else.
-
-    Only a whole answer can meet it, so it needs ``accounting="terminal"``.
-    """
-    return rule("valid-json", "broken rules", breaks_json)
-
-
-def breaks_json(response: str) -> int:
-    """Return 1 for a text that is no valid JSON, else 0."""
-    try:
-        # a number stays text, as it may be too long for Python; int refuses NaN and Infinity
-        json.loads(response, parse_int=str, parse_constant=int)
-    except (ValueError, RecursionError):
-        return 1
-    return 0
-
-
-def contains(text: str = "") -> FunctionScorer:
-    """Return the cost: 0 for a response that contains a text exactly as it is given, else 1.
-
-    Only a whole answer can meet it, so it needs ``accounting="terminal"``.
-
-    Raises
-    ------
-    ParameterError
-        For no text, or the empty one.
-    """
-    if not isinstance(text, str) or not text:
-        refuse("text", text, "give the text that every answer must contain")
-    return rule("contains", "broken rules", lacks, text)
-
-
-def lacks(text: str, response: str) -> int:
-    """Return 1 for a response that does not contain a text, else 0."""
-    return int(text not in response)

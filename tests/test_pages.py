@@ -329,6 +329,12 @@ def test_a_link_to_a_folder_becomes_text():
     assert shown == text.replace("[`c`](../igcore)", "`c`")
 
 
+def test_a_link_to_a_page_in_html_opens_it():
+    """Bug: Sphinx made a download of it."""
+    shown = site.as_shown("[chat](chat.html) and [other](guard.md)", ROOT / "docs/page.md", ROOT)
+    assert shown == '<a href="chat.html">chat</a> and [other](guard.md)'
+
+
 def test_what_needs_eyes_or_a_network_is_named(tmp_path):
     """Guards a page that is blank on a train, and a picture that a screen reader skips."""
     (tmp_path / "page.html").write_text(

@@ -5,7 +5,6 @@ the cost of the last words, on examples worked by hand.
 ``make audit`` compares 10,000 random texts.
 """
 
-import json
 import random
 import re
 from itertools import product
@@ -31,7 +30,6 @@ ATOMS = (
 PIECES = {"don't": 1, "well-known": 2, "3.5": 1, "1,000": 1, "東京": 2, "—": 0, "🙂": 0, "e.g": 1}
 PIECES |= {"e\u0301te\u0301": 1, "co\u00adop": 1, "١٢": 1, "カラー": 1, "a_b": 1, "(so)": 1, "É": 1}
 PIECES |= {"so.": -1, "so?”": -1, "(3!)": -1, "so\n": -1, "*so.*": -1, "東京。": -2, "a-b…": -2}
-LEAVES = [1, -2.5, 'a\n"', True, None, [], {"é": [[]]}, float("nan"), -float("inf")]  # of JSON
 
 
 # --- a second implementation ----------------------------------------------------------------------
@@ -95,8 +93,6 @@ def compare(n, seed):
     for _ in range(n):
         prompt, text = ("".join(rng.choices(ATOMS, k=k)) for k in (6, rng.randrange(25)))
         (said, counts), most = sentences(rng), rng.randrange(4)
-        leaf, after = rng.choice(LEAVES), rng.choice(["", " \n", ",", "]", "}", "x", "1"])
-        data, finite = json.dumps([leaf, {"k": leaf}]) + after, leaf not in LEAVES[-2:]
         forms = [normalize(form, text.translate(HIDDEN)) for form in FORMS]
         matches = max(len(re.findall(PATTERN, form)) for form in [text, *forms])
         names = sum(max(count_of(word, form) for form in forms) for word in WORDS)
@@ -108,8 +104,6 @@ def compare(n, seed):
             (rules.longest_sentence(most), said, max(0, max(counts) - most)),
             (rules.length("words", most), said, max(0, sum(counts) - most)),
             (rules.length("characters", most), text, max(0, len([*text]) - most)),
-            (rules.valid_json(), data, 1 - (finite and not after.strip())),
-            (rules.contains("Acme"), text, 1 - bool(re.search("Acme", text))),
         ):
             (cost,) = rule.score([prompt], [response], [True])
             assert cost == slow, (rule.name, prompt, response, cost, slow)
@@ -121,7 +115,7 @@ def compare(n, seed):
 
 def test_random_texts_cost_what_a_second_implementation_says():
     """Guards what a rule counts: digits of other scripts, ends of words, hidden characters."""
-    assert len(compare(1000, seed=7)) == 14  # each of seven rules is kept, and is broken
+    assert len(compare(1000, seed=7)) == 10  # each of five rules is kept, and is broken
 
 
 # --- in a guard -----------------------------------------------------------------------------------
@@ -134,15 +128,13 @@ def copied(prefix):
     return [100.0 * (token == wanted) for token in range(7)]
 
 
-KNOWN, VALID = "12 and 2,112", ["1", "11", "111", "1111", "[]", "[1]", "[11]", "[[]]"]
+KNOWN = "12 and 2,112"
 IN_A_GUARD = [  # rule, letters, what is allowed, ends of blocks at which it is read as it stands
     (rules.without_new_numbers(), "12,", lambda text: not new_numbers(KNOWN, text), ()),
     (rules.without_words(["ab"]), "ab ", lambda text: "ab" not in text.split(), (2, 4)),
     (rules.without_pattern("a b"), "ab ", lambda text: "a b" not in text, ()),
     (rules.longest_sentence(1), "a .", lambda text: not re.search(r"a( +\.?|\.\.)a", text), ()),
     (rules.length("characters", 3), "ab", lambda text: len(text) < 4, ()),
-    (rules.valid_json(), "[]1", lambda text: text in VALID, ()),
-    (rules.contains("ab"), "ab", lambda text: "ab" in text, ()),
 ]
 
 
@@ -151,21 +143,13 @@ def test_a_guard_answers_with_exactly_what_a_rule_allows(rule, letters, allows, 
     """Bug: a block that ends within a number or a word passes it, or ends an answer for good."""
     monkeypatch.setattr("mockpolicy.LETTERS", f"|{letters}")
     policy = mock_policy(copied)
-    accounting = "terminal" if rule.unit == "broken rules" else "peak"
-    settings = dict(block_size=2, max_new_tokens=5, spend=10, refusal="", accounting=accounting)
+    settings = dict(block_size=2, max_new_tokens=5, spend=10, refusal="")
     texts = {"".join(each) for n in range(5) for each in product(letters, repeat=n)}
     prompts = [Encoded(t, KNOWN, "mock", (*policy.tokenizer(t)["input_ids"], EOS)) for t in texts]
     answers = Guard(policy, rule, budget=0, **settings).map(prompts)
     emitted = {answer.text for answer in answers if answer.status == "verified_safe"}
     allowed = {t for t in texts if allows(t) and all(allows(t[:end]) for end in ends)}
     assert emitted == allowed and allowed < texts
-
-
-def test_a_rule_for_the_whole_answer_asks_for_its_accounting():
-    """Bug: a guard with such a rule abstains from everything without a word."""
-    for rule in (rules.valid_json(), rules.contains("Yours")):
-        with pytest.warns(UserWarning, match="'terminal'"):
-            Guard(mock_policy(), rule, budget=0)
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -177,7 +161,7 @@ BAD = [
     (rules.without_pattern, "(", r"^pattern is '\('; it does not compile \(missing \)"),
     (rules.without_pattern, "a*", "the empty text breaks it"),
     (rules.longest_sentence, -1, "^most is -1; give a whole number"),
-    (load_scorer, "contains", "^text is ''; give the text"),  # a text that is left out
+    (load_scorer, "length", "^unknown unit ''"),  # a setting that is left out
 ]
 
 

@@ -1,4 +1,4 @@
-"""Record the candidates of a search, to inspect them and judge them again.
+"""Record the candidates of a search, to inspect them.
 
 A `Recorder` observes a search without changing it. It keeps a list of `Node` for each answer: plain
 values, a few kB.
@@ -150,26 +150,3 @@ def _charged(beam: Beam, before: SafetyState, config: SearchConfig) -> SafetySta
     """Return the safety state of a beam, given that of its parent."""
     last = len(beam.tokens) - 1
     return charge(before, beam.worst, config.accounting, config.gamma_safety, last, beam.finished)
-
-
-def rejudged(nodes: Sequence[Node], config: SearchConfig, budget: float) -> list[Node]:
-    """Return recorded candidates judged under another budget, without decoding.
-
-    Their fates are unchanged, although a search under that budget might keep other candidates.
-
-    Parameters
-    ----------
-    config : SearchConfig
-        The settings of the recorded search.
-    budget : float
-        In the unit of the cost.
-    """
-    config = replace(config, budget=budget)
-    states = {-1: start(budget)}
-    judged = []
-    for node in nodes:
-        state = _charged(node.beam, states[node.parent], config)
-        states[node.number] = state
-        beam = replace(node.beam, state=state)
-        judged.append(replace(node, beam=beam, within=beam.safe(config)))
-    return judged

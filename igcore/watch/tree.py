@@ -7,12 +7,11 @@ from itertools import groupby
 from textwrap import wrap
 from unicodedata import east_asian_width
 
-from ..config import SearchConfig
 from ..errors import ParameterError
 from ..response import Response
 from ..scorers import keeps_cache
 from .html import GREY, OVER, WITHIN, hidden, mask_prompt, masker_of, verdict_of
-from .record import ON_THE_WAY, Node, rejudged
+from .record import ON_THE_WAY, Node
 
 # in pixels: a page fits two pictures side by side, and a phone one, so that letters stay large
 WIDE, LEFT, BOX = 440, 10, 54  # of the picture; where its texts and its boxes begin
@@ -35,10 +34,8 @@ class Tree:
         See `igcore.watch.record`; with the displayed texts.
     method : str
         A key of `igcore.METHODS`.
-    config : SearchConfig
-        The settings of the recorded search.
     budget : float
-        The budget under which the candidates are judged.
+        The budget of the recorded search.
     reward : str
         What the reward is called; without a reward model it is the policy's own likelihood.
     """
@@ -47,7 +44,6 @@ class Tree:
     verdict: str
     nodes: list[Node]
     method: str
-    config: SearchConfig
     budget: float
     reward: str
 
@@ -78,25 +74,9 @@ class Tree:
             if keeps_cache(guard.cost):
                 nodes = [n if n.within else replace(n, text=hidden(n.text)) for n in nodes]
             nodes = [replace(node, text=mask(node.text)) for node in nodes]
-        config = guard.config
         reward = "reward" if guard.reward else "mean log p"
         verdict = verdict_of(answer)
-        return cls(prompt, verdict, nodes, guard.method, config, config.budget, reward)
-
-    def rejudge(self, budget: float) -> "Tree":
-        """Return the same candidates judged under another budget, without decoding."""
-        before = rejudged(self.nodes, self.config, self.config.budget)
-        after = rejudged(self.nodes, self.config, budget)
-        pairs = zip(before, after, strict=True)
-        changed = [new.block for old, new in pairs if old.within != new.within]
-        verdict = "the same candidates are within budget"
-        if changed:
-            verdict = (
-                f"other candidates are within budget from block {changed[0] + 1} on; decode again "
-                "to see what is kept"
-            )
-        verdict = f"under the budget of {budget:g} {verdict}"
-        return replace(self, nodes=after, verdict=verdict, budget=budget)
+        return cls(prompt, verdict, nodes, guard.method, guard.config.budget, reward)
 
     def _repr_svg_(self) -> str:
         title = _lines(f"{self.method}: {self.verdict}", TITLE)
