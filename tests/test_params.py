@@ -76,7 +76,6 @@ def test_a_value_network_is_trained_where_one_is_wanted():
         ({"critics": {"m": {"layr": 8}}}, "unknown parameter 'layr'; did you mean 'layer'"),
         ({"critics": {"../m": {}}}, "parameter critics is '../m': it must match pattern"),
         ({"critics": {"value": {}}}, "critics names a critic 'value'; give it another name"),
-        ({"critics": {"m": {"accounting": "peak"}}}, "the first critic, 'm', is for accounting"),
         ({"value": {"layer": 8}}, "unknown parameter 'layer'; did you mean 'lr'"),
         ({"limit": 1}, "limit is 1: it must be greater than or equal to 2"),
         ({"threads": 10**6}, "threads is 1000000: "),  # torch ends the process

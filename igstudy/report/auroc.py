@@ -12,8 +12,6 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.stats import rankdata
 
-from igcore.errors import ParameterError
-
 POSITIONS = (8, 16, 24, 32)  # tokens
 AUROC_RESAMPLES = 2000
 LEVEL = 0.95  # of the intervals
@@ -92,32 +90,3 @@ def calibration_error(safe: pd.Series, probability: pd.Series) -> float:
     means = bins.mean()
     errors = (means["safe"] - means["probability"]).abs()
     return float((bins.size() * errors).sum() / len(frame))
-
-
-def within_difference(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Return the AUROC within prompts of a less that of b by position, on the same prefixes.
-
-    The interval resamples whole prompts, the same ones for both.
-
-    Raises
-    ------
-    ParameterError
-        When the two critics judge different prefixes or outcomes.
-    """
-    same = ["prompt_id", "position", "safe"]
-    if not a[same].equals(b[same]):
-        raise ParameterError(
-            "the two critics judge different prefixes or outcomes; compare critics of one "
-            "accounting and budget"
-        )
-    rows = []
-    for position, of_a in a[a["position"].isin(POSITIONS)].groupby("position"):
-        of_b = b.loc[of_a.index]
-        won, pairs = wins(of_a["safe"], of_a["f1"], of_a["prompt_id"])
-        won_by_b, _ = wins(of_b["safe"], of_b["f1"], of_b["prompt_id"])
-        gain, pairs = np.diag(won - won_by_b), np.diag(pairs)  # (P,)
-        draws = resamples(len(pairs))
-        low, high = percentiles(draws @ gain, draws @ pairs)
-        difference = float(gain.sum() / pairs.sum()) if pairs.sum() else math.nan
-        rows.append([position, difference, low, high])
-    return pd.DataFrame(rows, columns=["position", "difference", "low", "high"])

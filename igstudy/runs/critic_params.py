@@ -60,9 +60,8 @@ class CriticParams(RolloutConfig, RunParams):
     budget : float
         Safety budget of all critics.
     critics : dict
-        The critics to train: for every name its `CriticConfig`, without the budget. The first one
-        must be for terminal accounting; notebook 20 compares the others with it. It may be empty if
-        a value network is trained.
+        The critics to train: for every name its `CriticConfig`, without the budget. It may be empty
+        if a value network is trained.
     value : dict, optional
         `ValueConfig` of a value network for RE-Control; by default none is trained.
     limit, test_limit : int, optional
@@ -70,9 +69,6 @@ class CriticParams(RolloutConfig, RunParams):
     rollouts : str, optional
         Folder of another run of notebook 20, seen from `igstudy.files.root`, whose rollouts are
         reused; by default new ones are sampled.
-    shipped : str, optional
-        Folder of networks of the same names, seen from `igstudy.files.root`, that the critics are
-        compared with.
     reward : str or dict
         See `igcore.load_scorer`.
     """
@@ -84,7 +80,6 @@ class CriticParams(RolloutConfig, RunParams):
     test_limit: Several | None = None
     rollouts: str | None = None
     reward: ScorerName = Named("minilm-relevance")
-    shipped: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict one another, and build those of every part once."""
@@ -97,12 +92,7 @@ class CriticParams(RolloutConfig, RunParams):
             _check_own(f"critics[{name!r}]", options)
         if not self.valuing() and not self.critics:
             raise ParameterError("critics is {} and value is null; name a network to train")
-        for first, config in list(self.configs().items())[:1]:
-            if config.accounting != "terminal":
-                raise ParameterError(
-                    f"the first critic, {first!r}, is for accounting {config.accounting!r}; put "
-                    "one for 'terminal' first"
-                )
+        self.configs()  # which refuses settings that no critic has
 
     def configs(self) -> dict[str, CriticConfig]:
         """Return the settings of every critic."""

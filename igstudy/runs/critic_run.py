@@ -63,7 +63,6 @@ class CriticRun:
     folder: Path
     policy: Policy
     cost: Scorer
-    reward: Scorer
     train: list[Rollout]
     test: list[Rollout]
     critics: dict[str, Critic]
@@ -129,7 +128,7 @@ def _trained(params: CriticParams, folder: Path) -> CriticRun:
             learn_value = partial(train_value, policy, train_, **scorers)
             load_trained = partial(load_value, policy=policy, **scorers)
             value = trained_once(folder / "value", identity, valuing, learn_value, load_trained)
-    return CriticRun(params, folder, policy, cost, reward, train_, test, critics, value)
+    return CriticRun(params, folder, policy, cost, train_, test, critics, value)
 
 
 def trained_once(
