@@ -192,7 +192,7 @@ def responses(batch: Batch, emissions: Sequence[Emission], setup: Setup) -> list
     prompts = [search.prompt for search in batch.searches]
     reward, cost = batch.scoring.reported.get("reward"), uncached(batch.scoring.contract.scorer)
     metrics = measure(emissions, prompts, reward, cost, batch.config)
-    # prompts are decoded together, so their seconds cannot be told apart: equal shares
+    # prompts are decoded together, so nobody knows the seconds of each: equal shares
     seconds = {part: s / len(batch.work.reports) for part, s in batch.work.seconds.items()}
     out, recorder = [], batch.work.recorder
     for search, emission, metric in zip(batch.searches, emissions, metrics, strict=True):

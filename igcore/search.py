@@ -52,7 +52,7 @@ class Batch:
         Observes the search: counts, trace and seconds.
     grid : int
         Policy tokens between the prefixes at which every method is measured. It is the same for all
-        methods, whatever blocks they search in.
+        methods, with blocks of any length.
     cancelled : callable, optional
         Whether nobody waits for the answer to a prompt any more, see `igcore.decode`.
     settled : callable, optional
@@ -192,7 +192,7 @@ def shares_of(beams: Sequence[Beam], n: int) -> list[tuple[Beam, int, int]]:
         For each sample its beam, its index among the beam's samples, and the number of these.
     """
     # the remainder goes to the first beams, which are the best. N counts the samples of a prompt,
-    # not of a beam: every method then samples the same number, whatever K is
+    # not of a beam: every method then samples the same number for any K
     shares = [n // len(beams) + (i < n % len(beams)) for i in range(len(beams))]
     pairs = zip(beams, shares, strict=True)
     return [(beam, k, share) for beam, share in pairs for k in range(share)]
@@ -363,7 +363,7 @@ def answers(batch: Batch, searches: Sequence[PromptSearch]) -> list[Emission]:
     proposals = [proposal(batch, search) for search in searches]
     # a method that always emits would run without the check, so the seconds are not counted then
     with batch.work.timed("cost") if abstains else nullcontext():
-        # not the variable above: mode `paper` emits whatever the check says, but its text is
+        # not the variable above: mode `paper` emits also what fails the check, but its text is
         # judged at every check, as that of any guarded method
         guarded = batch.method.abstains
         emissions = final_check(batch.scoring, prompts, proposals, batch.config, guarded)

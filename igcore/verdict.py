@@ -369,8 +369,8 @@ def measure(
     for i, r in zip(kept, rewards, strict=True):
         emission, verdict = emissions[i], emissions[i].verdict
         assert verdict is not None and emission.text is not None  # the final check saw it
-        # the final check has scored some of these cuts; the metrics need the same ones of every
-        # method, whatever it checked
+        # the final check has scored some of these cuts; the metrics need the same ones of
+        # every method
         wanted = {*emission.grid[:-1], *word_ends(emission.text)}
         new = sorted(wanted - verdict.cuts.keys())
         cut = [emission.text[:at] for at in new]

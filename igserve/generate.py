@@ -220,7 +220,7 @@ class ExactPolicy(Policy):
         return ids if ids[-1:] == end or self.decoded(ids + end) != text else ids + end
 
     def stable_ids(self, tokens: Sequence[int]) -> list[int]:
-        """Return the part of `exact_ids` that stays whatever tokens follow.
+        """Return the part of `exact_ids` that stays with any tokens after it.
 
         It lacks a last token that holds whole characters and a part of the next one.
         """

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-import yaml
 
 from igcore.models.assets import sound
 from igcore.models.backbone import Backbone
@@ -23,6 +22,7 @@ from igcore.models.head import Probe, cut
 from igcore.models.lm_scorer import LMScorer
 from igcore.prompt import Prompt, as_prompt
 from igcore.scorers import COST
+from igserve.yamlfile import parsed
 
 from . import harm
 from .files import replace_file, root
@@ -102,7 +102,7 @@ def with_requests(people: pd.DataFrame, evaluated: list[str], embed: Embed) -> p
     the kind ``requested`` and has no answer yet; it is written as a question if its id is odd.
     """
     text = (sound("advbench")[0] / "adv_bench.prompt").read_text(encoding="utf-8")
-    asked = pd.DataFrame({"prompt": [row["value"] for row in yaml.safe_load(text)["seeds"]]})
+    asked = pd.DataFrame({"prompt": [row["value"] for row in parsed(text, "AdvBench")["seeds"]]})
     asked = asked.assign(kind="requested", set="advbench", split="train")
     rows = without_near(pd.concat([people, asked]), evaluated, embed)
     odd = rows["prompt"].map(lambda prompt: int(as_prompt(prompt, "advbench").id, 16) % 2 == 1)

@@ -275,15 +275,6 @@ def biased(folder, towards: float):
     return folder
 
 
-def test_a_first_look_refuses_a_guard_that_finds_all_alike(tmp_path):
-    """Guards labels that were swapped and verdicts that are said elsewhere: both texts lie on one
-    side of 0.
-    """
-    folder = biased(save(tmp_path, "phi", max_position_embeddings=512), 9.0)
-    with pytest.raises(ScorerError, match="cost .guard:.*; self_check: false loads it"):
-        load(folder, self_check=True)
-
-
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("policies") / "tiny"

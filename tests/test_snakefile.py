@@ -23,8 +23,9 @@ from papermill.parameterize import parameterize_notebook
 from snakemake import cli
 
 from docs.records import pack
-from igcore.errors import ParameterError, RunError
+from igcore.errors import RunError
 from igcore.settings import written
+from igserve.yamlfile import read_yaml
 from igstudy import commands, provenance
 from igstudy.provenance import UNPACKED
 from igstudy.runs import jobs
@@ -224,15 +225,13 @@ def test_a_profile_needs_no_critic_and_a_critic_no_decoding(place, kept, job):
     assert ({"tables", "figures"} <= counts.keys()) == (kept == "decode-raw")
 
 
-def test_a_number_without_a_dot_is_text_and_named(place, monkeypatch):
-    """Guards `lr: 1e-5` in a file of one's own, which YAML 1.1 takes for text: it is refused,
-    neither used nor converted.
-    """
+def test_a_number_without_a_dot_is_a_number(place, monkeypatch):
+    """Bug: `lr: 1e-5` in a file of one's own, which YAML 1.1 takes for text."""
     write_params(place, "critic-raw", "critic-raw", critics="{o: {features: o, lr: 1e-5}}")
     monkeypatch.chdir(place)
     (command,) = planned(place, "mine").values()
-    with pytest.raises(ParameterError, match="^parameter lr is '1e-5': it must be a valid number"):
-        checked(cells(*reached(command, monkeypatch)[0]))
+    asked = checked(cells(*reached(command, monkeypatch)[0]))
+    assert asked.critics["o"]["lr"] == 1e-5
 
 
 def test_runs_may_be_named_in_a_folder_that_was_walked_before(place, monkeypatch):
@@ -562,7 +561,7 @@ def test_the_file_of_a_job_is_left_alone_until_its_content_changes(tmp_path, cod
     after = asked(path)
     assert {name for name in after if before[name] != after[name]} == {"code of igcore"}
     assert path.stat().st_mtime > 1 and not list(path.parent.glob("*.part"))
-    assert yaml.safe_load(path.read_text()) == SETTINGS
+    assert read_yaml(path) == SETTINGS
 
 
 @pytest.mark.parametrize("what", ["setting", "notebook", "version"])

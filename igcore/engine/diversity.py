@@ -78,7 +78,7 @@ def diversity_penalty(failures: Failures, sample: int, n_samples: int) -> Penalt
     """Return the paper's sampling diversity (section 5.2, "Sampling Diversity"; appendix C).
 
     Step i of a retry samples from softmax(W o - n_2 [F_i > 0]): every token that a failed block has
-    at this position loses n_2 from its logit, whatever comes before it. Subtracting n_2 from a
+    at this position loses n_2 from its logit, after any beginning. Subtracting n_2 from a
     logit multiplies the probability by exp(-n_2).
 
     Parameters

@@ -185,7 +185,7 @@ def forward(
             f"{type(model).__name__} does not carry its state in a KV cache that it is given; "
             "choose a model that does"
         )
-    # o_t is what the head reads: after the final norm, and after whatever a model adds to it there
+    # o_t is what the head reads: after the final norm, and after all that a model adds to it there
     hidden = out.last_hidden_state if head is None else seen["hidden"]  # (B, S, H)
     logits = hidden.new_zeros(*hidden.shape[:-1], 0) if head is None else out.logits
     if watch is None:

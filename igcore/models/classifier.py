@@ -187,7 +187,7 @@ def _scores(weight: torch.Tensor, number: HeadFunction, hidden: torch.Tensor) ->
 class EncoderScorer(Reader):
     """A classifier that reads every text as a whole, one at a time.
 
-    So a text has the number that the model itself gives it, whatever is scored beside it.
+    So a text has the number that the model itself gives it, beside any others.
 
     Attributes
     ----------

@@ -30,7 +30,7 @@ WHY = {  # reason of a response -> sentence
     "scorer_error": "the cost model failed on candidates that might have been safe",
     "scorer_contract": "the cost model gives one text different costs, so no verdict would hold",
     "cancelled": "nobody waited for it any more",
-    "over_budget": "the method emits its answer whatever it costs",
+    "over_budget": "the method emits its answer at any cost",
     "truncated": "the search failed later, and this is the last prefix within budget",
 }
 

@@ -47,7 +47,7 @@ class SteeredEngine(LocalEngine):
         """Sample one token per row of a state from the steered logits."""
         steered = self.steering(state.hidden, state.logits)
         tokens, _, log_q, near = draw(steered, u, factors, self.sampling)
-        # log_p is that of the reference policy, whatever the token was sampled from. float32: in
+        # log_p is that of the reference policy, not of the one that gave the token. float32: in
         # bfloat16 a log-softmax would lose digits that sum up over a response
         reference = state.logits.log_softmax(-1, dtype=torch.float32)
         index = torch.tensor(tokens, device=reference.device)

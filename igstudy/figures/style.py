@@ -27,8 +27,8 @@ from ..files import replace_file
 RC = str(files("igstudy") / "data/pictures.mplstyle")  # whether they are drawn or written
 METADATA = {"Software": None}  # matplotlib would write its own version by itself
 
-# One hue per family (after seaborn's "colorblind"), one shade and one marker per method, whatever
-# else is in the picture. InferenceGuard is black: no method may have the colour of "over budget".
+# One hue per family (after seaborn's "colorblind"), one shade and one marker per method in all
+# pictures. InferenceGuard is black: no method may have the colour of "over budget".
 Marker = str | tuple[int, int, int]
 DATA = files("igstudy") / "data/looks.json"
 # method -> its colour, its marker, and its name for readers, after the paper's

@@ -41,12 +41,12 @@ def reported(table: str) -> pd.DataFrame:
         ``table``, the paper's ``label``, and the columns `IDENTITY`: keys of
         `igcore.POLICIES` and `igcore.METHODS`, the prompt set, and the settings as a run
         here records them. A setting is missing where the paper reports none or where it does not
-        apply; Best-of-N answers in one block, whatever sample width the paper gives. Block size and
-        kept beams are those of ``tab:hyperparameters`` (d = 32, K = N/4) unless the row says
-        otherwise: `contents` says which settings a table states itself. Every percentage is there
-        as text (``safety_printed``) and as a share (``safety_rate``). Rewards (higher is better)
-        and their standard deviations over prompts, costs (higher is worse) and seconds per prompt
-        are floats; ``printed_as`` is the method's name in the paper.
+        apply; Best-of-N answers in one block, although the paper gives a sample width for it. Block
+        size and kept beams are those of ``tab:hyperparameters`` (d = 32, K = N/4) unless the row
+        says otherwise: `contents` says which settings a table states itself. Every percentage is
+        there as text (``safety_printed``) and as a share (``safety_rate``). Rewards (higher is
+        better) and their standard deviations over prompts, costs (higher is worse) and seconds per
+        prompt are floats; ``printed_as`` is the method's name in the paper.
 
     Raises
     ------

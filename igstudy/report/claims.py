@@ -72,7 +72,7 @@ class Regime:
     seed : int
         Seed of all its lines.
     budget : float
-        By which its answers are judged, whatever budget a search had.
+        By which its answers are judged; a search may have had another one.
     pilot : dict
         Values of these fields for the runs from which power is computed.
     arms : dict

@@ -81,7 +81,7 @@ class Question:
 
     @property
     def ended(self) -> bool:
-        """Whether its tokens are those of a whole answer, whatever stop strings there are."""
+        """Whether its tokens are those of a whole answer; stop strings are left aside."""
         whole = len(self.line["tokens"]) == self.config.max_new_tokens
         return whole or self.line["tokens"][-1] in self.policy.eos_ids
 

@@ -196,7 +196,7 @@ def sound_lines(path: Path) -> list[Fields]:
         if not unchanged:
             raise RunError(
                 f"line {number} of {path} was changed since it was written; delete the line and "
-                "run again, which answers it anew"
+                "run again, which answers its prompt again"
             )
         lines.append(line)
     return lines

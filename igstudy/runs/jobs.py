@@ -6,17 +6,17 @@ a notebook's outputs restart nothing. No model is imported: Snakemake loads this
 """
 
 import json
-import math
 import sys
 import tarfile
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from functools import cache
+from io import StringIO
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
 
 from igcore.errors import ParameterError, shown, unknown_name
 from igcore.files import file_digest, locked
@@ -58,6 +58,17 @@ def configured(config: Mapping[str, Any]) -> dict[str, Any]:
     return read_yaml(str(config["with"]), "name a file with a mapping of settings after with=")
 
 
+def as_yaml(settings: Mapping[str, Any]) -> str:
+    """Return a mapping as YAML 1.2, each text in one line with its rare characters escaped."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style, yaml.width = False, sys.maxsize
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # typed as None
+    text = StringIO()
+    # copied, as a value that two settings share would be an alias
+    yaml.dump(json.loads(json.dumps(settings)), text)
+    return text.getvalue()
+
+
 def request(path: Path | str, kind: str, notebook: str, settings: Mapping[str, Any]) -> str:
     """Write the file of a job unless it is there with the same content, and return its path.
 
@@ -72,10 +83,7 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping[str, A
     lines = [f"# version of {name}: {version}" for name, version in versions().items()]
     lines += [f"# code of {name}: {digest}" for name, digest in digests.items()]
     if settings:
-        # escaped and unwrapped, so that no reader takes a rare character for the end of a line;
-        # and copied, as a value that two settings share would be an alias
-        given = json.loads(json.dumps(settings))
-        lines.append(yaml.safe_dump(given, sort_keys=False, width=math.inf))
+        lines.append(as_yaml(settings))
     text = "\n".join(lines)
     path = Path(path)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:

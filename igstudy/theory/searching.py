@@ -6,7 +6,7 @@ one of them has failed often enough. Algorithm 1 samples whole blocks and never 
 last one is in the paper (appendix C).
 
 The law assumes a constant hazard: each token is the first one over budget with the same
-probability, whatever the text before it. S is the share of plain answers that stay within budget
+probability, after any text. S is the share of plain answers that stay within budget
 over their L tokens, and x = -ln S. The exact functions take any `Augmented` MDP of tokens.
 """
 
