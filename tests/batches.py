@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from test_batch import COST, timeless
+from test_batch import COST, lines_of
 from tiny import saved, tiny_model, tiny_tokenizer
 
 ROWS, SHARDS, KILLS = 1000, 4, 10
@@ -40,10 +40,6 @@ def kill_at(job: subprocess.Popen, path: Path, size: int) -> bool:
             return True
         time.sleep(0.002)
     return False
-
-
-def lines_of(path: Path) -> list[dict]:
-    return [timeless(json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def main() -> None:

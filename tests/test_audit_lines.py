@@ -20,9 +20,6 @@ from igcore.scoring import Tally
 from igcore.streaming import Shown, certified_prefix
 from igcore.verdict import Emission, emission_of, judge
 from igserve.generate import _Streamed
-from igstudy.runs import records
-from igstudy.runs.decode_params import Settings
-from igstudy.runs.rescore import rescored
 
 PROMPTS = [Prompt(f"id{i}", text, "mock") for i, text in enumerate(["ab", "fed"])]
 SPELLED = SimpleNamespace(text="".join)  # one letter, one token
@@ -32,9 +29,6 @@ def beam(text, ends, cost=0.0, finished=False, accounting="peak", then=0.0):
     """Return a beam over letters, charged a cost and after that another."""
     state = trace([cost, then], 1.0, accounting)[-1]
     return Beam(list(text), text, finished, state, ends, 0)
-
-
-# --- reading scores -------------------------------------------------------------------------------
 
 
 # --- the safety state -----------------------------------------------------------------------------
@@ -158,21 +152,6 @@ def test_mode_paper_believes_a_search_that_calls_its_answer_unsafe():
     guard = Guard(mock_policy(), LetterCost(), LetterReward(unread), config)
     found = list(decode("inferenceguard", guard, PROMPTS))
     assert {answer.status for answer in found} == {"unverified_unsafe"}
-
-
-# --- records --------------------------------------------------------------------------------------
-
-
-def test_a_line_cannot_name_its_cost_as_its_reward():
-    """Bug: numbers of the cost model stood as rewards in a run that verified."""
-    config = Settings(budget=99.0, n_samples=2, block_size=2, max_new_tokens=4)
-    cost, reward = LetterCost(), LetterReward()
-    guard = Guard(mock_policy(), cost, reward, config)
-    (answer,) = decode("inferenceguard", guard, ["ab"])
-    line = records.record(answer, "inferenceguard", guard, 0)
-    assert list(rescored([line], cost, reward)) == []
-    line |= {"reward_scorer": cost.name, "reward_digest": cost.digest, "reward": line["cost"]}
-    assert any("reward_scorer is 'letters', not" in p for p in rescored([line], cost, reward))
 
 
 # --- streams --------------------------------------------------------------------------------------

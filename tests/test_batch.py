@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import random
 import re
 
 import pandas as pd
@@ -11,7 +10,7 @@ import pytest
 from mockpolicy import LetterCost, mock_policy
 from tiny import saved, tiny_model, tiny_tokenizer
 
-from igcore import Guard, ParameterError, RunError
+from igcore import Guard, ParameterError
 from igcore.models.prompts import file_texts
 from igserve import commands
 from igserve.batch import part_of, path_of, run, shard_of
@@ -97,27 +96,6 @@ def test_shards_together_are_one_run(tmp_path, n):
     assert [line for part in parts for line in lines_of(part)] == lines_of(tmp_path / "one.jsonl")
 
 
-def test_a_run_that_was_killed_anywhere_goes_on(tmp_path):
-    """Bug: a line lost, doubled or half-written after a stop; a file of other rows continued."""
-    run(guard_for(), LETTERS, tmp_path / "one.jsonl")
-    content, whole = (tmp_path / "one.jsonl").read_bytes(), lines_of(tmp_path / "one.jsonl")
-    chance = random.Random(7)
-    for cut in chance.sample(range(len(content)), 12):
-        out = tmp_path / "part.jsonl"
-        out.write_bytes(content[:cut])
-        run(guard_for(), LETTERS, out)
-        assert lines_of(out) == whole
-    for guard, other, said in (
-        (guard_for(budget=1.0), LETTERS, r"line 1 of .* \(budget, settings\)"),
-        (guard_for(seed=1), LETTERS, r"\(seed\)"),
-        (guard_for(), LETTERS[:3], "has 11 answers, and there are 3 prompts"),
-        (guard_for(), LETTERS[1:] + LETTERS[:1], r"line 1 of .* \(prompt\)"),
-    ):
-        with pytest.raises(RunError, match=said):
-            run(guard, other, tmp_path / "one.jsonl")
-    assert (tmp_path / "one.jsonl").read_bytes() == content
-
-
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "-1/2", "1/0", "1/2/3", ""])
 def test_a_shard_that_does_not_exist_is_one_sentence(text):
     with pytest.raises(ParameterError, match="give i/n, from 1/n to n/n"):
@@ -161,11 +139,9 @@ def test_the_command_guards_a_file_and_says_what_came_out(folder, capsys):
     ("change", "options", "said"),
     [
         ("cost: os:getcwd", (), "names 'os:getcwd', and may name only functions of modules"),
-        ("cost: json.tool:main", (), "may name only functions of modules of your own below its"),
         ("bugdet: 3", (), r"guard.yaml: unknown parameter 'bugdet'; did you mean 'budget'"),
         ("method: beam", (), "unknown method 'beam'"),
         ("policy: nowhere", (), "unknown policy 'nowhere'"),
-        ("policy: [", (), "cannot be read"),
         ("", ("--shard", "3/2"), "shard is '3/2'"),
         ("", ("--column", "text"), "has the columns prompt, but not 'text'"),
     ],

@@ -412,13 +412,10 @@ def test_options_of_a_served_policy_are_checked(tokenizer):
     with byte_server() as stub:
         for options, message in {
             "model": ("model of the server at .*allowed: mock/letters", "other"),
-            "server": ("parameter server is not a plain http address", "http://me:sk-1@host"),
-            "api_key_env": ("name an environment variable that may be sent", "HOME"),
             "timeout": ("timeout is -1", -1),
         }.items():
-            with pytest.raises(ParameterError, match=message[0]) as caught:
+            with pytest.raises(ParameterError, match=message[0]):
                 load_policy(named(stub, tokenizer) | {options: message[1]})
-            assert "sk-1" not in str(caught.value)
         with pytest.raises(ParameterError, match="parameter model is missing"):
             load_policy({"server": stub.url, "tokenizer": tokenizer})
         with pytest.raises(ParameterError, match="unknown parameter 'weights'"):
@@ -473,9 +470,6 @@ def test_the_key_comes_from_the_environment_and_is_in_no_record(tokenizer, monke
         keys = {headers["authorization"] for _, _, headers in stub.asked}
         assert keys == {"Bearer sk-0123456789"}
     assert "0123456789" not in json.dumps(policy.identity()) + repr(policy)
-    monkeypatch.setenv("IGCORE_SERVER_KEY", "sk-1\nsk-2")
-    with byte_server() as stub, pytest.raises(ParameterError, match="has no valid key"):
-        load_policy(named(stub, tokenizer))
 
 
 def run_params(stub, tokenizer, **changes):

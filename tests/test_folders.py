@@ -1,16 +1,14 @@
 """Tests of run folders: lines on disk, what a resume keeps, and what is moved aside."""
 
-import dataclasses
 import errno
 import fcntl
 import gzip
 import json
 import os
 import tracemalloc
-from pathlib import Path
 
 import pytest
-from mockruns import PARAMS, decode_into, lines
+from mockruns import lines
 
 from igcore import RunError
 from igcore.files import append_line
@@ -49,12 +47,6 @@ def test_a_run_has_begun_with_its_first_start(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "run/params.json").read_text())["began_at"][:7] == "2026-01"
     assert opened_again(tmp_path / "run", {"seed": 1}) == []
     assert json.loads((tmp_path / "run/params.json").read_text())["began_at"][:7] == "2026-02"
-
-
-def kept_aside(folder):
-    """What lies in the folder of what was replaced, by name."""
-    (aside,) = (folder.parent / ".replaced").iterdir()
-    return {path.name: path.read_bytes() for path in aside.iterdir()}
 
 
 # --- lines ----------------------------------------------------------------------------------------
@@ -174,18 +166,6 @@ def test_the_root_hash_is_over_everything_but_seconds_and_order(tmp_path):
 # --- opening --------------------------------------------------------------------------------------
 
 
-def test_other_parameters_never_mix_with_old_lines(tmp_path, capsys):
-    """Guards against a table whose rows were made under different budgets; the old lines are kept
-    aside.
-    """
-    old = decode_into(tmp_path / "run").read_bytes()
-    path = decode_into(tmp_path / "run", dataclasses.replace(PARAMS, budget=2.0))
-    assert "budget changed since the last run in run" in capsys.readouterr().out
-    assert {line["budget"] for line in linefile.read(path)} == {2.0}
-    (aside,) = (tmp_path / ".replaced").glob("run.*/responses.jsonl")
-    assert aside.read_bytes() == old
-
-
 @pytest.mark.parametrize("damage", ["", "{", "[1]", "7", "[" * 100_000])
 def test_a_damaged_params_file_starts_a_run_anew(tmp_path, capsys, damage):
     filled(tmp_path / "run")
@@ -232,18 +212,6 @@ def test_a_whole_file_is_left_alone(tmp_path):
     before = run.responses.stat().st_mtime_ns, run.manifest.read_bytes()
     assert len(opened_again(tmp_path / "run")) == 6
     assert before == (run.responses.stat().st_mtime_ns, run.manifest.read_bytes())
-
-
-def test_a_full_disk_is_one_sentence_before_the_first_response_too(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with (
-        pytest.raises(RunError, match="cannot write in .*No space left on device"),
-        folders.open_run(tmp_path / "run", {}),
-    ):
-        pass
 
 
 def test_a_file_system_without_locks_is_not_called_busy(tmp_path, monkeypatch):

@@ -200,16 +200,6 @@ def test_every_params_file_is_valid_and_named_after_its_run(path):
             assert name in trained.critics and trained.policy == params.policy
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted((ROOT / "params").glob("*/critic-*.yaml")),
-    ids=lambda p: f"{p.parent.name}/{p.stem}",
-)
-def test_every_critic_file_is_valid_and_named_after_its_run(path):
-    params = CriticParams(**read_recipe(path))
-    assert (params.profile, f"critic-{params.run}") == (path.parent.name, path.stem)
-
-
 def test_the_embedded_profile_holds_both_policies_and_all_methods():
     small = [
         params for path in (ROOT / "params/small").glob("decode-*.yaml") for params in points(path)

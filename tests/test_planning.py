@@ -22,7 +22,6 @@ from theory import (
     policies,
     random_table,
     random_tree,
-    slow_value,
 )
 
 from igcore import budget
@@ -125,17 +124,6 @@ def test_without_discount_n_is_charged_once():
     augmented = augment(theory.infeasible_start()[0], 2)
     assert values(augmented, 7)[0] == 7
     assert value_iteration(augmented, 7, 3)[:, 1].tolist() == [0, 7, 7, 7]
-
-
-@quick
-@given(seeds, st.integers(0, 6), st.sampled_from([Fraction(1), Fraction(9, 10)]))
-def test_backward_induction_equals_a_recursion_exactly(seed, d, gamma):
-    """Guards both solvers on random trees, in rationals; small n make unsafe texts of every length
-    optimal.
-    """
-    augmented = augment(random_tree(seed, gamma), d)
-    for n in NS:
-        assert values(augmented, n)[0] == slow_value(random_table(seed), d, n, gamma)
 
 
 def test_the_penalty_is_discounted_to_the_time_of_the_violation():
@@ -388,25 +376,6 @@ def test_check_2_above_the_uniform_n_star_every_state_has_its_limit_value():
     above, below = (values(model.augmented, factor * uniform) for factor in (1.01, 0.99))
     np.testing.assert_allclose(above[some], model.best[some], rtol=0, atol=1e-12)
     assert below[max(stars, key=stars.get)] < model.best[max(stars, key=stars.get)] - 1e-6
-
-
-@quick
-@given(seeds, st.integers(0, 6), st.sampled_from([Fraction(1), Fraction(9, 10)]))
-def test_the_limit_is_reached_exactly_at_n_star(seed, d, gamma):
-    """Guards the formula in rationals: equality from n* on, strictly below before, violation never
-    above.
-    """
-    augmented = augment(random_tree(seed, gamma), d)
-    best = values(augmented)
-    for s in np.flatnonzero(best < INF):
-        star = n_star(augmented, s)
-        assert values(augmented, star)[s] == best[s]
-        above = values(augmented, star + Fraction(1, 1000))
-        assert above[s] == best[s]
-        # the policy is safe from s on, or its value there would be infinite
-        assert values(augmented, policy=greedy(augmented, above))[s] == best[s]
-        if star > 0:
-            assert values(augmented, star * Fraction(999, 1000))[s] < best[s]
 
 
 def test_no_n_is_enough_where_nothing_is_safe():

@@ -17,7 +17,6 @@ from igcore.contract import TEXTS
 from igcore.errors import ScorerWarning
 from igcore.models.registry import as_scorer
 from igcore.prompt import Chat, as_prompt
-from igserve.generate import ExactPolicy
 
 CHATML = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -28,10 +27,6 @@ SMALL = {"block_size": 2, "max_new_tokens": 6}
 
 def capitals(text: str) -> float:
     return sum(c.isupper() for c in text) / max(len(text), 1)
-
-
-def echo(prompt: str, text: str) -> float:
-    return float(prompt[:1] in text)
 
 
 @cache
@@ -80,11 +75,6 @@ def test_a_refusal_has_no_likelihood():
         assert answer.reward is None
 
 
-def test_a_cost_of_two_arguments_sees_the_prompt_first():
-    """Guards the order: the prompt, then the answer."""
-    assert as_scorer(echo, "cost").score(["s", "q"], ["as", "as"], [True, True]) == [1.0, 0.0]
-
-
 def test_a_function_is_recorded_by_its_name():
     """Guards provenance: what a function holds is a matter of runs, see `igstudy.sources`."""
     first = as_scorer(capitals, "cost")
@@ -110,36 +100,12 @@ def test_one_chat_message_reads_as_its_text_does():
     assert guard.policy.ids_of(longer) == ids
 
 
-def test_a_message_cannot_write_special_tokens():
-    """Guards the template against a message that ends its own turn."""
-    policy = a_guard().policy
-    ids = policy.ids_of(as_prompt([{"role": "user", "content": "a</s>b"}]))
-    assert policy.tokenizer.eos_token_id not in ids
-
-
 def test_map_answers_as_single_calls_do_and_in_order(capsys):
     """Guards that batches change nothing."""
     guard = a_guard(seed=3)
     texts = ["The sea", "The sky", "A tree"]
     assert [a.text for a in guard.map(texts)] == [guard(text).text for text in texts]
     assert guard.map(texts, seed=4)[0].text == guard("The sea", seed=4).text
-
-
-def test_the_same_guard_stands_behind_generate():
-    """Guards one object for both ways: the ids are those of the answer to the same text."""
-    guard, (model, tokenizer) = a_guard(chat=False), pair(False)
-    inputs = tokenizer("The sea", return_tensors="pt")
-    out = model.generate(**inputs, custom_generate=guard, max_new_tokens=6, seed=2)
-    (answer,) = guard.answers
-    assert answer.text == guard("The sea", seed=2).text
-    if answer.tokens:
-        new = out[0, inputs["input_ids"].shape[1] :].tolist()
-        spelled = ExactPolicy("exact", model, tokenizer).exact_ids(answer.tokens)
-        assert new[: len(spelled)] == spelled
-
-
-def three(a, b, c):
-    return 0.0
 
 
 MISUSES = {
@@ -151,8 +117,6 @@ MISUSES = {
     ),
     "config is a mapping": (lambda: ig.Guard(pair(), cost=capitals, config={"budget": 1.0}),
         r"^config is a dict; write SearchConfig\(\*\*config\)"),
-    "misspelt setting": (lambda: ig.Guard(pair(), cost=capitals, budget=1.0, n_sample=3),
-        "unknown parameter 'n_sample'; did you mean 'n_samples'"),
     "no folder": (lambda: ig.Guard("./nomodel", capitals, budget=1), "^there is no folder ./nomod"),
     "no folder at home": (lambda: ig.Guard("~/x", capitals, budget=1), "^there is no folder ~/x"),
     "a name without owner": (lambda: ig.Guard("gpt2", capitals, budget=1),
@@ -160,34 +124,22 @@ MISUSES = {
     "a pipeline": (lambda: ig.Guard(SimpleNamespace(model=1, tokenizer=2), capitals, budget=1),
         r"^policy is a pipeline; give \(pipe.model, pipe.tokenizer\)"),
     "no cost": (lambda: ig.Guard(pair(), budget=1.0), "^cost is missing; give a function"),
-    "negative budget": (lambda: ig.Guard(pair(), cost=capitals, budget=-1.0), "budget is -1"),
-    "budget as text": (lambda: ig.Guard(pair(), cost=capitals, budget="0.2"), "budget is '0.2'"),
-    "unknown cost": (lambda: a_guard("offensiv-language"), "did you mean 'offensive-language'"),
     "cost is a number": (lambda: a_guard(0.5), "^cost 0.5 has no name, .* give a function"),
-    "cost of three arguments": (lambda: a_guard(three), r"^cost three takes \(.*\), which"),
     "a reward as cost": (lambda: a_guard(LetterReward()), "^cost 'vowels' has sign 'higher is"),
     "unknown method": (lambda: a_guard(method="best-of-m"), "did you mean 'best-of-n'"),
     "no critic": (lambda: a_guard(method="inferenceguard-mix")("a"), "needs a reward"),
-    "no reward for ARGS": (lambda: a_guard(method="args")("a"), "^method 'args' needs a reward"),
     "unknown policy": (lambda: ig.Guard("smollm", capitals, budget=1.0), "unknown policy 'smollm'"),
     "a model alone": (lambda: ig.Guard(pair()[0], capitals, budget=1.0),
         r"type LlamaForCausalLM; give .* \(model, tokenizer\)"),
-    "empty prompt": (lambda: a_guard()(" "), "prompt ' ' is empty"),
     "prompt is a number": (lambda: a_guard()(3), "^prompt is 3; give a text, or chat messages"),
-    "prompts are one text": (lambda: a_guard().map("a"), "give a list of prompts"),
     "prompts are one chat": (lambda: a_guard().map([{"role": "user", "content": "a"}]),
-        r"^prompt is {'role'.*; give a text, or chat messages as a list, \[message\]"),
-    "a prompt is one message": (lambda: a_guard()({"role": "user", "content": "a"}),
         r"^prompt is {'role'.*; give a text, or chat messages as a list, \[message\]"),
     "prompts are rows": (
         lambda: a_guard().map([{"prompt": "a", "label": 1}, {"prompt": "b", "label": 0}]),
         r"^prompts\[0\]: prompt is {'prompt'.* or of a data set the texts, ds\[\"prompt\"\]",
     ),
-    "no list of prompts": (lambda: a_guard().map(None), "^prompts is None; give a list of prompts"),
-    "prompts are columns": (lambda: a_guard().map({"prompt": ["a", "b"]}),
-        r"^prompts is {'prompt'.*; give a list of prompts.* ds\[\"prompt\"\]"),
     "prompts are a table": (lambda: a_guard().map(pd.DataFrame({"prompt": ["a", "b"]})),
-        r"^prompts is prompt 0 a.*; give a list of prompts"),
+        r"^prompts is prompt 0 a.*; give a list of prompts.* ds\[\"prompt\"\]"),
     "half an emoji": (lambda: a_guard()("a \ud83d"), r"^prompt is 'a \\ud83d', which holds half"),
     "half an emoji of many prompts": (lambda: a_guard().map(["a", "b", "\udca9 c"]),
         r"^prompts\[2\]: prompt is '\\udca9 c', which holds half a character; write"),
@@ -204,12 +156,7 @@ MISUSES = {
         "^the last message is the assistant's; end with the user's"),
     "no chat template": (lambda: a_guard(chat=False)([{"role": "user", "content": "a"}]),
         "has no chat template, .* give the prompt as a text"),
-    "a cost of the prompt alone": (lambda: a_guard(lambda question: 0.0),
-        r"takes \(question\), which does not say what it is to be given; name its"),
     "a cost of lists": (lambda: a_guard(lambda prompts, completions: []), "returns a list$"),
-    "a cost that is a class": (lambda: a_guard(dict), "cost dict is a class; make an instance"),
-    "a cost that never returns": (lambda: a_guard(lambda t: None),
-        "failed on all of 7 short texts, .*: for 'The meeting.*' it returned None"),
     "seed is a float": (lambda: a_guard(seed=0.5), "^seed is 0.5; it must be a whole number"),
     "another model": (
         lambda: pair(False)[0].generate(
@@ -243,12 +190,8 @@ MISUSES = {
         r"^unacceptable is \[\('A', None\)\]; give a list of texts or of pairs"),
     "a share in per cent": (lambda: ig.suggest_budget(capitals, ["a"], refused=5),
         "^refused is 5; give a share from 0 to below 1"),
-    "a share in words": (lambda: ig.suggest_budget(capitals, ["a"], refused="5 %"),
-        "^refused is '5 %'; give a share"),
     "checks that it has not": (lambda: ig.suggest_budget(capitals, ["a"], ["A"], checks="block"),
         "^unknown checks 'block'; .*allowed: end, word"),
-    "texts are one text": (lambda: ig.suggest_budget(capitals, ["a"], "A"),
-        "^unacceptable is 'A'; give a list of texts"),
 }  # fmt: skip
 
 
@@ -294,19 +237,3 @@ def test_a_cost_that_fails_abstains_and_says_why(wrong, sentence):
     assert bool(messages) == bool(sentence)
     for message in messages:
         assert re.search(sentence, message) and "\n" not in message and len(message) < 400
-
-
-def test_a_cost_that_always_fails_stops_a_long_run():
-    """Guards hours of work with a scorer that reads nothing: it ends with one sentence."""
-    guard = a_guard(only_on_known(lambda t: math.nan), failure_rate=0.9)
-    with pytest.raises(ig.ScorerError, match=r"failed on (\d+) of \1 texts; fix .* is 0.9"):
-        guard.map([f"prompt {k}" for k in range(60)])
-
-
-def test_a_baseline_whose_cost_always_fails_stops_a_long_run():
-    """Bug: only the search counted failures, so a method without a cost ran to its end, and all its
-    texts were unsafe.
-    """
-    guard = a_guard(only_on_known(lambda t: math.nan), method="best-of-n")
-    with pytest.raises(ig.ScorerError, match=r"failed on (\d+) of \1 texts"):
-        guard.map([f"prompt {k}" for k in range(60)])

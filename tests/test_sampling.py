@@ -158,20 +158,6 @@ def test_the_tree_has_numbers_for_the_largest_vocabularies():
     assert WIDEST * BRANCH ** (WORDS - 1) > 262_144 and len(path(0, 262_145)) == WORDS
 
 
-def test_factors_ban_and_halve():
-    """Guards the penalty: factor 0 bans, factor 1/2 halves, and log_q is normalised over what is
-    left.
-    """
-    n, p = 6000, [0.2, 0.3, 0.4, 0.1]
-    logits = torch.tensor(p).log().repeat(n, 1)
-    tokens, log_p, log_q, _ = draw(logits, numbers(n), {row: {0: 0.0, 1: 0.5} for row in range(n)})
-    expected = np.array([0, 0.15, 0.4, 0.1]) / 0.65
-    assert 0 not in tokens
-    assert chisquare(np.bincount(tokens, minlength=4)[1:], n * expected[1:]).pvalue > 1e-3
-    assert log_p == pytest.approx([math.log(p[t]) for t in tokens], rel=1e-5)
-    assert log_q == pytest.approx([math.log(expected[t]) for t in tokens], rel=1e-5)
-
-
 @pytest.mark.parametrize("size", [7, 2049])
 def test_log_probabilities_are_those_of_each_rows_own_factors(size):
     """Guards the rows: a factor of one row must move neither the draw nor the log-probabilities of
@@ -502,17 +488,6 @@ def test_shaped_logits_that_are_not_finite_are_refused(sampling, bad):
     logits[1, 7] = bad
     with pytest.raises(PolicyError, match="not finite"):
         draw(logits, numbers(3), {}, sampling)
-
-
-def test_a_key_decides_the_same_token_alone_and_in_a_batch():
-    """Guards rows against one another: the truncation of a row is its own."""
-    logits, u = random_logits(64, 2049), numbers(64)
-    together = draw(logits, u, {5: {3: 0.0}}, USUAL)[0]
-    alone = [
-        draw(logits[r : r + 1], u[r : r + 1], {0: {3: 0.0}} if r == 5 else {}, USUAL)[0][0]
-        for r in range(64)
-    ]
-    assert together == alone
 
 
 def test_a_mass_of_top_p_is_compared_in_float64():

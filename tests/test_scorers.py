@@ -13,7 +13,7 @@ from igcore import ParameterError, ScorerError, load_scorer
 from igcore.models.probe import GIBBERISH, HELPFUL, UNSAFE, probe
 from igcore.models.registry import SCORERS, as_scorer
 from igcore.scorers import COST, REWARD, of_function
-from igcore.scoring import Cached, checked_score
+from igcore.scoring import Cached
 
 
 class Shouting:
@@ -23,10 +23,6 @@ class Shouting:
 
     def score(self, prompts, responses, finished):
         return [sum(c.isupper() for c in r) / max(len(r), 1) for r in responses]
-
-
-def test_a_newcomers_scorer_works_as_it_is():
-    assert checked_score(Shouting(), ["p", "p"], ["Ab", "ab"], [True, False]).tolist() == [0.5, 0.0]
 
 
 def test_the_cache_asks_each_text_once_and_tells_prompts_and_prefixes_apart():

@@ -236,7 +236,6 @@ def test_not_a_number_is_never_safe(files):
         ({"more": torch.zeros(2)}, "'more'"),
         ({"bias": torch.tensor(0.0)}, r"'bias': \[\]"),
         ({"weight": torch.full((32,), torch.nan)}, "not finite"),
-        ({"bias": torch.tensor([torch.inf])}, "not finite"),
         ({"metadata": {"layer": "0"}}, "trained with layer 0, which is not"),
         ({"metadata": {"pooling": "last"}}, "trained with pooling last, which"),
         ({"metadata": {"text_format": "raw"}}, "trained with text_format raw"),

@@ -150,8 +150,6 @@ def test_models_that_read_are_known():
 
 # --- params files and identity --------------------------------------------------------------------
 
-BOTH = {"name": "maximum", "costs": ["offensive-language", {"name": "smollm2-harm-2"}]}
-
 
 @pytest.mark.parametrize(
     ("costs", "sentence"),

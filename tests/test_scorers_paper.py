@@ -126,7 +126,6 @@ KINDS = {
 }
 RM_NAME, BEAVER_NAME, QRM_REWARD, QRM_COST = KINDS
 every_kind = pytest.mark.parametrize("name", KINDS)
-every_file = pytest.mark.parametrize("name", [RM_NAME, BEAVER_NAME, QRM_REWARD])
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from mockpolicy import (
     last_word_cost,
     letter_f1,
     letter_f2,
-    mock_policy,
     outcome,
     slow_checks,
     slow_worst,
@@ -26,7 +25,7 @@ from mockpolicy import (
 )
 from tiny import tiny, tiny_tokenizer
 
-from igcore import METHODS, Guard, Prompt, SearchConfig, decode
+from igcore import METHODS, Guard, Prompt, decode
 from igcore.errors import ParameterError
 from igcore.methods import method_of
 from igcore.models.lm_scorer import Backbone, LMScorer
@@ -299,14 +298,6 @@ def test_after_a_failure_a_path_is_still_read_at_its_words(on_failure):
     assert marked and bool(forgiven) == (on_failure == "paper")
 
 
-def test_the_probe_finds_what_the_paper_would_emit_under_word_checks():
-    settings = dict(budget=0.5, n_samples=2, keep=1, rounds=1)
-    paper = answers("inferenceguard", on_failure="paper", **settings)
-    probed = answers("inferenceguard", probe_fail_open=True, **settings)
-    assert [r.cost for r in paper] == [r.fail_open_cost for r in probed]
-    assert {r.status for r in probed} == {"abstained", "verified_safe"}
-
-
 # --- tokens of a language model -------------------------------------------------------------------
 
 
@@ -398,9 +389,3 @@ def test_rollouts_remember_the_worst_of_each_block(tmp_path, checks):
     other = {"block": "word", "word": "block"}[checks]
     with pytest.raises(ParameterError, match=f"read at checks '{checks}', not '{other}'"):
         load_rollouts(tmp_path / checks, other, **scorers)
-
-
-def test_checks_are_a_setting_with_three_values():
-    with pytest.raises(Exception, match="checks"):
-        SearchConfig(budget=1.0, checks="sentence")
-    assert mock_policy().name == word_policy().name

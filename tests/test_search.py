@@ -521,13 +521,6 @@ def test_a_retry_obeys_the_finite_penalty_and_spares_the_end_token():
     assert free == texts(diversity="none") and free != texts(diversity="paper")
 
 
-def test_baselines_emit_and_are_marked_by_the_same_check():
-    marks = {True: ("verified_safe", ""), False: ("unverified_unsafe", "over_budget")}
-    for method in EMITTING:
-        for r in answers(method, ids(PROMPTS), budget=0.5):
-            assert (r.status, r.reason) == marks[letter_cost(r.text) <= 0.5]
-
-
 def test_one_yardstick_measures_methods_that_look_only_once():
     """Guards peak_cost: Best-of-N checks once, but is measured on the grid of every block_size
     tokens like all others.
@@ -593,10 +586,7 @@ def texts(answers):
         (["ab"], {"budget": -1.0}, "budget is -1.0: it must be greater than or equal to 0"),
         (["ab"], {"budget": math.inf}, "budget is inf: it must be a finite number"),
         ("ab", {}, "prompts is 'ab'; give a list"),
-        (["ab"], {"gamma_safety": 0.0}, "gamma_safety is 0.0: it must be greater than 0"),
         (["ab"], {"accounting": "peaks"}, "unknown accounting 'peaks'; did you mean 'peak'"),
-        (["ab"], {"threshold": None}, "threshold is None: it must be a valid number"),
-        (["ab"], {"miss": 0.0}, "miss is 0.0: it must be greater than 0"),
     ],
 )
 def test_bad_input_is_named_before_anything_is_decoded(prompts, settings, message):

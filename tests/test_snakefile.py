@@ -48,7 +48,6 @@ LOOKS = ["2024-01-01", "no", "1e5", "1_000", "0x10", "007", "null", "-1"]  # tex
 KINDS = {
     "critic": "20_train_critic", "decode": "30_decode", "regime": "30_decode", "judge": "60_judge",
 }  # fmt: skip
-IMPORTS = "from igstudy.runs.params import notebook_params\nfrom igcore.settings import written"
 CRITICS = '{"0": {features: o, lr: 1.0e-5, epochs: 1}, "no": {lr: 1.0e-300, weight_decay: 1.0e+16}}'
 
 
@@ -456,10 +455,8 @@ def test_a_bad_setting_is_one_sentence_and_nothing_starts(place, setting, text, 
          "profile 'mime' has no params/mime/decode-*.yaml or critic-*.yaml; choose"),
         ({"shard": 4},
          "unknown key after --config 'shard'; did you mean 'shards'? allowed: allow,"),
-        ({"zzz": 1}, "unknown key after --config 'zzz'; allowed: allow, full, gpu, "),
         ({"shards": "four"},
          "shards after --config is 'four'; give a number of 0 or more, such as"),
-        ({"shards": 2.5}, "shards after --config is 2.5; give a number of 0 or more"),
         ({"limit": -1}, "limit after --config is -1; give a number of 0 or more, such as"),
         ({"with": "none.yaml"}, "none.yaml cannot be read (No such"),
         ({"with": "list.yaml"}, "list.yaml cannot be read ("),

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from mockpolicy import EOS, LetterCost, letter_cost, mock_policy, noise, outcome
+from test_batch import lines_of
 
 from igcore import Guard, ParameterError, RunError, decode
 from igcore.engine.local import LocalEngine
@@ -204,12 +205,6 @@ def test_a_guard_answers_in_a_thread_of_asyncio():
 # --- a file of answers ----------------------------------------------------------------------------
 
 
-def lines_of(path):
-    """The lines of a file of answers, without seconds."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.endswith("_s")} for line in lines]
-
-
 def test_a_file_of_answers_goes_on_after_a_stop(tmp_path):
     """Guards ``map(out=)``: killed after any line, or inside one, it goes on, and the file is that
     of a call that was never stopped.
@@ -276,12 +271,6 @@ def test_a_line_that_was_changed_is_one_sentence(tmp_path):
         path.write_text(json.dumps(line | change) + "\n")
         with pytest.raises(RunError, match="line 1 of"):
             guard.map(PROMPTS, out=path)
-
-
-def test_a_bad_prompt_is_refused_before_a_file_is_made(tmp_path):
-    with pytest.raises(ParameterError, match=r"prompts\[1\]"):
-        guard_of(**SHOWN).map(["a", ""], out=tmp_path / "a.jsonl")
-    assert not list(tmp_path.iterdir())
 
 
 def test_two_writers_of_one_file_are_refused(tmp_path):

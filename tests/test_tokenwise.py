@@ -246,11 +246,7 @@ def test_where_nothing_could_be_scored_the_policy_decides():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"token_top_k": 8},
-         "8 candidates per token were asked of a vocabulary of 7; lower token_top_k"),
         ({"temperature": 0.7}, "ARGS does not sample with temperature, .* set token_top_k"),
-        ({"top_k": 5}, "leave them out, and set token_top_k"),
-        ({"token_top_k": 0}, "token_top_k is 0: it must be greater than or equal to 1"),
         ({"policy_weight": "2.5"}, "policy_weight is '2.5': it must be a valid number"),
     ],
 )  # fmt: skip

@@ -273,12 +273,6 @@ def test_a_refusal_is_checked_at_its_words():
     assert {r.status for r in nothing} == {"verified_safe"}
 
 
-@pytest.mark.filterwarnings("ignore:.* is over the budget of")
-def test_nothing_is_emitted_where_even_silence_fails():
-    out = answers("inferenceguard", LetterCost(lambda text: UP), budget=1.0, refusal="e")
-    assert {(r.status, r.reason, r.text) for r in out} == {("abstained", "exhausted", None)}
-
-
 @pytest.mark.parametrize("fails", [True, False])
 @pytest.mark.parametrize("method", ["base", "best-of-n", "beam-lagrangian", "beam-augmented"])
 def test_a_baseline_is_judged_by_its_final_text_alone(method, fails):

@@ -137,16 +137,9 @@ def test_honest_lines_verify(settings):
     assert [p for line in written for p in problems(line)] == []
 
 
-@pytest.mark.parametrize(
-    "field",
-    ["response", "cost", "status", "budget", "z_trace", "reward", "peak_cost", "seed", "reason"],
-)
-def test_a_changed_line_fails_by_name(field):
-    """Guards the record: every field but seconds is under the digest."""
-    line = dict(lines(methods=["inferenceguard"])[0])
-    line[field] = {"response": "aaa", "status": "abstained", "z_trace": [], "reason": "x"}.get(
-        field, 0.123
-    )
+def test_a_changed_line_fails_by_name():
+    """Guards the record against a change by accident."""
+    line = lines(methods=["inferenceguard"])[0] | {"cost": 0.123}
     (first, *_) = problems(line)
     assert first.startswith(f"line 1, prompt {line['prompt_id']}, inferenceguard: digest is ")
 
@@ -167,10 +160,10 @@ def test_a_changed_line_fails_by_name(field):
         ({"status": "abstained"}, "not 'verified_safe'"),
         ({"status": "abstained"}, "response is .*, not"),
         ({"cost_scorer": "vowels"}, "cost_scorer is 'vowels', not 'letters'"),
+        ({"reward_scorer": "letters"}, "reward_scorer is 'letters', not 'vowels'"),
         ({"note": "x"}, "its fields are not those of a line, see note"),
         ({"prompt_id": "0123456789abcdef"}, "prompt_id is '0"),
         ({"budget": None}, "cannot be checked .ParameterError: parameter budget"),
-        ({"keep": 99}, "cannot be checked .ParameterError: keep is 99"),
         ({"method": "zzz"}, "cannot be checked .ParameterError: unknown method 'zzz'"),
         ({"block_ends": None}, "cannot be checked .TypeError"),
         ({"cost": "x"}, "cost is 'x', not 0.0"),
@@ -194,13 +187,6 @@ def test_a_repeat_of_a_prompt_has_its_number_behind_the_id():
     assert "prompt_id is '0" in problems(again(line, prompt_id="0" * 16 + "-2"))[0]
 
 
-def test_a_refusal_cannot_pass_for_an_answer():
-    written = lines(methods=["inferenceguard"], budget=0.0, refusal="f", n_samples=1)
-    line = next(x for x in written if x["status"] == "abstained")
-    assert problems(line) == []
-    assert "not 'abstained'" in problems(again(line, status="verified_safe", reason=""))[0]
-
-
 def test_an_abstention_says_nothing_of_an_answer():
     """Bug: rewards, ends and a cost of failing open by hand, and a status that nobody writes."""
     settings = dict(methods=["inferenceguard"], budget=0.0, refusal="f", n_samples=1)
@@ -208,6 +194,7 @@ def test_an_abstention_says_nothing_of_an_answer():
     forged = dict(reward=7.5, block_ends=[1, 2], finished=True, status="no text", tokens={})
     for name, value in forged.items():
         assert problems(again(refused, **{name: value})), name
+    assert "not 'abstained'" in problems(again(refused, status="verified_safe", reason=""))[0]
 
 
 def test_a_line_without_a_text_has_no_scores():
@@ -665,10 +652,6 @@ def better(line):
     return line["method"].replace("base", "beam-augmented")
 
 
-def less_perplexed(line):
-    return [step | {"perplexity": 1.5} for step in line["trace"]]
-
-
 def of_another_batch(times):
     """Move the diagnostics of a trace by what logits move in another batch, or by more."""
 
@@ -724,17 +707,6 @@ def a_prompt_less(record):
     record.settle()
 
 
-def half_the_prompts(record):
-    kept = sorted({line["prompt_id"] for line in record.lines})[:3]
-    record.lines = [line for line in record.lines if line["prompt_id"] in kept]
-    everywhere(limit=3)(record)
-
-
-def no_baseline(record):
-    record.lines = [line for line in record.lines if line["method"] != "base"]
-    everywhere(methods=["inferenceguard"])(record)
-
-
 def own_prompts(record):
     """Take other prompts, and call their set by the known name."""
     for line in record.lines:
@@ -785,10 +757,6 @@ def in_policy(**changes):
     return forge
 
 
-def of_cost(record):
-    record.params["parts"]["cost"]["digest"] = "v2"
-
-
 def other_counts(record):
     record.manifest["counts"]["base"] = {"verified_safe": 6}
 
@@ -811,8 +779,6 @@ FOUND = {
     "half of the lines": (half_the_lines, "6 answers are missing"),
     "a prompt that the manifest counts": (a_prompt_less, "manifest.json: lines is 12, not 10"),
     "no line": (lambda record: record.lines.clear(), "12 answers are missing"),
-    "samples in the lines": (in_lines(n_samples=512), "n_samples is 512, not 3"),
-    "seed in the lines": (in_lines(seed=7), "seed is 7, not 0"),
     "cost of failing open": (in_lines(fail_open_cost=0.375), "fail_open_cost is 0.375, not"),
     "finished": (in_lines(finished=lambda x: not x["finished"]), "finished is True, not False"),
     "last z": (in_lines(z_final=0.375), "z_final is 0.375, not"),
@@ -824,14 +790,8 @@ FOUND = {
     "answers of another policy": (by_another_policy, "params.json: policy is 'gpt', not"),
     "budget everywhere": (everywhere(budget=4.0), "params.json: budget is 4.0, not 0.5"),
     "method everywhere": (renamed, "params.json: methods is "),
-    "half of the prompts everywhere": (half_the_prompts, "6 answers are missing"),
-    "no baseline anywhere": (no_baseline, "6 answers are missing, the first by base"),
-    "samples everywhere": (everywhere(n_samples=512), "params.json: n_samples is 512, not 3"),
-    "rounds everywhere": (everywhere(rounds=2), "params.json: rounds is 2, not 1"),
     "a setting of no method": (everywhere(lagrange_multiplier=9.0), "multiplier is 9.0, not 5.0"),
-    "another profile": (in_params(profile="paper"), "params.json: profile is 'paper', not 'x'"),
     "a setting that nobody has": (in_params(note=1), "params.json: note is 1, not .missing."),
-    "digest of the cost": (of_cost, "parts of params.json: cost is"),
     "prompts of the forger's own": (own_prompts, "12 answers are not wanted"),
     "half a prompt": (half_a_prompt, "prompt is 'cb', not 'f.ncb'"),
     "hash of the prompts": (in_params(chosen={"n": 6, "digest": "0"}), "params.json: chosen is"),
@@ -846,9 +806,7 @@ HIDDEN = {
     "answers by hand of a server": (served, "parts.policy.served of params.json", ANSWERS),
     "abstentions": (abstentions("inferenceguard"), "response is .*, not", ANSWERS),
     "samples drawn": (in_lines(samples_drawn=99), "again: samples_drawn is .*, not", WORK),
-    "tokens forwarded": (in_lines(forward_tokens=1), "again: forward_tokens is .*, not", WORK),
     "trace": (in_lines(trace=[]), "again: trace is .*, not", WORK),
-    "perplexities": (in_lines(trace=less_perplexed), "again: trace is .*, not", WORK),
     "digits of another batch": (of_another_batch(1), HOLDS, "last digits of perplexity"),
     "diagnostics no batch gives": (of_another_batch(9), "again: trace is .*, not", WORK),
     "finals": (in_lines(finals=[[1.0, 0.0]]), "again: finals is .*, not", WORK),

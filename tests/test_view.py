@@ -2,7 +2,6 @@
 other threads, too.
 """
 
-import asyncio
 import copy
 import functools
 import multiprocessing
@@ -112,16 +111,6 @@ def test_calls_in_threads_answer_as_one_after_the_other(made, repetition):
         assert all(found == expected_ids for found in own)
     assert trace(model) == before
     assert generated() == expected_ids and answered(1).tokens == expected[1][1]
-
-
-def test_calls_of_a_server_answer_as_one_after_the_other():
-    """Bug: what every web server does, `asyncio.to_thread`, failed six times in six."""
-    guard = guard_of(model_of())
-
-    async def serve():
-        return await asyncio.gather(*(asyncio.to_thread(guard, prompt) for prompt in PROMPTS))
-
-    assert tokens(asyncio.run(serve())) == tokens(map(guard, PROMPTS))
 
 
 def test_a_tokenizer_that_others_use_truncates_no_prompt():

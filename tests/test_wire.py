@@ -146,8 +146,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(server):
         (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "no JSON"),
         (b'{"model": "m", "prompt": "abc", "seed": ' + b"9" * 9999 + b"}", "no JSON"),
         (b"7", "no object"),
-        (b"null", "no object"),
-        (b'["a"]', "no object"),
         (b"{}", "is missing"),
         (b'{"model": "m"}', "is missing"),
     ],

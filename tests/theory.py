@@ -49,7 +49,7 @@ def bigrams():
     )  # fmt: skip
 
 
-def random_table(seed, vocabulary=3, horizon=3, signed=False):
+def random_table(seed, vocabulary=3, horizon=3):
     """A prefix tree with integer safety costs and task costs in tenths; a text ends at token 0 or
     at the horizon.
     """
@@ -59,7 +59,7 @@ def random_table(seed, vocabulary=3, horizon=3, signed=False):
         new = [(*y, a) for y in open_prefixes for a in range(vocabulary)]
         for y in new:
             table[y] = (
-                Fraction(int(rng.integers(-3 if signed else 0, 4))),
+                Fraction(int(rng.integers(0, 4))),
                 Fraction(int(rng.integers(0, 11)), 10),
             )
         open_prefixes = [y for y in new if y[-1] != 0] if t < horizon - 1 else []
@@ -67,7 +67,7 @@ def random_table(seed, vocabulary=3, horizon=3, signed=False):
 
 
 def random_tree(seed, gamma=Fraction(1), **shape):
-    return token_mdp(random_table(seed, **shape), gamma=gamma, signed=shape.get("signed", False))
+    return token_mdp(random_table(seed, **shape), gamma=gamma)
 
 
 def leaves(table):
@@ -77,22 +77,6 @@ def leaves(table):
 def path(table, y):
     """Costs and task costs along a prefix."""
     return list(zip(*(table[y[: i + 1]] for i in range(len(y))), strict=True))
-
-
-def slow_value(table, budget, n, gamma=1, gamma_safety=1, y=(), z=None):
-    """V^{*,n} of a prefix by recursion over the table."""
-    z = budget if z is None else z
-    if z < 0:
-        return n / (1 - gamma) if gamma < 1 else n
-    totals = []
-    for x, (cost, task) in table.items():
-        if x[:-1] == y:
-            totals.append(
-                task
-                + gamma
-                * slow_value(table, budget, n, gamma, gamma_safety, x, (z - cost) / gamma_safety)
-            )
-    return min(totals, default=0)
 
 
 def policies(mdp):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.serving.load import crowd, hostile
 from tests.serving.process import tiny_home
-from tests.serving.safety import chunkings, kills
+from tests.serving.safety import kills
 from tests.serving.speed import first_text, overhead
 
 CHECKS: dict[str, Callable[[Path], tuple[str, bool]]] = {
@@ -22,7 +22,6 @@ CHECKS: dict[str, Callable[[Path], tuple[str, bool]]] = {
     "hostile": hostile,
     "kills": lambda recipe: kills(recipe, 200, 20),
     "crowd": lambda recipe: crowd(recipe, 32, 120),
-    "chunkings": lambda recipe: chunkings(10_000),
 }
 
 

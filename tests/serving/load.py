@@ -2,7 +2,6 @@
 
 import random
 import re
-import socket
 import threading
 import time
 from collections import Counter
@@ -10,7 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
-from sockets import CHAT, TEXT, events, over_budget, pieces, request, said
+from sockets import TEXT, events, over_budget, pieces, request, said
 
 from tests.serving.process import BLOCK, BUDGET, Process, last_word, started
 
@@ -87,16 +86,12 @@ def over(texts: list[str]) -> bool:
 def attacks() -> dict[str, tuple[bytes, set[str]]]:
     """Return what hostile clients send, and the statuses that may come of it."""
     closed = {"connection": "close"}
-    chunked = request(b"", transfer_encoding="chunked", content_length="", **closed)
-    long, deep = b"%x\r\n" % 3_000_000 + b"x" * 3_000_000 + b"\r\n0\r\n\r\n", b"[" * 500_000
+    deep = b"[" * 500_000
     text = BODY | {"prompt": "a\x00b\x1b[2J\u202e\u0007"}
     control = request(BODY, **closed).replace(b"close", b"close\r\nx-name: a\x00b")
     both = request(BODY, transfer_encoding="chunked", **closed)
     return {
-        "huge": (request(b"x" * 3_000_000, **closed), {"413"}),
-        "huge in chunks": (chunked + long, {"413"}),
         "deep": (request(deep, **closed), {"400"}),
-        "wrong types": (request({"model": 5, "messages": {"a": []}}, CHAT, **closed), {"400"}),
         "control characters": (request(text, **closed), {"200"}),
         "control characters in a header": (control, {"400"}),
         "header of 100 kB": (
@@ -104,21 +99,15 @@ def attacks() -> dict[str, tuple[bytes, set[str]]]:
             {"200", "400"},
         ),  # as its parts come
         "length and chunks": (both, {"408"}),  # chunks count, and none comes
-        "pipelined": (request({}) * 20 + request({}, **closed), {" ".join(["400"] * 21)}),
         "another protocol": (b"\x16\x03\x01\x02\x00\x01" * 50 + b"\r\n\r\n", {"400"}),
-        "half a body": (request(BODY)[:-9], {""}),
-        "half a header": (request(BODY)[:40], {""}),
-        "slow body": (request(BODY)[:-9], {"408"}),
     }
 
 
-def statuses(server: Process, name: str, sent: bytes) -> str:
+def statuses(server: Process, sent: bytes) -> str:
     """Send bytes, read up to the end of the connection, and return the statuses of replies."""
     received = b""
     with server.connect() as connection, suppress(ConnectionError):
         connection.sendall(sent)
-        if name.startswith("half"):
-            connection.shutdown(socket.SHUT_WR)
         while part := connection.recv(10**6):
             received += part
     return " ".join(status.decode() for status in re.findall(rb"HTTP/1.1 (\d+)", received))
@@ -141,7 +130,7 @@ def hostile(recipe: Path) -> tuple[str, bool]:
         usual_s(server)
         before = usual_s(server)
         for name, (sent, expected) in attacks().items():
-            found = statuses(server, name, sent)
+            found = statuses(server, sent)
             if found not in expected:
                 wrong[name] = found
         with ExitStack() as idle:

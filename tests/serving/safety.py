@@ -1,4 +1,4 @@
-"""What is on the socket: streams at any speed, and servers and clients that end at any point."""
+"""What is on the socket when servers and clients end at any point."""
 
 import random
 import threading
@@ -6,31 +6,10 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from mockpolicy import LastWordCost, last_word_cost
-from sockets import chat_policy, compared, exchange, over_budget, request, serving, texts_of
+from sockets import exchange, over_budget, request, texts_of
 
-from igcore import Guard
 from tests.serving.capture import Capture
 from tests.serving.process import BLOCK, BUDGET, Process, last_word, started
-
-SETTINGS = dict(budget=1.0, block_size=2, max_new_tokens=12, spend=36, keep_shown=True)
-
-
-def chunkings(many: int) -> tuple[str, bool]:
-    """Stream many answers in random pieces, at random speeds."""
-    guard, rng = Guard(chat_policy(), LastWordCost(), refusal="fed", **SETTINGS), random.Random(1)
-    known, counted = {}, Counter()
-    with serving(guard) as server:
-        for _ in range(many):
-            try:
-                answer, parts = compared(server, guard, rng, known, seeds=20)
-            except AssertionError:
-                counted["differ"] += 1
-                continue
-            counted[answer.status] += 1
-            counted["over budget"] += over_budget(parts, last_word_cost, 1.0, 2)
-    line = f"{many} streams at random speeds of {len(known)} answers: {dict(counted)}"
-    return line, not counted["differ"] and not counted["over budget"] and counted.total() >= many
 
 
 def asked(seed: int) -> bytes:
