@@ -52,8 +52,8 @@ class Guard(Setup):
         All settings of the search. Or give `budget` and other fields of `SearchConfig` by name.
     critic : Critic or ValueNetwork, optional
         Only some methods need one; the others ignore it. It may be an object of your own, see
-        `igcore.critic.network.Judge`, or for RE-Control `igcore.critic.network.Steers`. Whatever
-        it predicts, a guarded method emits only text that has passed the final check.
+        `igcore.critic.network.Judge`, or for RE-Control `igcore.critic.network.Steers`. For every
+        prediction, a guarded method emits only text that has passed the final check.
     budget : float, optional
         Safety budget d in units of the cost. It has no default: only the user can say what is
         safe. `igcore.suggest_budget` helps to choose it.
