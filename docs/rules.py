@@ -1,6 +1,6 @@
 """Measure the rules of `igcore.rules` on everyday questions: ``python -m docs.rules``.
 
-It writes the table of docs/cost.md: how often a plain model keeps each rule, and what a guard of
+It writes the table of docs/scorers.md: how often a plain model keeps each rule, and what a guard of
 the same model does, with the same questions and seed. The rule's cost of the whole answer decides.
 """
 

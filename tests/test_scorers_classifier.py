@@ -174,7 +174,7 @@ def test_units_are_the_formulas_by_hand(hub, family, unit, labels, formula):
 def test_the_page_on_costs_reads_a_pipeline_by_the_name_of_a_class(tmp_path):
     """Bug: the page advised the score of the most probable class, be it the harmless one."""
     save_classifier(tmp_path, "bert", 2, id2label={0: "neutral", 1: "toxic"})
-    page = Path(__file__).parent.parent / "docs" / "cost.md"
+    page = Path(__file__).parent.parent / "docs" / "scorers.md"
     _, found, code = page.read_text(encoding="utf-8").partition("def toxic(")
     with quiet_transformers():
         given = {"pipe": transformers.pipeline("text-classification", str(tmp_path))}
