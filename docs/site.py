@@ -23,7 +23,9 @@ FRONT = "README"
 # a value with its interval in a table, which no line may break
 INTERVAL = re.compile(r"(\d+ of )?[\d.]+( %)? \[[-+−\d.]+, [-+−\d.]+\](?=.*\|$)", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[(?P<label>[^\]]*)\]\((?P<path>[^)\s#:]+)\)")
-GUIDES = ("guard", "scorers", "budget", "method", "serve", "batch", "reproduce", "extend", "promise")
+GUIDES = (
+    "guard", "scorers", "budget", "method", "serve", "batch", "reproduce", "extend", "promise",
+)  # fmt: skip
 RESULTS = ("results", "harm", "experiments", "replication", "fidelity", "cards")
 REFERENCE = ("reading", "paper-to-code", "paper", "api")
 ANSWER = re.compile(r"^\*\*(.+?)\*\*", re.MULTILINE | re.DOTALL)  # the first sentence of a page
