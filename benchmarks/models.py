@@ -8,18 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 
-import torch
-from transformers import BertConfig, BertForSequenceClassification, GenerationConfig
+from transformers import GenerationConfig
 
 from igcore import Policy, Scorer, load_policy, load_scorer
-from igcore.models.classifier import EncoderScorer
-from igcore.models.lm_scorer import Backbone
-from igcore.scorers import COST, FunctionScorer, of_function
+from igcore.scorers import FunctionScorer, of_function
 from igstudy.prompts import load_prompts
 
 SAMPLING = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0)
-MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12}
-MINILM |= {"intermediate_size": 1536, "num_labels": 1}
 
 
 @dataclass
@@ -40,7 +35,7 @@ class Models:
     def cost(self, name: str) -> Scorer:
         """Return a cost of `COSTS`, the same one every time."""
         if name not in self.costs:
-            self.costs[name] = COSTS[name](self.policy)
+            self.costs[name] = COSTS[name]()
         return self.costs[name]
 
     def prompts(self, count: int, length: int) -> list[str]:
@@ -76,17 +71,7 @@ def free(role: str) -> FunctionScorer:
     return of_function(lambda text: 0.0, role, digest="bench")
 
 
-def encoder(policy: Policy) -> EncoderScorer:
-    """Return a classifier of the size of MiniLM-L6, with random weights."""
-    torch.manual_seed(0)
-    config = BertConfig(vocab_size=len(policy.tokenizer), **MINILM)
-    model = BertForSequenceClassification(config).eval()
-    backbone = Backbone(model, policy.tokenizer)
-    return EncoderScorer("bench", backbone, lambda logits: logits[:, 0], COST, "bench", model=model)
-
-
-COSTS: dict[str, Callable[[Policy], Scorer]] = {
-    "free": lambda policy: free("cost"),
-    "smollm2-harm-2": lambda policy: load_scorer("smollm2-harm-2"),
-    "encoder": encoder,
+COSTS: dict[str, Callable[[], Scorer]] = {
+    "free": lambda: free("cost"),
+    "smollm2-harm-2": lambda: load_scorer("smollm2-harm-2"),
 }

@@ -17,10 +17,7 @@ SIZES: list[dict[str, int]] = [
     {"prompt_tokens": 2000},
 ]
 SAMPLES: list[dict[str, int]] = [{"n_samples": 4}, {"n_samples": 64}]
-COSTS = [
-    *({"cost": "smollm2-harm-2", "checks": checks} for checks in ("word", "block")),
-    {"cost": "encoder"},
-]
+COSTS = [{"cost": "smollm2-harm-2", "checks": checks} for checks in ("word", "block")]
 
 
 def sections() -> list[list[Case]]:

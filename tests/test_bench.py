@@ -69,7 +69,7 @@ def test_every_cost_is_asked_and_finds_every_text_within_budget(tiny, method, co
     """Guards rows of a cost that no guard reads, and those of a search that tried again."""
     asked = []
     harmless = tiny.cost("free")
-    made = models.COSTS | {"smollm2-harm-2": lambda _: harmless}
+    made = models.COSTS | {"smollm2-harm-2": lambda: harmless}
     monkeypatch.setattr(models, "COSTS", made)
     scorer = tiny.cost(cost)
     score = type(scorer).score
@@ -80,15 +80,6 @@ def test_every_cost_is_asked_and_finds_every_text_within_budget(tiny, method, co
     answers, tokens = counted(tiny, method, replace(CASE, cost=cost))
     assert [len(answer) for answer in answers] == [T, T] and asked
     assert tokens == 2 * READ[method]
-
-
-def test_the_encoder_has_the_size_of_minilm(tiny):
-    """Guards the row of this cost against a network of another size: 10.6 million weights besides
-    the embedding of words.
-    """
-    model = tiny.cost("encoder").model
-    layers = sum(weight.numel() for weight in model.bert.encoder.parameters())
-    assert layers == 6 * (4 * (384 * 384 + 384) + 2 * 384 * 1536 + 1536 + 384 + 4 * 384)
 
 
 def lines_of(case, *seconds):
@@ -110,7 +101,7 @@ def test_the_table_holds_least_median_and_most_per_prompt():
 def test_a_ratio_is_that_of_two_neighbours(tmp_path):
     """Bug: the ratio of two medians, which no two measurements had."""
     peer, long = replace(CASE, variant=plan.GENERATE), replace(CASE, new_tokens=9)
-    slow, dear = replace(peer, new_tokens=9), replace(CASE, cost="encoder")
+    slow, dear = replace(peer, new_tokens=9), replace(CASE, cost="smollm2-harm-2")
     lines = lines_of(peer, 6.0, 8.0, 1.0) + lines_of(CASE, 2.0, 4.0, 2.0)
     lines += lines_of(slow, 4.0, 6.0, 5.0) + lines_of(long, 2.0, 2.0, 2.0)
     lines += lines_of(dear, 8.0)
@@ -120,7 +111,7 @@ def test_a_ratio_is_that_of_two_neighbours(tmp_path):
     words = report.in_words(found).splitlines()
     assert words == [
         "* transformers generate / inferenceguard: 2.00 to 2.50",
-        "* inferenceguard, encoder / inferenceguard: 4.00 to 4.00",
+        "* inferenceguard, smollm2-harm-2 at every word / inferenceguard: 4.00 to 4.00",
     ]
     cases = [case for pair in pairs for case in pair]
     paths = report.write(lines, cases, pairs, ["a note"], tmp_path)
