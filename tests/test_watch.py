@@ -28,7 +28,6 @@ from igcore.errors import ScorerWarning
 from igcore.methods import method_of
 from igcore.watch.html import mask, mask_answer
 from igcore.watch.record import CHECK_FAILED, EMITTED, KEPT, OVER_BUDGET, RETRIED
-from igstudy.report.answers import masked
 
 PROMPTS = ["a", "be", "cab", "deaf", "f", "bead"]
 CONFIG = ig.SearchConfig(budget=1.0, n_samples=4, keep=2, block_size=2, max_new_tokens=6, rounds=3)
@@ -408,21 +407,6 @@ def test_with_the_embedded_cost():
     cost = ig.load_scorer("offensive-language")
     assert mask("I hate Mondays", cost) == "I ████ Mondays"
     assert mask("I hate Mondays", cost, threshold=np.float64(0.95)) == "I hate Mondays"
-
-
-# --- answers of a run -----------------------------------------------------------------------------
-
-
-def test_words_that_a_reader_finds_offensive_are_masked():
-    """Bug: a word that is masked alone, and legible in an answer."""
-    assert masked("a storm is near", "offensive-language", table(storm=0.9)) == "a █████ is near"
-
-
-@pytest.mark.parametrize("judge", ["smollm2-harm-2", "maximum(smollm2-harm-2, offensive-language)"])
-def test_nothing_is_shown_where_no_word_can_be_masked(judge):
-    """Bug: an answer of a run on harm was shown because none of its words is rude."""
-    shown = masked("sun and wind", judge, table(storm=0.9))
-    assert shown == f"[3 words not shown: {judge} judges answers, and masks no word]"
 
 
 def test_numbers_are_left_to_read_and_a_long_one_is_read_once():
