@@ -36,7 +36,7 @@ OF_NO_RUN = {
 }  # fmt: skip
 WITHOUT_RUNS = ("profile", "claims")  # kinds of params files
 # archives of earlier code, which are decoded again for 1.1.0
-EARLIER = {"ablations", "critic-search", "pilot", "searches", "small", "tune"}
+EARLIER = {"ablations", "pilot", "searches", "small"}
 KEPT = (  # fields of a line that the tests below read
     "prompt_id policy method prompts seed status reward cost peak_cost word_peak_cost "
     "trace policy_tokens scorer_calls samples_drawn forward_tokens scorer_tokens "
