@@ -30,7 +30,7 @@ from igstudy.files import replace_file, root
 from igstudy.report import claims, deciding, searches
 from igstudy.report.statistics import clopper_pearson
 
-OF_DOCS = ("results harm experiments replication paper fidelity guard cards promise scorers").split()
+OF_DOCS = "results harm experiments replication paper fidelity guard cards promise scorers".split()
 PAGES = ("README.md", *(f"docs/{name}.md" for name in OF_DOCS))
 BLOCK = re.compile(r"(<!-- (\w+) ([^>]+) -->\n).*?(<!-- end -->)", re.S)
 TREE = "docs/tree.svg"
