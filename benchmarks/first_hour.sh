@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures what a stranger's first hour costs, and writes figures/tables/first_hour.csv and .md for the front page. Each
+# Measures what a stranger's first hour costs, and writes figures/tables/first_hour.csv and .md for docs/reproduce.md. Each
 # command of the page runs in a fresh clone of the last commit, with no cached model; torch comes from the index that pip is
 # configured with. Run it on an idle machine:
 #     bash benchmarks/first_hour.sh

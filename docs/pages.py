@@ -30,8 +30,8 @@ from igstudy.files import replace_file, root
 from igstudy.report import claims, deciding, searches
 from igstudy.report.statistics import clopper_pearson
 
-OF_DOCS = "results harm experiments replication paper fidelity guard cards promise scorers".split()
-PAGES = ("README.md", *(f"docs/{name}.md" for name in OF_DOCS))
+DOCS = "results harm experiments replication paper fidelity guard cards promise scorers reproduce"
+PAGES = ("README.md", *(f"docs/{name}.md" for name in DOCS.split()))
 BLOCK = re.compile(r"(<!-- (\w+) ([^>]+) -->\n).*?(<!-- end -->)", re.S)
 TREE = "docs/tree.svg"
 TAKES = {  # arm -> what a reader calls it who knows no search

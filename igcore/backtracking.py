@@ -178,7 +178,7 @@ STEPS_BACK: dict[str, Callable[[Walk], int]] = {"tries": by_tries, "doubling": b
 def backtracking(batch: Batch) -> list[Emission]:
     """Search for one answer per prompt, see the module.
 
-    Prompts stand at depths of their own, and one that has ended leaves the batch.
+    Each prompt has a depth of its own, and one that has ended leaves the batch.
 
     Returns
     -------
