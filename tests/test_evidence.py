@@ -36,7 +36,7 @@ OF_NO_RUN = {
 }  # fmt: skip
 WITHOUT_RUNS = ("profile", "claims")  # kinds of params files
 # archives of earlier code, which are decoded again for 1.1.0
-EARLIER = {"ablations", "pilot", "searches", "small"}
+EARLIER = {"ablations", "pilot", "searches"}
 KEPT = (  # fields of a line that the tests below read
     "prompt_id policy method prompts seed status reward cost peak_cost word_peak_cost "
     "trace policy_tokens scorer_calls samples_drawn forward_tokens scorer_tokens "
@@ -110,6 +110,10 @@ def test_every_run_that_a_table_or_picture_names_is_packed_with_its_root(packed)
             # a table that was made before sidecars said so has no origin
             if said.pop("from", "run here") not in ("run here", "records"):
                 wrong.append(f"{table} names {run} with an unknown origin")
+            # a table of an archive that is to be decoded again may name runs beside it
+            later = EARLIER & {run.partition("/")[0] for run in made_of["runs"]}
+            if later and run.partition("/")[0] not in EARLIER:
+                continue
             if said != made | {"root": root, "versions": versions}:
                 wrong.append(f"{table} names {run} with {said['root'][:12]}")
     assert not wrong
