@@ -197,7 +197,7 @@ def test_a_claim_is_rechecked_by_lines_that_need_no_installation(tmp_path):
         expected = values * row["n_prompts"] if where[0] == "path" else values.round(3)
         assert json.loads(printed.stdout) == pytest.approx(expected)
         if where[0] == "path":
-            assert f"It prints `{printed.stdout.strip()}`" in page
+            assert f"The command prints `{printed.stdout.strip()}`" in page
 
 
 def test_what_a_critic_gains():
