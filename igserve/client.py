@@ -6,7 +6,7 @@ variables with the prefix of a judge or of the server of a policy.
 
 The threads of a call end before it returns. Connections are kept for the next call, and closed when
 the client goes. A forked process opens its own, because two processes that read one connection
-would take each other's replies. Fork none within milliseconds of a call: a thread that ends may
+would take each other's replies. Do not fork within milliseconds of a call: a thread that ends may
 hold a lock of OpenSSL, for which the new process would wait without end.
 """
 
