@@ -130,7 +130,6 @@ def search_arms(regime: str, base: Path) -> str:
         "2 L": "within_2",
         "3 L": "within_3",
         "at any price": "answered",
-        "same seconds": "at_same_seconds",
     }
     table = {title: (100 * rows[name]).map("{:.0f}".format) for title, name in shares.items()}
     table["tokens / L"] = rows["tokens_per_answer"].map("{:.2f}".format)

@@ -87,7 +87,7 @@ def test_the_arms_of_searches_are_those_of_one_regime_and_length(tmp_path):
     """Bug: rows of another length or cost, an arm without a name, or without numbers because of its
     name, or shares of another column.
     """
-    shares = dict(within_1_5=0.25, within_2=0.5, within_3=0.75, answered=1.0, at_same_seconds=0.4)
+    shares = dict(within_1_5=0.25, within_2=0.5, within_3=0.75, answered=1.0)
     row = dict(regime="numbers", length=128, S=0.3, n_prompts=20, reward=0.5) | shares
     row |= dict(tokens_per_answer=1.25)
     rows = [row | {"arm": arm} for arm in ("backtracking", "guard-n2", "base", "plain")]
@@ -96,7 +96,7 @@ def test_the_arms_of_searches_are_those_of_one_regime_and_length(tmp_path):
     pd.DataFrame(rows).to_csv(tmp_path / "figures/tables/ablation_searches.csv")
     table = pages.search_arms("numbers", tmp_path).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:5]]
-    numbers = ["25", "50", "75", "100", "40", "1.25", "0.500"]
+    numbers = ["25", "50", "75", "100", "1.25", "0.500"]
     arms = ["base", "Algorithm 1, N 2, M 4", "backtracking"]
     assert cells == [[arm, *numbers] for arm in arms] and table[5] == ""
     assert table[6].startswith("20 prompts, L 128, S 0.30.")
