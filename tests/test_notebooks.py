@@ -18,7 +18,7 @@ from igstudy.runs.paramfiles import read_recipe
 from igstudy.runs.params import OutputParams, notebook_params
 
 ROOT = Path(__file__).parents[1]
-QUOTED = ("20", "30", "40", "50", "60", "80")
+QUOTED = ("20", "30", "40", "50", "60", "65", "80")
 # notebook -> the params file of continuous integration, whose settings are its defaults
 PARAMS = {"20_train_critic": "critic-raw", "30_decode": "decode-raw", "60_judge": "judge-scorers"}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
