@@ -36,7 +36,7 @@ OF_NO_RUN = {
 }  # fmt: skip
 WITHOUT_RUNS = ("profile", "claims")  # kinds of params files
 # archives of earlier code, which are decoded again for 1.1.0
-EARLIER = {"ablations", "pilot"}
+EARLIER = {"ablations"}
 MIXED = {"paper_lambda_alpaca_beaver"}  # has runs of one of them, and others beside them
 KEPT = (  # fields of a line that the tests below read
     "prompt_id policy method prompts seed status reward cost peak_cost word_peak_cost "
