@@ -35,9 +35,6 @@ OF_NO_RUN = {
     "bench", "bench_ratios", "served", "first_hour", "rules", "registrations",
 }  # fmt: skip
 WITHOUT_RUNS = ("profile", "claims")  # kinds of params files
-# archives of earlier code, which are decoded again for 1.1.0
-EARLIER = {"ablations"}
-MIXED = {"paper_lambda_alpaca_beaver"}  # has runs of one of them, and others beside them
 KEPT = (  # fields of a line that the tests below read
     "prompt_id policy method prompts seed status reward cost peak_cost word_peak_cost "
     "trace policy_tokens scorer_calls samples_drawn forward_tokens scorer_tokens "
@@ -111,7 +108,7 @@ def test_every_run_that_a_table_or_picture_names_is_packed_with_its_root(packed)
             # a table that was made before sidecars said so has no origin
             if said.pop("from", "run here") not in ("run here", "records"):
                 wrong.append(f"{table} names {run} with an unknown origin")
-            if said != made | {"root": root, "versions": versions} and table not in MIXED:
+            if said != made | {"root": root, "versions": versions}:
                 wrong.append(f"{table} names {run} with {said['root'][:12]}")
     assert not wrong
 
@@ -139,8 +136,7 @@ def test_all_packed_runs_are_of_the_code_that_is_here(packed):
     here = code_of()
     for archive in packed.values():
         made = [kept["code"] for kept in archive.files.values() if "code" in kept]
-        if archive.profile not in EARLIER:
-            assert made and all(code.items() >= here.items() for code in made), archive.profile
+        assert made and all(code.items() >= here.items() for code in made), archive.profile
 
 
 def settings_of(archive, run):
@@ -158,8 +154,6 @@ def test_packed_settings_are_those_of_the_params_files(packed):
     under the new one's name; a run that no params file makes any more.
     """
     for archive in packed.values():
-        if archive.profile in EARLIER:
-            continue
         files, wanted = ParamFiles(archive.profile, base=ROOT / "params"), {}
         for path in sorted((ROOT / "params" / archive.profile).glob("*.yaml")):
             kind = path.stem.split("-")[0]

@@ -18,7 +18,7 @@ from igstudy.runs.paramfiles import read_recipe
 from igstudy.runs.params import OutputParams, notebook_params
 
 ROOT = Path(__file__).parents[1]
-QUOTED = ("20", "30", "40", "50", "60", "65", "80")
+QUOTED = ("20", "30", "40", "45", "50", "60", "65", "80")
 # notebook -> the params file of continuous integration, whose settings are its defaults
 PARAMS = {"20_train_critic": "critic-raw", "30_decode": "decode-raw", "60_judge": "judge-scorers"}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -80,7 +80,8 @@ def test_no_output_shows_an_offensive_word():
     words = sorted({word for path in NOTEBOOKS for word in words_shown(path)})
     scores = offensive.score([""] * len(words), words, [True] * len(words))
     assert len(words) > 1000
-    assert not [word for word, score in zip(words, scores, strict=True) if score > 0.8]
+    flagged = [word for word, score in zip(words, scores, strict=True) if score > 0.8]
+    assert flagged == ["ho"]  # what a critic reads: the latents h and o
     assert offensive.score([""], ["stupid"], [True])[0] > 0.8  # the test can fail
 
 
