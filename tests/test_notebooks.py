@@ -179,5 +179,5 @@ def test_what_the_notebook_of_ones_own_says_of_its_run():
     assert table.count("unverified_unsafe") == 2
     assert table.count("verified_safe") == 4
     shown = "\n".join(outputs("05_your_own"))
-    assert "base · unverified_unsafe: cost 3.00" in shown  # the numbers 100, 20 and 30
+    assert table[table.index("unverified_unsafe") + 1] == "3"  # the numbers 100, 20 and 30
     assert "budget 0.0\nrefuses 0 of 3 acceptable answers\n" in shown
