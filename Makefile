@@ -47,7 +47,7 @@ help:
 	@echo "                and 2,000 searches with steps back and 10,000 texts under the rules, beside second implementations"
 	@echo "make serve-audit  igserve serve under slow, leaving, many and hostile clients, with every byte on the loopback recorded (as root, some fifteen minutes)"
 	@echo "make mutants    400 mutants of the code that decides safety, and whether a test fails for each (about an hour on two cores)"
-	@echo "make bench      the guard beside transformers and its_hub, into runs/bench/figures (about half an hour on one core)"
+	@echo "make bench      the guard beside transformers and its_hub, into runs/bench/figures (about twenty minutes on one core)"
 	@echo "make slurm-test jobs on a SLURM cluster of one node, which is set up only for this test (root on Debian)"
 	@echo "make lab        JupyterLab"
 	@echo "make records    unpack the raw records behind the committed tables into runs/, where python -m igstudy verify reads them"
