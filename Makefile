@@ -37,7 +37,7 @@ help:
 	@echo "                hour on one core; fetches qwen-0.5b); XSTEST=folder scores the answers of XSTest again, from your copy of the publisher's files"
 	@echo "make rehearsal  the paper's whole grid on tiny random models with a stub judge, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    lists the jobs of a profile, such as PROFILE=paper, and starts nothing"
-	@echo "make test       checks of style and types, all tests and notebooks (about twenty minutes on two cores)"
+	@echo "make test       checks of style and types, all tests and notebooks (under ten minutes on two cores)"
 	@echo "make served-test  the guard with vLLM on this processor, compared with the local engine (installs it)"
 	@echo "make clients-test  clients of OpenAI's interface, LiteLLM, LangChain, FastAPI and a web page in front of a served guard (about three minutes)"
 	@echo "make machines-test  the routes of docs/batch.md for a file of prompts: Ray Data, which it installs, and Snakemake (a few minutes)"

@@ -38,7 +38,7 @@ TAKES = {  # arm -> what a reader calls it who knows no search
     "base": "the model alone",
     "rejection": "whole answers, until one is within the limit",
     "guard-n2": "the paper's Algorithm 1 (two samples, four rounds)",
-    "backtracking": "igcore's search: steps back",
+    "backtracking": "igcore's search: steps back (backtracking)",
 }
 SHOWN_LENGTH = 128  # L of the searches that a page shows
 

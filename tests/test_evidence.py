@@ -32,7 +32,7 @@ ARCHIVES = sorted((ROOT / "records").glob("*.tar.xz"))
 SOURCES = json.loads((ROOT / "figures/tables/sources.json").read_text())
 # tables that no run has made: of `make bench`, of a server, of rules
 OF_NO_RUN = {
-    "bench", "bench_ratios", "served", "first_hour", "rules", "registrations",
+    "bench", "bench_ratios", "served", "first_hour", "notebooks", "rules", "registrations",
 }  # fmt: skip
 WITHOUT_RUNS = ("profile", "claims")  # kinds of params files
 KEPT = (  # fields of a line that the tests below read

@@ -252,6 +252,16 @@ def numbers_of(row: pd.Series) -> list[float]:
     return [float(number) for i in range(len(table)) for number in (c.iloc[i] for c in columns)]
 
 
+def test_the_minutes_of_the_notebooks():
+    """Guards README's minutes to read and to run notebooks: `bash benchmarks/notebooks.sh` measures
+    them, and a row has the sums of its notebooks.
+    """
+    minutes = pd.read_csv(ROOT / "figures/tables/notebooks.csv", index_col="notebook")
+    for row in re.findall(r"^\|.*]\(notebooks/.*", (ROOT / "README.md").read_text("utf-8"), re.M):
+        wanted = minutes.loc[re.findall(r"notebooks/(\w+)\.", row)].filter(like="minutes").sum()
+        assert row.endswith("| {}, {} |".format(*(max(1, round(n)) for n in wanted))), row
+
+
 def test_the_numbers_that_stand_in_sentences():
     """Guards each number that a page says in words: tests/data/said.csv has the words and the cells
     to which their last numbers are rounded.
