@@ -349,3 +349,6 @@ def test_the_site_is_read_without_a_warning(tmp_path):
     pages = {path.relative_to(tmp_path / "read") for path in tmp_path.glob("read/**/*.doctree")}
     wanted = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]
     assert {path.relative_to(ROOT).with_suffix(".doctree") for path in wanted} <= pages
+    for page in wanted:  # no code is highlighted here: HTML is refused if Pygments lacks a language
+        languages = re.findall(r"^ *```(\w+)$", page.read_text("utf-8"), re.M)
+        assert set(languages) <= {"bash", "python", "text", "yaml"}, page

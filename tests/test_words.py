@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LISTED = re.compile(r"^```words\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LISTED = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAM = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)  # a block of a page
 SPAN = re.compile(r"`[^`\n]*`")
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
